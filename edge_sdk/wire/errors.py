@@ -1,0 +1,91 @@
+"""What the wire can answer besides yes: reasons with stable numbers, and the errors that carry them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Reason(IntEnum):
+    """Why something was settled or refused. The numbers are part of the protocol, for ever.
+
+    Codes below 20 and from 40 on travel in a ``refusal`` (nothing was recorded, the sender may try
+    again); 0 and 20 to 35 travel in a ``receipt`` (recorded, final). ``is_final`` tells which.
+    """
+
+    ACCEPTED = 0
+    MALFORMED = 1
+    UNKNOWN_WIRE = 2
+    UNKNOWN_KIND = 3
+    WRONG_SENDER = 4
+    UNKNOWN_CLIENT = 5
+    BAD_SIGNATURE = 6
+    REVOKED = 7
+    CANNOT_OPEN = 8
+    TOO_LARGE = 9
+    PLAIN_REFUSED = 10
+    UNKNOWN_FIELD = 11
+    CLOSED = 20
+    FORK = 21
+    TWICE_IN_ROUND = 22
+    WRONG_RUN = 23
+    TOO_STALE = 24
+    FROM_FUTURE = 25
+    WRONG_SPEC = 26
+    WRONG_SIZE = 27
+    NOT_FINITE = 28
+    NORM_EXCEEDED = 29
+    BAD_SCALAR = 30
+    BUDGET_SPENT = 31
+    WRONG_ENCODING = 32
+    LATE = 33
+    NOT_IN_COHORT = 34
+    QUARANTINED = 35
+    BUSY = 40
+    QUOTA = 41
+    SAY_HELLO = 42
+    PAUSED = 43
+    NO_SPACE = 44
+    NOT_FOUND = 60
+    BAD_CHUNK = 61
+    BAD_DIGEST = 62
+    EXPIRED = 63
+    SUPERSEDED = 64
+    ABORTED = 65
+    BAD_TENSOR = 66
+    UPGRADE_REQUIRED = 80
+    BAD_COMMAND = 81
+    TWO_LIVES = 82
+    ROLLBACK = 83
+    UNUSABLE_LINK = 84
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this answer settles a numbered entry for good (it travels in a receipt).
+
+        >>> Reason.TOO_STALE.is_final, Reason.BUSY.is_final
+        (True, False)
+        """
+        return self == 0 or 20 <= self < 40 or self == Reason.BAD_COMMAND
+
+
+class WireError(Exception):
+    """Base of everything that goes wrong between two ends."""
+
+
+class Refused(WireError):  # noqa: N818 - the protocol's own word, and the one the metric uses
+    """These bytes, or what they say, are not accepted.
+
+    Attributes:
+        reason: The protocol's reason; also the metric's label.
+        detail: What a person needs to see why. Never sent to the peer.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        """Remember why, in the protocol's word and in a person's."""
+        super().__init__(f"{reason.name}{': ' if detail else ''}{detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class LinkError(WireError):
+    """The broker could not be reached, or refused the connection."""

@@ -1,0 +1,174 @@
+"""What a method is: two pure halves under one name, and the contract of what they ask each other.
+
+A half is a pure state machine; a shell (``edge_sdk.client`` on a device, ``aggregator.daemon`` on
+the server) drives it and owns bytes, clocks, disks, keys and noise. A task is an effect of the
+server half and an event of the device half; an update is the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.spec import Vector
+
+ALL = "_all"
+"""The recipient that means every client of the fleet."""
+
+Array = NDArray[Any]
+Scalars = Mapping[str, float]
+NO_SCALARS: Scalars = MappingProxyType({})
+NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question to one client, or to all."""
+
+    to: str  # a client id, or ALL
+    round: int  # the round it opens or continues
+    ask: str  # the name of its kind in the contract
+    step: int = 0  # a turn inside the round
+    base: int = 0  # version of the model it carries
+    values: Scalars = NO_SCALARS  # numbers the contract names
+    arrays: Mapping[str, Array] = field(default=NO_ARRAYS)  # vectors the contract names
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An answer that moves the model: durable, receipted, counted once."""
+
+    sender: str  # a client id; proved by the envelope, never read from the body
+    round: int
+    base: int  # version the training started from
+    vector: Vector  # shape (P,); what `part` of the contract says
+    values: Scalars = NO_SCALARS  # declared numbers (n, loss, …)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An answer that only lives inside a deadline: not kept, not receipted."""
+
+    sender: str
+    round: int
+    ask: str
+    step: int
+    array: Array
+    values: Scalars = NO_SCALARS
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """As an effect: wake me ``after`` seconds from now. As an event: it is that time."""
+
+    round: int
+    ask: str
+    step: int = 0
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client came (``present``) or went."""
+
+    client: str
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A round ended; ``moved`` tells whether it produced a new version or was abandoned."""
+
+    round: int
+    version: int
+    moved: bool
+    report: Mapping[str, Any] = field(default_factory=dict)  # cohort, dropped, norms, why
+
+
+Event = Task | Update | Signal | Due | Member
+Effect = Task | Update | Signal | Due | Closed
+Effects = tuple[Effect, ...]
+
+
+class Half(NamedTuple, Generic[S]):
+    """One end of a method: a pure state machine that a shell drives.
+
+    ``apply`` never raises for anything a peer could have sent (the shells admit first) and never
+    blocks; an exception inside it means that nothing has happened.
+    """
+
+    init: Callable[[Vector], S]
+    apply: Callable[[S, Event], tuple[S, Effects]]
+    model: Callable[[S], Mapping[str, Array]]  # feeds to forecast with, or to publish, right now
+
+
+class Up(Enum):
+    """What an ask is answered with; also the ``part`` of the update on the wire."""
+
+    NOTHING = ""
+    DELTA = "delta"  # received minus trained
+    WEIGHTS = "weights"
+    GRADIENT = "grad"
+    SIGNS = "sign"
+    PAIR = "pair"
+    SIGNAL = "signal"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A declared scalar: name and the closed range a receiver accepts."""
+
+    name: str
+    lowest: float
+    highest: float
+    measured: bool = False  # derived from readings: goes through the privacy gate
+
+    def admits(self, value: float) -> bool:
+        """Whether a value lies in the range (NaN never does).
+
+        >>> Number("steps", 0, 64).admits(65)
+        False
+        """
+        return bool(np.isfinite(value)) and self.lowest <= value <= self.highest
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One kind of question: what it carries, which graphs answer it, what comes back."""
+
+    graphs: tuple[str, ...] = ()  # of the bundle; both ends refuse to start without them
+    down: tuple[str, ...] = ()  # arrays of the task
+    numbers: tuple[Number, ...] = ()  # scalars of the task
+    up: Up = Up.NOTHING
+    report: tuple[Number, ...] = ()  # scalars of the answer
+
+
+Contract = Mapping[str, Ask]
+
+STEPS = Number("steps", 0, 65536)
+RATE = Number("rate", 0.0, 1e3)
+PROX = Number("prox", 0.0, 1e9)
+LOSS = Number("loss", 0.0, 3.4e38, measured=True)
+
+_TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
+
+CONTRACTS: Mapping[str, Contract] = MappingProxyType(
+    {
+        "fedsgd": {
+            "train": Ask(("gradient",), ("w",), (RATE,), Up.GRADIENT, (LOSS,)),
+        },
+        "fedavg": {"train": _TRAIN},
+        "fedprox": {"train": _TRAIN},
+        "fedavgm": {"train": _TRAIN},
+        "fedadam": {"train": _TRAIN},
+    }
+)
+"""Every method's asks. ``edge_sdk.methods.METHODS`` and ``aggregator.methods.METHODS`` have the same keys."""
