@@ -1,4 +1,4 @@
-"""What the wire can answer besides yes: reasons with stable numbers, and the errors that carry them."""
+"""What the wire can answer besides yes: reasons with stable numbers, and their errors."""
 
 from __future__ import annotations
 

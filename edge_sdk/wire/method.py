@@ -171,4 +171,4 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "fedadam": {"train": _TRAIN},
     }
 )
-"""Every method's asks. ``edge_sdk.methods.METHODS`` and ``aggregator.methods.METHODS`` have the same keys."""
+"""Every method's asks; the two ``METHODS`` of device and aggregator have the same keys."""

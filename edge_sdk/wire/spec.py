@@ -1,4 +1,4 @@
-"""One model is one vector: the layout that says which slice is which layer, and which are shared."""
+"""One model is one vector: which slice is which layer, and which layers are shared."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class ParamSpec:
         return mask
 
     def shared(self, p: Vector) -> Vector:
-        """Copy the shared slices out of a whole vector, in model order. Shape ``(shared_size,)``."""
+        """Copy the shared slices out of a whole vector, in model order: ``(shared_size,)``."""
         return np.ascontiguousarray(self._whole(p)[self._mask])
 
     def personal(self, p: Vector) -> Vector:
@@ -160,12 +160,12 @@ def layout_digest(layers: Iterable[Layer]) -> bytes:
     >>> layout_digest([Layer("w", (2,), 0)]).hex()
     '223bc5eaf8caf6e0b006fee5a747c7dd'
     """
-    packed = b"".join(
+    rows = [
         b"\x92" + _pack_str(x.name) + _pack_head(0x90, 0xDC, len(x.shape)) + _pack_ints(x.shape)
-        for x in (rows := tuple(layers))
-    )
-    head = _pack_head(0x90, 0xDC, len(rows))
-    return hashlib.sha256(b"gridfed/1/spec\0" + head + packed).digest()[:16]
+        for x in layers
+    ]
+    packed = _pack_head(0x90, 0xDC, len(rows)) + b"".join(rows)
+    return hashlib.sha256(b"gridfed/1/spec\0" + packed).digest()[:16]
 
 
 # Three shapes of msgpack are enough for a layout; writing them here keeps the digest independent

@@ -75,7 +75,7 @@ class Transport(Protocol):
         """How many more QoS 1 publishes the link takes right now (its in-flight window)."""
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that the message is safe here. Until then it counts against its window."""
+        """Tell the broker that the message is safe here; until then it fills its window."""
 
     def close(self) -> None:
         """Say goodbye (the will is not sent) and free the socket."""
