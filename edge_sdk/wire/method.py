@@ -29,6 +29,14 @@ NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 S = TypeVar("S")
 
 
+def _no_scalars() -> Scalars:
+    return NO_SCALARS
+
+
+def _no_arrays() -> Mapping[str, Array]:
+    return NO_ARRAYS
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A question to one client, or to all."""
@@ -38,8 +46,8 @@ class Task:
     ask: str  # the name of its kind in the contract
     step: int = 0  # a turn inside the round
     base: int = 0  # version of the model it carries
-    values: Scalars = NO_SCALARS  # numbers the contract names
-    arrays: Mapping[str, Array] = field(default=NO_ARRAYS)  # vectors the contract names
+    values: Scalars = field(default_factory=_no_scalars)  # numbers the contract names
+    arrays: Mapping[str, Array] = field(default_factory=_no_arrays)  # vectors the contract names
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Update:
     round: int
     base: int  # version the training started from
     vector: Vector  # shape (P,); what `part` of the contract says
-    values: Scalars = NO_SCALARS  # declared numbers (n, loss, …)
+    values: Scalars = field(default_factory=_no_scalars)  # declared numbers (n, loss, …)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Signal:
     ask: str
     step: int
     array: Array
-    values: Scalars = NO_SCALARS
+    values: Scalars = field(default_factory=_no_scalars)
 
 
 @dataclass(frozen=True, slots=True)
