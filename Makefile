@@ -1,0 +1,64 @@
+# Everything a person or CI types. Plain `make` lists it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types contracts docs bench torch clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.sim ## broker, aggregator and eight devices learn from real readings (three minutes, no torch)
+	@$(BIN)/gridfed-sim demo --out demo-run
+
+test: $(VENV)/.dev ## every test that this machine can run; what is absent is skipped with its reason
+	@$(BIN)/python -m pytest $(PYTEST)
+
+check: format lint types contracts test docs ## what CI and reviewers run
+
+format: $(VENV)/.dev ## is the code formatted?
+	@$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev ## ruff, spelling, packaging metadata
+	@$(BIN)/ruff check .
+	@$(BIN)/codespell
+	@$(BIN)/validate-pyproject pyproject.toml
+
+types: $(VENV)/.dev ## mypy --strict
+	@$(BIN)/mypy
+
+contracts: $(VENV)/.dev ## who may import whom
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.dev ## build the documentation, strictly
+	@$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
+	@$(BIN)/python -m pytest tests/benchmarks -m bench --override-ini addopts= -q -s -p no:randomly
+
+torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) site demo-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gridfed needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 demo" % sys.version_info[:2])'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.sim: $(VENV)/bin/python pyproject.toml constraints/dev.txt
+	@echo "installing the simulator's dependencies into $(VENV) (once)"
+	@$(PIP) install -c constraints/dev.txt -e '.[sim]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.sim
+	@echo "installing the development tools into $(VENV) (once)"
+	@$(PIP) install -c constraints/dev.txt -e '.[dev]'
+	@touch $@
+
+# torch first, and by exact version: a looser request can pull several GB of GPU libraries.
+$(VENV)/.torch: $(VENV)/bin/python
+	@$(PIP) install torch==2.13.0
+	@$(PIP) install -c constraints/dev.txt -e '.[train]'
+	@touch $@
