@@ -1,0 +1,65 @@
+"""The import contracts hold, and they can fail: a planted violation is caught."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytest.importorskip("importlinter", reason="import-linter is in the dev extra")
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("edge_sdk", "aggregator", "firmware_sim", "tools"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.onnx", "*.gz"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_every_contract_holds(copy):
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("edge_sdk/methods/steps.py", "import time"),
+        ("edge_sdk/client.py", "import paho.mqtt.client"),
+        ("edge_sdk/wire/admit.py", "import msgpack"),
+        ("edge_sdk/forecast.py", "import torch"),
+        ("firmware_sim/fleet.py", "import aggregator.store"),
+        ("aggregator/rules/rows.py", "import aggregator.store"),
+        ("aggregator/methods/averaging.py", "import sqlite3"),
+        ("aggregator/daemon.py", "import edge_sdk.client"),
+        ("edge_sdk/wire/codec.py", "import edge_sdk.store"),
+    ],
+)
+def test_a_planted_violation_is_caught(copy, where, line):
+    path = copy / where
+    before = path.read_text()
+    path.write_text(f"{before}\n{line}\n")
+    try:
+        assert lint(copy).returncode != 0, f"{where}: {line!r} went unnoticed"
+    finally:
+        path.write_text(before)
