@@ -1,0 +1,203 @@
+"""Ed25519 keys: make, keep, sign, verify. The wire's only door to a cryptography library.
+
+A signer is a seam: whatever has ``public`` and ``sign`` may seal envelopes, so a key that never
+leaves a security chip fits as well as a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edge_sdk.wire.errors import WireError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PUBLIC_SIZE = 32
+SIGNATURE_SIZE = 64
+KID_SIZE = 8
+
+
+class KeyFileError(WireError):
+    """A key file that cannot be read, or does not hold an Ed25519 key."""
+
+
+class Signer(Protocol):
+    """What sealing needs of a key."""
+
+    @property
+    def public(self) -> bytes:
+        """The raw 32-byte public key."""
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the 64-byte Ed25519 signature of ``data``."""
+
+
+class SigningKey:
+    """An Ed25519 private key in memory. Its ``repr`` names the key and never shows it.
+
+    Example:
+        >>> key = SigningKey.from_seed(bytes(range(32)))
+        >>> key
+        SigningKey(56475aa75463474c)
+        >>> verify(key.public, key.sign(b"said"), b"said"), verify(key.public, bytes(64), b"said")
+        (True, False)
+    """
+
+    __slots__ = ("_private", "public")
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        """Wrap a private key and remember its public half."""
+        self._private = private
+        self.public = private.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        """Draw a new key from the operating system's entropy."""
+        return cls.from_seed(secrets.token_bytes(32))
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> SigningKey:
+        """Return the key of a 32-byte seed (the raw private key of RFC 8032)."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
+            Ed25519PrivateKey,
+        )
+
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @property
+    def kid(self) -> bytes:
+        """The 8 bytes by which envelopes name this key."""
+        return kid_of(self.public)
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the 64-byte signature of ``data``; the same bytes every time."""
+        return self._private.sign(data)
+
+    def pem(self) -> bytes:
+        """Return the private key as unencrypted PEM (PKCS#8)."""
+        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+
+        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    def __repr__(self) -> str:
+        """Name the key by its id."""
+        return f"SigningKey({self.kid.hex()})"
+
+
+def generate() -> SigningKey:
+    """Draw a new signing key from the operating system's entropy."""
+    return SigningKey.generate()
+
+
+def from_seed(seed: bytes) -> SigningKey:
+    """Return the key of a 32-byte seed: for test vectors, never for a device."""
+    return SigningKey.from_seed(seed)
+
+
+def kid_of(public: bytes) -> bytes:
+    """Return the first 8 bytes of SHA-256 of a raw public key.
+
+    >>> kid_of(from_seed(bytes(range(32))).public).hex()
+    '56475aa75463474c'
+    """
+    return hashlib.sha256(public).digest()[:KID_SIZE]
+
+
+def verify(public: bytes, signature: bytes, data: bytes) -> bool:
+    """Whether ``signature`` is this key's signature of ``data``. Malformed keys verify nothing."""
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
+        Ed25519PublicKey,
+    )
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def load_signing_key(path: Path | str) -> SigningKey:
+    """Read a private key from a PEM file.
+
+    Raises:
+        KeyFileError: No such file, not PEM, or another kind of key.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
+        Ed25519PrivateKey,
+    )
+    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+        load_pem_private_key,
+    )
+
+    try:
+        private = load_pem_private_key(Path(path).read_bytes(), None)
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot read the key: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(f"{path}: not an unencrypted PEM private key") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise KeyFileError(f"{path}: expected an Ed25519 key, got {type(private).__name__}")
+    return SigningKey(private)
+
+
+def save_signing_key(path: Path | str, key: SigningKey) -> None:
+    """Write a private key as PEM, readable by its owner only, whole or not at all."""
+    _write(Path(path), key.pem(), 0o600)
+
+
+def save_public(path: Path | str, public: bytes) -> None:
+    """Write a public key as 64 hex digits and a line end, whole or not at all."""
+    _write(Path(path), public.hex().encode() + b"\n", 0o644)
+
+
+def read_public(where: Path | str) -> bytes:
+    """Return a raw public key from 64 hex digits, or from a file that holds them.
+
+    Raises:
+        KeyFileError: Neither, or no such file.
+    """
+    text = str(where)
+    if not _is_hex_key(text):
+        try:
+            text = Path(where).read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise KeyFileError(f"{where}: cannot read the key: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise KeyFileError(f"{where}: expected 64 hex digits") from error
+    if not _is_hex_key(text):
+        raise KeyFileError(f"{where}: expected 64 hex digits")
+    return bytes.fromhex(text)
+
+
+def _is_hex_key(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-fA-F]{64}", text) is not None
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write beside the target, flush to the disk, then rename: a power cut leaves old or new."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123 - pathlib cannot set the mode at creation
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

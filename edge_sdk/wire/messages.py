@@ -1,0 +1,378 @@
+"""What is said: one frozen dataclass per message kind, one sentence per field.
+
+Field names are the header keys of the wire (``from_`` is ``from``). Times are server time in Unix
+milliseconds, durations milliseconds, sizes bytes; integers lie in 0 … 2^63−1. A field with a
+default may be left out on the wire. ``blob`` is not a header key but the body's second element.
+Types narrow what ``codec.decode`` accepts; what is *wise* to accept is for ``admit`` to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
+
+from edge_sdk.wire.strict import Between, Length
+
+WIRE = 1
+"""Major version of the protocol: topic level 1 and the envelope's first element."""
+
+LARGEST = 2**63 - 1  # a signed 64-bit column or variable holds every number of the protocol
+HEADER_LIMIT = 4096
+CHUNK_LIMIT = 32768
+CHUNK_FLOOR = 8192
+BODY_LIMIT = 8 * 1024 * 1024
+CHUNKS_LIMIT = 256
+SCALARS_LIMIT = 2_097_152
+
+Whole = Annotated[int, Between(0, LARGEST)]
+Ordinal = Annotated[int, Between(1, LARGEST)]
+U32 = Annotated[int, Between(0, 2**32 - 1)]
+Code = Annotated[int, Between(0, 65535)]
+Major = Annotated[int, Between(1, 255)]
+ChunkSize = Annotated[int, Between(1, CHUNK_LIMIT)]
+BodySize = Annotated[int, Between(1, BODY_LIMIT)]
+Index = Annotated[int, Between(0, CHUNKS_LIMIT - 1)]
+Window = Annotated[int, Between(1, CHUNKS_LIMIT)]
+Share = Annotated[float, Between(0.0, 1.0)]
+Ref = Annotated[bytes, Length(16, 16)]
+Digest = Annotated[bytes, Length(32, 32)]
+PublicKey = Annotated[bytes, Length(32, 32)]
+Proof = Annotated[bytes, Length(72, 72)]
+Bitmap = Annotated[bytes, Length(0, CHUNKS_LIMIT // 8)]
+Text = Annotated[str, Length(0, 64)]
+Word = Annotated[str, Length(1, 16)]
+Release = Annotated[str, Length(1, 32)]
+Words = Annotated[tuple[Word, ...], Length(0, 32)]
+Scalars = Annotated[Mapping[Text, float], Length(0, 16)]
+Pair = tuple[Whole, Whole]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether a device is there. Retained; the broker publishes it with ``lost`` as the will."""
+
+    kind: ClassVar[str] = "status"
+    state: Literal["online", "sleeping", "draining", "offline", "lost"]  # lost: by the will only
+    life: Whole  # last confirmed life; 0 before the first welcome
+    conn: U32  # session counter, persisted, one more per connection; the larger (life, conn) wins
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A device proposes a ledger session. Sent once per process start and repeated unchanged."""
+
+    kind: ClassVar[str] = "hello"
+    life: Ordinal  # number proposed for the session, saved before it is said
+    nonce: Ref  # 16 random bytes that bind the answer to this very hello
+    spent: Whole  # releases charged so far
+    lost: bool  # whether the device's store is new
+    open: Annotated[tuple[tuple[Ordinal, Ordinal], ...], Length(0, 8)]  # (life, seq) in the outbox
+    wire: tuple[Major, Major]  # lowest and highest major version the device speaks
+    caps: Words  # optional abilities, such as f2
+    sdk: Release  # version of the device's software
+    conn: U32  # the same counter as in status
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The aggregator confirms a life, once per hello; its signature makes ``time`` trustworthy."""
+
+    kind: ClassVar[str] = "welcome"
+    hello: Ref  # which hello is answered
+    life: Ordinal  # the life, confirmed
+    spent: Whole  # the aggregator's own count of releases: the device continues from the larger
+    time: Whole  # server time now
+    wire: Major  # major version chosen
+    caps: Words  # abilities that may be used; what is missing here must not be sent
+    run: Whole  # current training run; 0 before the first
+    inline: Annotated[int, Between(0, CHUNK_LIMIT)]  # largest body sent unasked; 0 = always offer
+    window: Window  # chunks the aggregator can have in flight towards it
+    quota: Whole  # bytes a day the device may use, both directions
+    hold: Annotated[int, Between(1, 8)]  # most entries that may wait for a receipt
+    cmd: Whole  # highest command number issued to this device
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The proposed life is used up: propose a larger one, with a new nonce."""
+
+    kind: ClassVar[str] = "floor"
+    hello: Ref  # which hello is answered
+    life: Whole  # propose more than this
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The aggregator's keys in force, signed by the root. Retained; a new list revokes the old."""
+
+    kind: ClassVar[str] = "keys"
+    serial: Ordinal  # rises with every announcement, for ever
+    sign: Annotated[tuple[PublicKey, ...], Length(1, 8)]  # Ed25519 keys that may sign
+    open: Annotated[tuple[PublicKey, ...], Length(0, 8)]  # X25519 keys bodies may be sealed to
+    from_: Annotated[tuple[Whole, ...], Length(1, 8)]  # start of validity of each ``sign`` key
+    until: Annotated[tuple[Whole, ...], Length(1, 8)]  # end of validity of each ``sign`` key
+    min_wire: Major  # no device may speak an older major version
+
+    def __post_init__(self) -> None:
+        """Refuse lists that do not belong together."""
+        if not len(self.sign) == len(self.from_) == len(self.until):
+            raise ValueError("sign, from and until must have the same length")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The model bundle of this fleet and what the run does with it, signed by the root. Retained."""
+
+    kind: ClassVar[str] = "bundle"
+    serial: Ordinal  # rises with every announcement, for ever
+    name: Text  # the bundle's name
+    version: Ordinal  # the bundle's own version
+    digest: Digest  # SHA-256 of the archive; its first 16 bytes are the ``id`` to ask for
+    size: BodySize  # bytes of the archive
+    spec: Ref  # layout digest of the shared vector
+    sdk: Release  # oldest device software that can run it
+    method: Word  # name of the learning method
+    run: Ordinal  # training run this starts or continues
+    shared: Annotated[tuple[Text, ...], Length(0, 32)]  # name prefixes of the shared layers
+    seal: Words = ()  # kinds that must be sealed
+    encs: Words = ("f4",)  # tensor encodings allowed in updates
+    url: Annotated[str, Length(1, 512)] | None = None  # where else the archive lies
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The manifest of the common model: it opens the round it names. Retained."""
+
+    kind: ClassVar[str] = "model"
+    serial: Ordinal  # rises with every announcement, for ever
+    run: Ordinal  # training run
+    round: Whole  # the round that is open
+    version: Whole  # the model's version; rises only when a round moved it
+    phase: Literal["train", "pause", "stop"]  # whether updates are wanted
+    part: Word  # which vector the content is: shared
+    spec: Ref  # layout digest of that vector
+    enc: Word  # its tensor encoding
+    digest: Digest  # SHA-256 of the content body; its first 16 bytes are the ``id`` of the parts
+    size: BodySize  # bytes of the content body
+    chunk: ChunkSize  # bytes of one part; the last is shorter
+    until: Whole  # end of the round, server time
+    spread: Whole  # take part after a uniform wait of at most this long
+    inline: Annotated[int, Between(0, CHUNK_LIMIT)]  # largest body sent unasked; 0 = always offer
+    share: Share  # probability with which a device takes part
+    vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
+    cohort: Ref | None = None  # salt of the draw that ``share`` decides
+    deltas: Annotated[tuple[Pair, ...], Length(0, 8)] = ()  # (base version, first slot) of patches
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The body a ``model`` manifest points at. Never sent by itself: its parts or chunks are."""
+
+    kind: ClassVar[str] = "content"
+    run: Ordinal  # training run
+    version: Whole  # the model's version
+    part: Word  # which vector this is: shared
+    spec: Ref  # its layout digest
+    enc: Word  # its tensor encoding
+    blob: bytes = b""  # the vector
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One chunk of the common model's content, retained in slot ``i``."""
+
+    kind: ClassVar[str] = "part"
+    id: Ref  # first 16 bytes of the content's digest
+    i: Index  # slot number, from 0
+    blob: bytes = b""  # bytes [i * chunk, …) of the content body
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A large body is ready, and so is every body sent before: may it be sent, or is it settled?"""
+
+    kind: ClassVar[str] = "offer"
+    of: Word  # kind of the offered message
+    digest: Digest  # SHA-256 of the offered body
+    size: BodySize  # its bytes
+    chunk: ChunkSize  # bytes of one chunk; the last is shorter
+    sig: Proof  # the proof of the whole offered message
+    run: Ordinal  # as in the offered header, like all that follow
+    round: Whole  # round the body answers
+    base: Whole  # model version it started from
+    spec: Ref  # layout digest of its vector
+    life: Ordinal  # its number, first half
+    seq: Ordinal  # its number, second half
+    spent: Whole  # releases charged, this one included
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Send the chunks that are missing; a repeated grant is a progress report."""
+
+    kind: ClassVar[str] = "grant"
+    id: Ref  # first 16 bytes of the offered digest
+    have: Bitmap  # bit i of byte i // 8, least significant first: chunk i has arrived
+    win: Window  # chunks that may be on their way
+    keep: Whole  # how long the reservation lasts without a new chunk
+    to: Word | None = None  # worker whose topic the chunks go to
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of an offered or requested body."""
+
+    kind: ClassVar[str] = "chunk"
+    id: Ref  # first 16 bytes of the whole body's digest
+    i: Index  # which chunk, from 0
+    life: Ordinal | None = None  # number of the update it belongs to (from a device)
+    seq: Ordinal | None = None  # likewise
+    blob: bytes = b""  # bytes [i * chunk, …) of the body
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """A receiver tells what it has, and so asks for the rest; from a device, a request."""
+
+    kind: ClassVar[str] = "have"
+    id: Ref  # first 16 bytes of the digest of what is wanted
+    have: Bitmap  # as in grant; empty = nothing yet
+    win: Window  # chunks that may be on their way
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Recorded, after the commit. Settles one entry for good, whatever the code says."""
+
+    kind: ClassVar[str] = "receipt"
+    life: Whole  # number of the entry; 0 for a command
+    seq: Ordinal  # likewise; the command's number for a command
+    ref: Ref  # first 16 bytes of the entry's digest: a receipt for other bytes settles nothing
+    code: Code  # 0, or the final reason
+    run: Whole  # run it was counted in; 0 where none was
+    round: Whole  # round it was counted in; 0 where none was
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nothing was recorded: report it, wait, try again. Carries ``ref`` or ``id``."""
+
+    kind: ClassVar[str] = "refusal"
+    code: Code  # why
+    wait: Whole  # not before this long
+    ref: Ref | None = None  # first 16 bytes of the refused message's digest
+    id: Ref | None = None  # or the transfer that is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One client's answer to a round: numbered, kept until its receipt, counted once."""
+
+    kind: ClassVar[str] = "update"
+    run: Ordinal  # training run
+    round: Whole  # the round it answers
+    base: Whole  # model version the training started from
+    life: Ordinal  # ledger session, never used again for other bytes
+    seq: Ordinal  # 1, 2, 3 … within a life; gaps mean nothing
+    spent: Whole  # releases charged, this one included
+    spec: Ref  # layout digest of the vector
+    part: Word  # what the vector is: delta (received minus trained), weights, grad, sign
+    enc: Word  # tensor encoding of the blob
+    n: Whole  # training samples, as claimed
+    vals: Scalars = field(default_factory=dict)  # the numbers of the answer, as the contract names
+    check: Annotated[bytes, Length(8, 8)] | None = None  # hash of a vector both ends mirror
+    flags: U32 | None = None  # 1 personal layers were reset, 2 clock not synchronised
+    blob: bytes = b""  # the vector
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An operator's word to one device, repeated after each hello until receipted."""
+
+    kind: ClassVar[str] = "command"
+    num: Ordinal  # rises per device; the highest done is remembered
+    op: Word  # stop, resume, reenrol, report, budget, hello, wipe
+    args: Scalars = field(default_factory=dict)  # numbers the command needs
+    until: Whole | None = None  # useless after this server time
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counters since the process started. Nothing measured, nothing learnt."""
+
+    kind: ClassVar[str] = "metrics"
+    up: Whole  # seconds since the start
+    sent: Whole  # updates sent
+    resent: Whole  # offers repeated
+    refused: Whole  # updates refused for good
+    bytes_up: Whole  # payload bytes published
+    bytes_down: Whole  # payload bytes received
+    outbox: Whole  # entries without a receipt
+    flash: Whole  # kilobytes of the store
+    rss: Whole  # kilobytes of memory
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Server time, every minute. May be replayed, so it only ever raises a clock's floor."""
+
+    kind: ClassVar[str] = "time"
+    serial: Ordinal  # rises with every announcement, for ever
+    t: Whole  # server time now
+
+
+Message = (
+    Status
+    | Hello
+    | Welcome
+    | Floor
+    | Keys
+    | Bundle
+    | Model
+    | Content
+    | Part
+    | Offer
+    | Grant
+    | Chunk
+    | Have
+    | Receipt
+    | Refusal
+    | Update
+    | Command
+    | Metrics
+    | Time
+)
+
+KINDS: Mapping[str, type[Message]] = MappingProxyType(
+    {
+        cls.kind: cls
+        for cls in (
+            Status,
+            Hello,
+            Welcome,
+            Floor,
+            Keys,
+            Bundle,
+            Model,
+            Part,
+            Offer,
+            Grant,
+            Chunk,
+            Have,
+            Receipt,
+            Refusal,
+            Update,
+            Command,
+            Metrics,
+            Time,
+        )
+    }
+)
+"""Every kind that is built, by the word the envelope carries. ``content`` travels only in parts."""
+
+RESERVED = frozenset(
+    "task signal peer settle rekey state batch feat zgrad zfeat hgrad skip hvp topology".split()
+)
+"""Kinds that are named but not built: refused as UNKNOWN_KIND, and not free for other meanings."""

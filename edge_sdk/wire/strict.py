@@ -1,0 +1,345 @@
+"""Turn an untrusted mapping into a frozen dataclass, and say where it hurt.
+
+The wire builds its messages with it, the programs their configuration. A dataclass is its own
+schema: field types say what is accepted, a default makes a field optional, and ``Annotated`` rules
+narrow a type (``Annotated[int, Between(1, 64)]``). A field called ``from_`` reads the key ``from``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
+
+T = TypeVar("T")
+
+
+class Misfit(Exception):  # noqa: N818 - a value that does not fit; the word every caller reads
+    """A value that is not what the dataclass says.
+
+    Attributes:
+        path: Where, as dotted keys: ``rule.trim``; empty for the whole mapping.
+        expected: What would have been accepted.
+        got: What was there, in few words.
+    """
+
+    def __init__(self, path: str, expected: str, got: str = "") -> None:
+        """Join the place, what was wanted, and what was found into one sentence."""
+        body = f"expected {expected}, got {got}" if got else expected
+        super().__init__(f"{path}: {body}" if path else body)
+        self.path = path
+        self.expected = expected
+        self.got = got
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """What narrows a type inside ``Annotated``; ``str(rule)`` completes "expected int …"."""
+
+    def admits(self, value: Any) -> bool:
+        """Whether a value of the right type is also in range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number in a closed range. NaN is in none.
+
+    >>> Between(0, 1).admits(float("nan"))
+    False
+    """
+
+    lowest: float = -math.inf
+    highest: float = math.inf
+
+    def admits(self, value: float) -> bool:
+        """Whether the value lies in the range, ends included."""
+        return self.lowest <= value <= self.highest
+
+    def __str__(self) -> str:
+        """Read as ``from 1 to 64``."""
+        return f"from {self.lowest} to {self.highest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a text (in UTF-8 bytes), byte string or array may be, ends included."""
+
+    lowest: int
+    highest: int
+
+    def admits(self, value: str | bytes | tuple[Any, ...]) -> bool:
+        """Whether the length lies in the range.
+
+        >>> Length(1, 2).admits("é"), Length(1, 2).admits("éé")
+        (True, False)
+        """
+        size = len(value.encode()) if isinstance(value, str) else len(value)
+        return self.lowest <= size <= self.highest
+
+    def __str__(self) -> str:
+        """Read as ``of length 16`` or ``of length 1 to 64``."""
+        if self.lowest == self.highest:
+            return f"of length {self.lowest}"
+        return f"of length {self.lowest} to {self.highest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """A text that a regular expression matches as a whole."""
+
+    pattern: str
+
+    def admits(self, value: str) -> bool:
+        """Whether the whole text matches."""
+        return re.fullmatch(self.pattern, value) is not None
+
+    def __str__(self) -> str:
+        """Read as ``like [a-z]+``."""
+        return f"like {self.pattern}"
+
+
+Reader = Callable[[Any, str, bool], Any]
+"""``(value, path, lenient)`` to the built value, or ``Misfit``."""
+
+
+def build(
+    cls: type[T],
+    mapping: object,
+    *,
+    where: str = "",
+    unknown: Literal["refuse", "ignore"] = "refuse",
+) -> T:
+    """Build a frozen dataclass strictly from a mapping nobody has checked.
+
+    An int is accepted where a float is wanted; a bool is never a number; nothing is converted from
+    text but a ``Path`` and the values of an ``Enum``.
+
+    Args:
+        cls: The dataclass; its field types are the schema.
+        mapping: What came from a file or a peer.
+        where: Prefix for the path in errors, such as the file's name.
+        unknown: Whether a key that the dataclass lacks is an error (configuration, where it is a
+            misspelling) or is passed over (the wire, where it is a newer peer).
+
+    Raises:
+        Misfit: With the path of the first field that does not fit.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Pace:
+        ...     steps: Annotated[int, Between(1, 64)]
+        ...     rate: float = 0.1
+        >>> build(Pace, {"steps": 4, "rate": 1})
+        Pace(steps=4, rate=1.0)
+        >>> build(Pace, {"steps": True}, where="meter.toml")
+        Traceback (most recent call last):
+        edge_sdk.wire.strict.Misfit: meter.toml.steps: expected int, got bool (True)
+    """
+    built: T = _dataclass_reader(cls)(mapping, where, unknown == "ignore")
+    return built
+
+
+def key_of(name: str) -> str:
+    """Return the mapping key of a field: Python's keywords carry a trailing underscore.
+
+    >>> key_of("from_"), key_of("min_wire")
+    ('from', 'min_wire')
+    """
+    return name.removesuffix("_")
+
+
+@cache
+def _dataclass_reader(cls: Any) -> Reader:
+    hints = get_type_hints(cls, include_extras=True)
+    slots = {key_of(f.name): (f, _reader(hints[f.name])) for f in fields(cls) if f.init}
+    required = [
+        key
+        for key, (f, _) in slots.items()
+        if f.default is MISSING and f.default_factory is MISSING
+    ]
+
+    def read(value: Any, path: str, lenient: bool) -> Any:
+        if not isinstance(value, Mapping):
+            raise Misfit(path, "a table", _shown(value))
+        if not lenient:
+            _refuse_unknown(value, tuple(slots), path)
+        for key in required:
+            if key not in value:
+                raise Misfit(_join(path, key), "missing")
+        built = {
+            f.name: reader(value[key], _join(path, key), lenient)
+            for key, (f, reader) in slots.items()
+            if key in value
+        }
+        try:
+            return cls(**built)
+        except ValueError as error:  # raised by a __post_init__ that compares fields
+            raise Misfit(path, str(error)) from error
+
+    return read
+
+
+def _refuse_unknown(value: Mapping[Any, Any], known: tuple[str, ...], path: str) -> None:
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
+            raise Misfit(_join(path, str(key)), f"unknown key; {hint}")
+
+
+@lru_cache(maxsize=None)
+def _reader(kind: Any) -> Reader:
+    """Choose how a type is read, once per type."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _ruled(_reader(args[0]), args[0], [r for r in args[1:] if isinstance(r, Rule)])
+    if origin in (Union, types.UnionType):
+        return _union(args)
+    if origin is Literal:
+        return _literal(args)
+    if origin is tuple:
+        return _sequence(args)
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(_reader(args[1]))
+    return _plain(kind)
+
+
+def _plain(kind: Any) -> Reader:
+    if kind in (Any, object):
+        return lambda value, _path, _lenient: value
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_reader(kind)
+    if issubclass(kind, Enum):
+        return _enum(kind)
+    if kind is Path:
+        text = _scalar(str)
+        return lambda value, path, lenient: Path(text(value, path, lenient))
+    return _float if kind is float else _scalar(kind)
+
+
+def _scalar(kind: type) -> Reader:
+    def read(value: Any, path: str, _lenient: bool) -> Any:
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise Misfit(path, kind.__name__, _shown(value))
+        return value
+
+    return read
+
+
+def _float(value: Any, path: str, _lenient: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Misfit(path, "float", _shown(value))
+    return float(value)
+
+
+def _enum(kind: type[Enum]) -> Reader:
+    values = {member.value: member for member in kind}
+
+    def read(value: Any, path: str, _lenient: bool) -> Any:
+        if isinstance(value, kind):
+            return value
+        _among(value, tuple(values), path)
+        return values[value]
+
+    return read
+
+
+def _literal(choices: tuple[Any, ...]) -> Reader:
+    def read(value: Any, path: str, _lenient: bool) -> Any:
+        _among(value, choices, path)
+        return value
+
+    return read
+
+
+def _among(value: Any, choices: tuple[Any, ...], path: str) -> None:
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        shown = f'"{value}"' if isinstance(value, str) else repr(value)
+        raise Misfit(path, f"unknown {shown}; known: {', '.join(map(str, choices))}")
+
+
+def _union(members: tuple[Any, ...]) -> Reader:
+    optional = type(None) in members
+    readers = [_reader(member) for member in members if member is not type(None)]
+
+    def read(value: Any, path: str, lenient: bool) -> Any:
+        if value is None and optional:
+            return None
+        refused: list[Misfit] = []
+        for reader in readers:
+            try:
+                return reader(value, path, lenient)
+            except Misfit as misfit:
+                refused.append(misfit)
+        if len(refused) == 1:
+            raise refused[0]
+        raise Misfit(path, " or ".join(m.expected for m in refused), _shown(value))
+
+    return read
+
+
+def _sequence(args: tuple[Any, ...]) -> Reader:
+    repeated = len(args) == 2 and args[1] is Ellipsis
+    readers = [_reader(arg) for arg in args if arg is not Ellipsis]
+
+    def read(value: Any, path: str, lenient: bool) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise Misfit(path, "a list", _shown(value))
+        if not repeated and len(value) != len(readers):
+            raise Misfit(path, f"a list of {len(readers)}", f"{len(value)} items")
+        each = readers * len(value) if repeated else readers
+        return tuple(r(v, f"{path}[{i}]", lenient) for i, (r, v) in enumerate(zip(each, value)))  # noqa: B905 - lengths were compared above
+
+    return read
+
+
+def _mapping(reader: Reader) -> Reader:
+    def read(value: Any, path: str, lenient: bool) -> Any:
+        if not isinstance(value, Mapping):
+            raise Misfit(path, "a table", _shown(value))
+        for key in value:
+            if not isinstance(key, str):
+                raise Misfit(path, "str keys", _shown(key))
+        return {key: reader(item, _join(path, key), lenient) for key, item in value.items()}
+
+    return read
+
+
+def _ruled(reader: Reader, kind: Any, rules: list[Rule]) -> Reader:
+    def read(value: Any, path: str, lenient: bool) -> Any:
+        built = reader(value, path, lenient)
+        for rule in rules:
+            if not rule.admits(built):
+                raise Misfit(path, f"{getattr(kind, '__name__', kind)} {rule}", _shown(value))
+        return built
+
+    return read
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _shown(value: Any) -> str:
+    """Name a type and a little of the value: enough to find it, never a page of it."""
+    text = repr(value[:40] if isinstance(value, (str, bytes)) else value)
+    return f"{type(value).__name__} ({text if len(text) <= 60 else text[:57] + '...'})"
