@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from functools import cache
+from types import ModuleType
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.wire import messages
 from edge_sdk.wire.cursor import Cursor, malformed
 from edge_sdk.wire.errors import Reason, Refused, WireError
-from edge_sdk.wire.messages import BODY_LIMIT, HEADER_LIMIT, KINDS, Message
+from edge_sdk.wire.messages import BODY_LIMIT, HEADER_LIMIT, KINDS, Content, Message
 from edge_sdk.wire.strict import Misfit, build, key_of
 
 M = TypeVar("M", bound=Message)
@@ -45,13 +44,14 @@ def encode(message: Message) -> bytes:
             may take is never sent.
 
     Example:
-        >>> encode(messages.Time(serial=1, t=200)).hex(" ")
+        >>> from edge_sdk.wire.messages import Time
+        >>> encode(Time(serial=1, t=200)).hex(" ")
         '92 82 a6 73 65 72 69 61 6c 01 a1 74 cc c8 c4 00'
     """
     blob = getattr(message, "blob", b"")
     header = {
         key: value
-        for key, f in _header_fields(type(message)).items()
+        for key, f in _FIELDS[type(message)].items()
         if not _is_default(f, value := getattr(message, f.name))
     }
     _built(type(message), header, blob)
@@ -64,11 +64,11 @@ def decode(what: type[M], body: bytes, *, on_unknown: Callable[[str], None] = ..
 @overload
 def decode(what: str, body: bytes, *, on_unknown: Callable[[str], None] = ...) -> Message: ...
 def decode(
-    what: type[Message] | str,
+    what: type[M] | str,
     body: bytes,
     *,
     on_unknown: Callable[[str], None] = lambda _key: None,
-) -> Message:
+) -> M | Message:
     """Read a clear body as the message it must be.
 
     Args:
@@ -83,7 +83,7 @@ def decode(
     """
     cls = _class_of(what) if isinstance(what, str) else what
     header, blob = read_body(body)
-    known = _header_fields(cls)
+    known = _FIELDS[cls]
     for key in header.keys() - known.keys():
         if key[:1].isupper():
             raise Refused(Reason.UNKNOWN_FIELD, key[:64])
@@ -116,20 +116,17 @@ def _class_of(kind: str) -> type[Message]:
     return KINDS[kind]
 
 
-@cache
-def _header_fields(cls: type[Message]) -> dict[str, Field[Any]]:
-    return {key_of(f.name): f for f in fields(cls) if f.name != "blob"}
-
-
-@cache
-def _has_blob(cls: type[Message]) -> bool:
-    return any(f.name == "blob" for f in fields(cls))
+_CLASSES: Final[tuple[type[Message], ...]] = (*KINDS.values(), Content)
+_FIELDS: Final[Mapping[type[Message], Mapping[str, Field[Any]]]] = {
+    cls: {key_of(f.name): f for f in fields(cls) if f.name != "blob"} for cls in _CLASSES
+}
+_WITH_BLOB: Final = frozenset(cls for cls in _CLASSES if "blob" in cls.__slots__)
 
 
 def _built(cls: type[M], header: Mapping[str, Any], blob: bytes) -> M:
-    if blob and not _has_blob(cls):
+    if blob and cls not in _WITH_BLOB:
         raise malformed(f"{cls.kind} carries no blob")
-    mapping = {**header, "blob": blob} if _has_blob(cls) else header
+    mapping = {**header, "blob": blob} if cls in _WITH_BLOB else header
     try:
         return build(cls, mapping, where=cls.kind, unknown="ignore")
     except Misfit as misfit:
@@ -153,10 +150,11 @@ def _ordered_vals(vals: Mapping[str, float]) -> dict[str, float]:
     return {key: float(vals[key]) for key in sorted(vals, key=str.encode)}
 
 
-def _msgpack() -> Any:
-    import msgpack  # noqa: PLC0415 - the engine loads when the first message is written
+def _msgpack() -> ModuleType:
+    import msgpack  # type: ignore[import-untyped]  # noqa: PLC0415 - loads with the first message
 
-    return msgpack
+    engine: ModuleType = msgpack
+    return engine
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -171,7 +169,7 @@ def pack_tensor(vector: Array, enc: str) -> bytes:
     """Write one vector, little-endian, in one of the protocol's encodings.
 
     Args:
-        vector: Shape ``(P,)``, finite. For ``b1`` all ±1; for ``b2`` all −1, 0 or +1. ``tk`` keeps
+        vector: Shape ``(P,)``, finite. For ``b1`` all ±1; for ``b2`` all -1, 0 or +1. ``tk`` keeps
             exactly the non-zero scalars: whoever sparsifies has set the others to zero.
         enc: One of ``ENCODINGS``. ``f2`` saturates at ±65,504, ``i1`` rounds to 1/127 of the
             largest of each 1,024 scalars; ``f4`` of float32 input is exact.
@@ -261,7 +259,7 @@ def _unpack_i1(blob: bytes, size: int) -> NDArray[np.float64]:
     steps = np.frombuffer(blob, np.int8, size, 4 * blocks)
     if (steps == -128).any() or (scales < 0).any():
         raise Refused(Reason.WRONG_ENCODING, "i1: a step of -128 or a negative scale")
-    return np.repeat(_finite(scales), _BLOCK)[:size] * steps
+    return np.repeat(_finite(scales), _BLOCK)[:size] * steps.astype(np.float64)
 
 
 def _pack_b1(values: NDArray[np.float64]) -> bytes:
@@ -274,7 +272,7 @@ def _unpack_b1(blob: bytes, size: int) -> NDArray[np.float64]:
     bits = np.unpackbits(np.frombuffer(_sized(blob, -(-size // 8)), np.uint8), bitorder="little")
     if bits[size:].any():
         raise Refused(Reason.WRONG_ENCODING, "b1: spare bits must be 0")
-    return bits[:size] * 2.0 - 1.0
+    return bits[:size].astype(np.float64) * 2.0 - 1.0
 
 
 def _pack_b2(values: NDArray[np.float64]) -> bytes:
@@ -290,7 +288,8 @@ def _unpack_b2(blob: bytes, size: int) -> NDArray[np.float64]:
     codes = bits[0::2] + 2 * bits[1::2]
     if codes[size:].any() or (codes == 2).any():
         raise Refused(Reason.WRONG_ENCODING, "b2: code 10, or spare bits that are not 0")
-    return _TWO_BITS[codes[:size]]
+    values: NDArray[np.float64] = _TWO_BITS[codes[:size]]
+    return values
 
 
 def _pack_tk(values: NDArray[np.float64]) -> bytes:
@@ -360,7 +359,7 @@ def pack_leaves(leaves: Mapping[str, Leaf]) -> bytes:
         (3, (2, 2), dtype('float32'))
     """
     packed = _msgpack().packb(dict(leaves), default=_pack_leaf, use_bin_type=True)
-    return _LEAVES_MARK + hashlib.sha256(packed).digest() + packed
+    return b"".join((_LEAVES_MARK, hashlib.sha256(packed).digest(), packed))
 
 
 def unpack_leaves(data: bytes) -> dict[str, Leaf]:

@@ -7,7 +7,6 @@ size and shape. A cursor is told what must come next, and how much of it, and re
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from edge_sdk.wire.errors import Reason, Refused
 
@@ -26,7 +25,7 @@ def malformed(detail: str) -> Refused:
 
 
 class Cursor:
-    """A place in some bytes, and the typed reads that move it.
+    r"""A place in some bytes, and the typed reads that move it.
 
     Every read raises ``Refused(MALFORMED)`` when the next value is of another type, longer than
     allowed, or longer than what is left. No read allocates more than the bytes it was given.
@@ -34,7 +33,7 @@ class Cursor:
     Example:
         >>> cursor = Cursor(bytes.fromhex("93 2a a2 6869 c4 01 ff"))
         >>> cursor.array(), cursor.whole(), cursor.text(2), cursor.binary(1), cursor.is_done
-        (3, 42, 'hi', b'\\xff', True)
+        (3, 42, 'hi', b'\xff', True)
     """
 
     __slots__ = ("_at", "_data", "_end")
@@ -83,7 +82,7 @@ class Cursor:
         """Read a bin of at most ``longest`` bytes."""
         return self._sized(None, 0, _BINARY, "a bin", longest)
 
-    def value(self, depth: int) -> Any:
+    def value(self, depth: int) -> object:
         """Read any one value a header may hold; ``depth`` containers may nest in it, at most.
 
         Maps become dicts with str keys, arrays lists. Repeated keys, nil and extensions are
@@ -100,17 +99,14 @@ class Cursor:
             return self.binary(self._end)
         if tag in (0xC2, 0xC3):
             return self._tag() == 0xC3
-        if tag in _FLOAT:
-            width = 4 if self._tag() == 0xCA else 8
-            return struct.unpack(_FLOAT[tag], self._take(width))[0]
-        return self._container(tag, depth)
+        return self._float() if tag in _FLOAT else self._container(tag, depth)
 
-    def pairs(self, depth: int, most: int) -> dict[str, Any]:
+    def pairs(self, depth: int, most: int) -> dict[str, object]:
         """Read a map of str keys, each once, at most ``most`` of them."""
         count = self.map()
         if count > most:
             raise malformed(f"{count} keys, at most {most}")
-        out: dict[str, Any] = {}
+        out: dict[str, object] = {}
         for _ in range(count):
             key = self.text(64)
             if key in out:
@@ -118,7 +114,7 @@ class Cursor:
             out[key] = self.value(depth)
         return out
 
-    def _container(self, tag: int, depth: int) -> Any:
+    def _container(self, tag: int, depth: int) -> object:
         if depth < 1:
             raise malformed(f"nested too deep, or tag 0x{tag:02x}")
         if tag & 0xF0 == 0x90 or tag in _ARRAY:
@@ -131,6 +127,11 @@ class Cursor:
         tag = self._tag()
         raw = bytes([tag]) if tag >= 0xE0 else self._take(_SIGNED[tag])
         return int.from_bytes(raw, "big", signed=True)
+
+    def _float(self) -> float:
+        form = _FLOAT[self._tag()]
+        value: float = struct.unpack(form, self._take(struct.calcsize(form)))[0]
+        return value
 
     def _count(self, fix: int, mask: int, wide: dict[int, int], what: str, each: int) -> int:
         tag = self._tag()

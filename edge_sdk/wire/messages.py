@@ -1,7 +1,7 @@
 """What is said: one frozen dataclass per message kind, one sentence per field.
 
 Field names are the header keys of the wire (``from_`` is ``from``). Times are server time in Unix
-milliseconds, durations milliseconds, sizes bytes; integers lie in 0 … 2^63−1. A field with a
+milliseconds, durations milliseconds, sizes bytes; integers lie in 0 … 2^63-1. A field with a
 default may be left out on the wire. ``blob`` is not a header key but the body's second element.
 Types narrow what ``codec.decode`` accepts; what is *wise* to accept is for ``admit`` to judge.
 """
@@ -123,7 +123,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The model bundle of this fleet and what the run does with it, signed by the root. Retained."""
+    """The fleet's model bundle and what the run does with it, signed by the root. Retained."""
 
     kind: ClassVar[str] = "bundle"
     serial: Ordinal  # rises with every announcement, for ever
@@ -373,6 +373,21 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
 """Every kind that is built, by the word the envelope carries. ``content`` travels only in parts."""
 
 RESERVED = frozenset(
-    "task signal peer settle rekey state batch feat zgrad zfeat hgrad skip hvp topology".split()
+    (
+        "task",
+        "signal",
+        "peer",
+        "settle",
+        "rekey",
+        "state",
+        "batch",
+        "feat",
+        "zgrad",
+        "zfeat",
+        "hgrad",
+        "skip",
+        "hvp",
+        "topology",
+    )
 )
 """Kinds that are named but not built: refused as UNKNOWN_KIND, and not free for other meanings."""

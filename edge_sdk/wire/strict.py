@@ -15,12 +15,13 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import (
     Annotated,
     Any,
     Literal,
+    NamedTuple,
     Protocol,
     TypeVar,
     Union,
@@ -55,7 +56,7 @@ class Misfit(Exception):  # noqa: N818 - a value that does not fit; the word eve
 class Rule(Protocol):
     """What narrows a type inside ``Annotated``; ``str(rule)`` completes "expected int …"."""
 
-    def admits(self, value: Any) -> bool:
+    def admits(self, value: Any, /) -> bool:  # noqa: ANN401 - each rule knows its own type
         """Whether a value of the right type is also in range."""
 
 
@@ -117,8 +118,28 @@ class Matches:
         return f"like {self.pattern}"
 
 
-Reader = Callable[[Any, str, bool], Any]
-"""``(value, path, lenient)`` to the built value, or ``Misfit``."""
+class Place(NamedTuple):
+    """Where in the mapping a reader is, and whether unknown keys are passed over there."""
+
+    path: str
+    lenient: bool
+
+    def key(self, key: str) -> Place:
+        """Return the place of one key of a table."""
+        return self._replace(path=f"{self.path}.{key}" if self.path else key)
+
+    def item(self, index: int) -> Place:
+        """Return the place of one item of a list."""
+        return self._replace(path=f"{self.path}[{index}]")
+
+    def misfit(self, expected: str, value: object) -> Misfit:
+        """Return the error that this value is not what was expected here."""
+        return Misfit(self.path, expected, _shown(value))
+
+
+Form = Any  # a type as it is written in an annotation; the language has no type for it yet
+Reader = Callable[[object, Place], Any]
+"""A value nobody has checked, and where it lies, to the built value; or ``Misfit``."""
 
 
 def build(
@@ -154,7 +175,8 @@ def build(
         Traceback (most recent call last):
         edge_sdk.wire.strict.Misfit: meter.toml.steps: expected int, got bool (True)
     """
-    built: T = _dataclass_reader(cls)(mapping, where, unknown == "ignore")
+    schema: Form = cls
+    built: T = _reader(schema)(mapping, Place(where, unknown == "ignore"))
     return built
 
 
@@ -167,8 +189,7 @@ def key_of(name: str) -> str:
     return name.removesuffix("_")
 
 
-@cache
-def _dataclass_reader(cls: Any) -> Reader:
+def _dataclass_reader(cls: Form) -> Reader:
     hints = get_type_hints(cls, include_extras=True)
     slots = {key_of(f.name): (f, _reader(hints[f.name])) for f in fields(cls) if f.init}
     required = [
@@ -177,39 +198,40 @@ def _dataclass_reader(cls: Any) -> Reader:
         if f.default is MISSING and f.default_factory is MISSING
     ]
 
-    def read(value: Any, path: str, lenient: bool) -> Any:
+    def read(value: object, at: Place) -> object:
         if not isinstance(value, Mapping):
-            raise Misfit(path, "a table", _shown(value))
-        if not lenient:
-            _refuse_unknown(value, tuple(slots), path)
+            raise at.misfit("a table", value)
+        if not at.lenient:
+            _refuse_unknown(value, tuple(slots), at)
         for key in required:
             if key not in value:
-                raise Misfit(_join(path, key), "missing")
+                raise Misfit(at.key(key).path, "missing")
         built = {
-            f.name: reader(value[key], _join(path, key), lenient)
+            f.name: reader(value[key], at.key(key))
             for key, (f, reader) in slots.items()
             if key in value
         }
         try:
             return cls(**built)
         except ValueError as error:  # raised by a __post_init__ that compares fields
-            raise Misfit(path, str(error)) from error
+            raise Misfit(at.path, str(error)) from error
 
     return read
 
 
-def _refuse_unknown(value: Mapping[Any, Any], known: tuple[str, ...], path: str) -> None:
+def _refuse_unknown(value: Mapping[Any, Any], known: tuple[str, ...], at: Place) -> None:
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
-            raise Misfit(_join(path, str(key)), f"unknown key; {hint}")
+            raise Misfit(at.key(str(key)).path, f"unknown key; {hint}")
 
 
-@lru_cache(maxsize=None)
-def _reader(kind: Any) -> Reader:
+@cache
+def _reader(kind: Form) -> Reader:
     """Choose how a type is read, once per type."""
-    origin, args = get_origin(kind), get_args(kind)
+    origin: Form = get_origin(kind)
+    args = get_args(kind)
     if origin is Annotated:
         return _ruled(_reader(args[0]), args[0], [r for r in args[1:] if isinstance(r, Rule)])
     if origin in (Union, types.UnionType):
@@ -223,123 +245,119 @@ def _reader(kind: Any) -> Reader:
     return _plain(kind)
 
 
-def _plain(kind: Any) -> Reader:
+def _plain(kind: Form) -> Reader:
     if kind in (Any, object):
-        return lambda value, _path, _lenient: value
+        return lambda value, _at: value
     if dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
     if issubclass(kind, Enum):
         return _enum(kind)
     if kind is Path:
         text = _scalar(str)
-        return lambda value, path, lenient: Path(text(value, path, lenient))
+        return lambda value, at: Path(text(value, at))
     return _float if kind is float else _scalar(kind)
 
 
 def _scalar(kind: type) -> Reader:
-    def read(value: Any, path: str, _lenient: bool) -> Any:
+    def read(value: object, at: Place) -> object:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Misfit(path, kind.__name__, _shown(value))
+            raise at.misfit(kind.__name__, value)
         return value
 
     return read
 
 
-def _float(value: Any, path: str, _lenient: bool) -> float:
+def _float(value: object, at: Place) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Misfit(path, "float", _shown(value))
+        raise at.misfit("float", value)
     return float(value)
 
 
 def _enum(kind: type[Enum]) -> Reader:
     values = {member.value: member for member in kind}
 
-    def read(value: Any, path: str, _lenient: bool) -> Any:
+    def read(value: object, at: Place) -> object:
         if isinstance(value, kind):
             return value
-        _among(value, tuple(values), path)
+        _among(value, tuple(values), at)
         return values[value]
 
     return read
 
 
 def _literal(choices: tuple[Any, ...]) -> Reader:
-    def read(value: Any, path: str, _lenient: bool) -> Any:
-        _among(value, choices, path)
+    def read(value: object, at: Place) -> object:
+        _among(value, choices, at)
         return value
 
     return read
 
 
-def _among(value: Any, choices: tuple[Any, ...], path: str) -> None:
+def _among(value: object, choices: tuple[object, ...], at: Place) -> None:
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         shown = f'"{value}"' if isinstance(value, str) else repr(value)
-        raise Misfit(path, f"unknown {shown}; known: {', '.join(map(str, choices))}")
+        raise Misfit(at.path, f"unknown {shown}; known: {', '.join(map(str, choices))}")
 
 
-def _union(members: tuple[Any, ...]) -> Reader:
+def _union(members: tuple[Form, ...]) -> Reader:
     optional = type(None) in members
     readers = [_reader(member) for member in members if member is not type(None)]
 
-    def read(value: Any, path: str, lenient: bool) -> Any:
+    def read(value: object, at: Place) -> object:
         if value is None and optional:
             return None
         refused: list[Misfit] = []
         for reader in readers:
             try:
-                return reader(value, path, lenient)
+                return reader(value, at)
             except Misfit as misfit:
                 refused.append(misfit)
         if len(refused) == 1:
             raise refused[0]
-        raise Misfit(path, " or ".join(m.expected for m in refused), _shown(value))
+        raise at.misfit(" or ".join(m.expected for m in refused), value)
 
     return read
 
 
-def _sequence(args: tuple[Any, ...]) -> Reader:
+def _sequence(args: tuple[Form, ...]) -> Reader:
     repeated = len(args) == 2 and args[1] is Ellipsis
     readers = [_reader(arg) for arg in args if arg is not Ellipsis]
 
-    def read(value: Any, path: str, lenient: bool) -> Any:
+    def read(value: object, at: Place) -> object:
         if not isinstance(value, (list, tuple)):
-            raise Misfit(path, "a list", _shown(value))
+            raise at.misfit("a list", value)
         if not repeated and len(value) != len(readers):
-            raise Misfit(path, f"a list of {len(readers)}", f"{len(value)} items")
+            raise Misfit(at.path, f"a list of {len(readers)}", f"{len(value)} items")
         each = readers * len(value) if repeated else readers
-        return tuple(r(v, f"{path}[{i}]", lenient) for i, (r, v) in enumerate(zip(each, value)))  # noqa: B905 - lengths were compared above
+        return tuple(r(v, at.item(i)) for i, (r, v) in enumerate(zip(each, value)))  # noqa: B905 - lengths were compared above
 
     return read
 
 
 def _mapping(reader: Reader) -> Reader:
-    def read(value: Any, path: str, lenient: bool) -> Any:
+    def read(value: object, at: Place) -> object:
         if not isinstance(value, Mapping):
-            raise Misfit(path, "a table", _shown(value))
+            raise at.misfit("a table", value)
         for key in value:
             if not isinstance(key, str):
-                raise Misfit(path, "str keys", _shown(key))
-        return {key: reader(item, _join(path, key), lenient) for key, item in value.items()}
+                raise at.misfit("str keys", key)
+        return {key: reader(item, at.key(key)) for key, item in value.items()}
 
     return read
 
 
-def _ruled(reader: Reader, kind: Any, rules: list[Rule]) -> Reader:
-    def read(value: Any, path: str, lenient: bool) -> Any:
-        built = reader(value, path, lenient)
+def _ruled(reader: Reader, kind: Form, rules: list[Rule]) -> Reader:
+    def read(value: object, at: Place) -> object:
+        built = reader(value, at)
         for rule in rules:
             if not rule.admits(built):
-                raise Misfit(path, f"{getattr(kind, '__name__', kind)} {rule}", _shown(value))
+                raise at.misfit(f"{getattr(kind, '__name__', kind)} {rule}", value)
         return built
 
     return read
 
 
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Name a type and a little of the value: enough to find it, never a page of it."""
     text = repr(value[:40] if isinstance(value, (str, bytes)) else value)
     return f"{type(value).__name__} ({text if len(text) <= 60 else text[:57] + '...'})"

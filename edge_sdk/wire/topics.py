@@ -144,8 +144,9 @@ def worker_filter(fleet: str, worker: str) -> str:
 
 
 def mosquitto_access(fleet: str) -> str:
-    """Return a Mosquitto ACL file for a broker that takes user name and client id from the
-    certificate: a device writes below its own id, reads its own ``down`` and what is for all.
+    """Return a Mosquitto ACL file: write below your own id, read your ``down`` and what is for all.
+
+    It trusts the user name, so the broker must take that, and the client id, from the certificate.
     """
     return "".join(
         f"{line}\n"
