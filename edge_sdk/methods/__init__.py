@@ -1,0 +1,25 @@
+"""The device halves: given a task, how does this client learn and what does it answer?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from edge_sdk.methods.local import Local
+from edge_sdk.methods.steps import Steps, gradient, steps
+from edge_sdk.wire.method import Half
+
+Factory = Callable[[Local, Steps], Half[Any]]
+"""Binds a half to one device and its settings."""
+
+METHODS: Mapping[str, Factory] = MappingProxyType(
+    {
+        "fedsgd": gradient,
+        "fedavg": steps,
+        "fedprox": steps,
+        "fedavgm": steps,
+        "fedadam": steps,
+    }
+)
+"""The device half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""

@@ -1,0 +1,126 @@
+"""Local: all of this device that a half may touch; what it hands out is already protected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.method import Array
+from edge_sdk.wire.spec import ParamSpec
+
+Graph = Callable[..., tuple[Array, ...]]
+"""An exported function: named arrays in, results in the manifest's order out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Some windows at once, scaled.
+
+    Attributes:
+        x: Inputs, shape ``(B, lookback, channels)``, float32.
+        y: Targets, shape ``(B, horizon)``, float32.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        """How many windows it holds."""
+        return len(self.x)
+
+
+class Local(Protocol):
+    """The privacy boundary, and the heartbeat: between two batches the shell has a turn.
+
+    The shell may raise in that turn (a newer task, shutdown). A half is pure, so nothing has
+    happened then.
+    """
+
+    @property
+    def client(self) -> str:
+        """The id of this device."""
+
+    @property
+    def spec(self) -> ParamSpec:
+        """The layout of its vector, with the run's shared layers marked."""
+
+    @property
+    def count(self) -> int:
+        """How many windows it could learn from right now; 0 when there is nothing to learn."""
+
+    def batches(self, steps: int, of_round: int, *, fresh: bool) -> Iterator[Batch]:
+        """Yield ``steps`` minibatches; none at all if there are no windows.
+
+        The draw depends on run, device and round only: asked again, the same round gives the same
+        batches. ``fresh`` draws a new one for each step; otherwise one is drawn and repeated.
+        """
+
+    def run(self, graph: str, **feeds: Array) -> tuple[Array, ...]:
+        """Run a graph of the bundle by its name."""
+
+
+class Windows(Protocol):
+    """What can be drawn from (``edge_sdk.windows`` has the real one)."""
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+
+    def draw(self, rng: np.random.Generator, size: int) -> Batch:
+        """Draw ``size`` windows without repetition, or all when there are fewer."""
+
+
+def nothing() -> None:
+    """Do nothing: the turn of a shell that has no one to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The plain ``Local`` of every shell: windows, graphs and a keyed source of randomness.
+
+    Attributes:
+        client: This device's id.
+        spec: The layout of its vector.
+        graphs: The bundle's graphs by name.
+        windows: What there is to learn from; the shell lends anew when readings came.
+        size: Windows in a minibatch.
+        key: ``(purpose, round) -> Generator``, counter-based.
+        turn: Called between two batches; may raise to stop the training.
+    """
+
+    client: str
+    spec: ParamSpec
+    graphs: Mapping[str, Graph]
+    windows: Callable[[], Windows]
+    size: int
+    key: Callable[[str, int], np.random.Generator]
+    turn: Callable[[], None] = nothing
+
+    @property
+    def count(self) -> int:
+        """How many windows there are to learn from."""
+        return len(self.windows())
+
+    def batches(self, steps: int, of_round: int, *, fresh: bool) -> Iterator[Batch]:
+        """Yield this round's minibatches, giving the shell a turn between two."""
+        windows = self.windows()
+        if not len(windows):
+            return
+        rng = self.key("batch", of_round)
+        batch = windows.draw(rng, self.size)
+        for step in range(steps):
+            if step:
+                self.turn()
+                batch = windows.draw(rng, self.size) if fresh else batch
+            yield batch
+
+    def run(self, graph: str, **feeds: Array) -> tuple[Array, ...]:
+        """Run a graph of the bundle by its name.
+
+        Raises:
+            KeyError: The bundle has no such graph; shells compare with the contract at start.
+        """
+        return self.graphs[graph](**feeds)
