@@ -1,0 +1,119 @@
+"""One device's configuration: frozen sections, read from TOML and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from edge_sdk.settings import Duration, Loaded, load
+from edge_sdk.wire.strict import Between, Length, Matches
+
+PREFIX = "GRIDFED_EDGE_"
+
+DeviceId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
+FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSection:
+    """Where the broker is. Plain ``mqtt://`` is for loopback; everything else wants ``mqtts://``."""
+
+    url: str
+    ca_file: Path | None = None  # authority that signed the broker's certificate
+    cert_file: Path | None = None  # this device's certificate
+    key_file: Path | None = None  # and its private key
+    protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
+    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
+    insecure: bool = False  # allow mqtt:// to another host
+
+
+@dataclass(frozen=True, slots=True)
+class KeysSection:
+    """Keys, by file only."""
+
+    device: Path  # this device's signing key, PEM, mode 0600
+    root: Path  # the operator's public key: 64 hex digits
+    aggregator: Path | None = None  # pin one aggregator key besides what root announces
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptSection:
+    """What this device lets a server ask of it."""
+
+    methods: tuple[str, ...] = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam")
+    max_steps: Annotated[int, Between(0, 65536)] = 64  # a task that asks for more is not done
+    alone_after: Duration = "7d"  # without an aggregator this long, learn for oneself
+    personal_init: Literal["device", "server"] = "device"  # start of the layers that never leave
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSection:
+    """How patient the device is. The defaults suit real fleets; tests and demos go faster."""
+
+    answer: Duration = "10s"  # first wait for an answer; doubles to 90 times this
+    fetch: Duration = "30s"  # wait for the retained model before asking for it
+    alone_every: Duration = "1d"  # between two rounds that a device sets itself
+
+
+@dataclass(frozen=True, slots=True)
+class MechanismSection:
+    """How what leaves is perturbed. ``none`` must be said aloud."""
+
+    name: Literal["none"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacySection:
+    """What may leave, and how."""
+
+    mechanism: MechanismSection
+    mode: Literal["none"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything one device is told.
+
+    Example:
+        >>> from edge_sdk.settings import from_table
+        >>> config = from_table(Config, {
+        ...     "id": "meter-0042", "fleet": "north", "state": "state", "bundle": "load-lstm",
+        ...     "broker": {"url": "mqtt://127.0.0.1"},
+        ...     "keys": {"device": "meter.key", "root": "root.pub"},
+        ...     "privacy": {"mechanism": {"name": "none"}}}, "meter.toml")
+        >>> config.accept.max_steps, config.privacy.mechanism.name
+        (64, 'none')
+    """
+
+    id: DeviceId
+    fleet: FleetId
+    state: Path  # folder for everything that must not be forgotten
+    bundle: str  # a shipped name, or a path
+    broker: BrokerSection
+    keys: KeysSection
+    privacy: PrivacySection
+    accept: AcceptSection = field(default_factory=AcceptSection)
+    pace: PaceSection = field(default_factory=PaceSection)
+    site: Mapping[str, float] = field(default_factory=dict)  # constants of the place
+    source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # where readings come from
+
+    @classmethod
+    def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
+        """Read a configuration file, its ``conf.d``, and ``GRIDFED_EDGE_…`` variables.
+
+        Raises:
+            SettingsError: Naming the file and the key that does not fit.
+        """
+        return load_with_origins(path, environ).value
+
+
+def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ) -> Loaded[Config]:
+    """Read a configuration and remember which file or variable said what.
+
+    Raises:
+        SettingsError: As ``Config.load``.
+    """
+    return load(Config, Path(path), prefix=PREFIX, environ=environ)

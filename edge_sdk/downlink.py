@@ -1,0 +1,215 @@
+"""What comes down to all, as pure decisions: whose keys, which run, which model, and its parts.
+
+Announcements are retained and may be replayed, so every one carries a number that only rises.
+Nothing here fetches or stores; the shell does (`PROTOCOL.md` sections 7 and 10.4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from edge_sdk.uplink import bitmap
+from edge_sdk.wire.envelope import AGGREGATOR, ROOT, digest, ref
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import kid_of
+from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Chunk, Have, Keys, Model, Part
+from edge_sdk.wire.method import Contract
+
+WINDOW = 8
+"""Chunks a device lets be on their way to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Whose signature counts: root's, which is pinned, and what root announced.
+
+    Attributes:
+        root: The operator's raw public key.
+        pinned: An aggregator key the operator put into the configuration, or None.
+        announced: The newest ``keys`` announcement, or None.
+    """
+
+    root: bytes
+    pinned: bytes | None = None
+    announced: Keys | None = None
+
+    def key(self, sender: str, kid: bytes, now: int | None) -> bytes | None:
+        """Find the key in force for a sender; without a clock, validity is not judged."""
+        if sender == ROOT:
+            return self.root if kid_of(self.root) == kid else None
+        if sender != AGGREGATOR:
+            return None
+        for public, start, end in self._online():
+            if kid_of(public) == kid and (now is None or start <= now < end):
+                return public
+        if self.announced is None and self.pinned and kid_of(self.pinned) == kid:
+            return self.pinned
+        return None
+
+    def accept(self, keys: Keys) -> KeyRing:
+        """Take a newer list over; the old one is revoked by it.
+
+        Raises:
+            Refused: ROLLBACK for an older list.
+        """
+        if self.announced is not None and keys.serial < self.announced.serial:
+            raise Refused(Reason.ROLLBACK, f"keys {keys.serial}")
+        return replace(self, announced=keys)
+
+    def _online(self) -> tuple[tuple[bytes, int, int], ...]:
+        if self.announced is None:
+            return ()
+        return tuple(
+            zip(self.announced.sign, self.announced.from_, self.announced.until, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A body that is being collected in chunks, from retained slots or on request.
+
+    Example:
+        >>> whole = Fetch.of(digest(b"abcde"), size=5, chunk=2, due=0.0)
+        >>> for i, piece in [(2, b"e"), (0, b"ab"), (1, b"xx")]:
+        ...     whole = whole.add(whole.id, i, piece)
+        >>> whole.is_whole, whole.body() is None  # the digest decides
+        (True, True)
+    """
+
+    digest: bytes
+    size: int
+    chunk: int
+    due: float  # when to begin, and from then on when to ask
+    parts: Mapping[int, bytes] = field(default_factory=dict)
+    is_open: bool = False  # whether the retained slots are subscribed
+    asked: int = 0
+
+    @classmethod
+    def of(cls, whole: bytes, *, size: int, chunk: int = CHUNK_LIMIT, due: float) -> Fetch:
+        """Start collecting the body with this digest."""
+        return cls(whole, size, chunk, due)
+
+    @property
+    def id(self) -> bytes:
+        """The 16 bytes that its chunks carry."""
+        return ref(self.digest)
+
+    @property
+    def count(self) -> int:
+        """How many chunks it has."""
+        return -(-self.size // self.chunk)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every chunk is here."""
+        return len(self.parts) == self.count
+
+    def add(self, which: bytes, i: int, data: bytes) -> Fetch:
+        """Take one chunk in; one of another body, index or length changes nothing."""
+        if which != self.id or i >= self.count or i in self.parts:
+            return self
+        if len(data) != min(self.chunk, self.size - i * self.chunk):
+            return self
+        return replace(self, parts={**self.parts, i: data})
+
+    def take(self, message: Part | Chunk) -> Fetch:
+        """Take the chunk in that a message carries."""
+        return self.add(message.id, message.i, message.blob)
+
+    def body(self) -> bytes | None:
+        """Join the chunks; None if they are not what was announced."""
+        whole = b"".join(self.parts[i] for i in range(self.count))
+        return whole if digest(whole) == self.digest else None
+
+    def ask(self, due: float) -> tuple[Fetch, Have]:
+        """Ask for what is missing, and again at ``due`` if nothing comes."""
+        have = Have(id=self.id, have=bitmap(self.parts), win=WINDOW)
+        return replace(self, due=due, asked=self.asked + 1), have
+
+
+def takes_part(client: str, model: Model) -> bool:
+    """Whether a device is drawn for a round: 8 bytes of SHA-256(cohort ‖ id), as a fraction.
+
+    The aggregator can compute the same draw, and a device cannot choose it.
+    """
+    salted = (model.cohort or b"") + client.encode()
+    drawn = int.from_bytes(hashlib.sha256(salted).digest()[:8], "big")
+    return drawn < model.share * 2.0**64
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest of what was announced and used; saved, so that a restart cannot be led back.
+
+    Attributes:
+        serial: Of the newest ``model`` manifest.
+        run: Announced by root.
+        version: Newest version of the common model this device used in that run; -1 for none.
+        round: Last round it trained in that run; -1 for none.
+    """
+
+    serial: int = 0
+    run: int = 0
+    version: int = -1
+    round: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What this device is set up for, to hold a manifest against."""
+
+    spec: bytes
+    contract: Contract
+    max_steps: int
+
+
+def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
+    """Refuse a manifest that this device must not follow, whatever its signature.
+
+    Raises:
+        Refused: ROLLBACK (older serial or version), WRONG_RUN, WRONG_SPEC, WRONG_ENCODING, or
+            BAD_SCALAR for numbers outside the contract or beyond what this device accepts.
+    """
+    if model.serial < seen.serial:
+        raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
+    if model.run != seen.run:
+        raise Refused(Reason.WRONG_RUN, f"run {model.run}, expected {seen.run}")
+    if model.version < seen.version:
+        raise Refused(Reason.ROLLBACK, f"version {model.version}")
+    if model.spec != wanted.spec or model.part != "shared":
+        raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
+    if model.enc != "f4":
+        raise Refused(Reason.WRONG_ENCODING, model.enc)
+    _judge_numbers(model.vals, wanted)
+
+
+def _judge_numbers(values: Mapping[str, float], wanted: Wanted) -> None:
+    ask = wanted.contract.get("train")
+    known = {number.name: number for number in ask.numbers} if ask else {}
+    for name, value in values.items():
+        if name not in known or not known[name].admits(value):
+            raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
+    if values.get("steps", 0) > wanted.max_steps:
+        raise Refused(Reason.BAD_SCALAR, f"steps={values['steps']:g} above {wanted.max_steps}")
+
+
+def judge_bundle(bundle: Bundle, newest: Bundle | None, methods: Callable[[str], bool]) -> None:
+    """Refuse an announcement that is older than what was followed, or asks for the unknown.
+
+    Raises:
+        Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for
+            a method this device does not accept; WRONG_ENCODING; PLAIN_REFUSED if the run wants
+            sealed messages, which this version cannot make.
+    """
+    if newest is not None:
+        older = bundle.serial < newest.serial or bundle.run < newest.run
+        if older or (bundle.name == newest.name and bundle.version < newest.version):
+            raise Refused(Reason.ROLLBACK, f"bundle announcement {bundle.serial}")
+    if not methods(bundle.method):
+        raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
+    if "f4" not in bundle.encs:
+        raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
+    if bundle.seal:
+        raise Refused(Reason.PLAIN_REFUSED, ", ".join(bundle.seal))

@@ -1,0 +1,350 @@
+"""All that a device must not forget, in one SQLite file: learned, owed, spent, numbered, measured.
+
+Each public method that writes is one transaction on disk before it returns (write-ahead log,
+``synchronous=FULL``). The file is held by one process at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
+from edge_sdk.uplink import Entry, Numbers
+from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.wire.errors import WireError
+
+FILE = "device.db"
+APPLICATION = 0x47464544  # "GFED"
+SCHEMA = 1
+
+_TABLES = """
+CREATE TABLE numbers (one INTEGER PRIMARY KEY CHECK (one = 1),
+    life INTEGER NOT NULL, seq INTEGER NOT NULL, spent INTEGER NOT NULL, lost INTEGER NOT NULL);
+CREATE TABLE outbox (life INTEGER NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL,
+    body BLOB NOT NULL, proof BLOB NOT NULL, run INTEGER NOT NULL, round INTEGER NOT NULL,
+    base INTEGER NOT NULL, spec BLOB NOT NULL, spent INTEGER NOT NULL, attempts INTEGER NOT NULL,
+    PRIMARY KEY (life, seq));
+CREATE TABLE learned (one INTEGER PRIMARY KEY CHECK (one = 1),
+    run INTEGER NOT NULL, round INTEGER NOT NULL, version INTEGER NOT NULL, spec BLOB NOT NULL,
+    leaves BLOB NOT NULL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE papers (name TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE readings (stream TEXT NOT NULL, time INTEGER NOT NULL, value REAL NOT NULL,
+    flags INTEGER NOT NULL, PRIMARY KEY (stream, time)) WITHOUT ROWID;
+"""
+
+_ENTRY = "life, seq, kind, body, proof, run, round, base, spec, spent, attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the device half knows, and the round it learned last.
+
+    Attributes:
+        run: Training run it belongs to; 0 before the first.
+        round: Last round of that run it trained; -1 before the first.
+        version: Version of the common model it last took over; -1 before the first.
+        spec: Digest of the whole layout the arrays were written for.
+        leaves: The half's state as named arrays and numbers.
+    """
+
+    run: int
+    round: int
+    version: int
+    spec: bytes
+    leaves: Mapping[str, Leaf]
+
+
+Row = tuple[str, int, float, int]
+"""One reading: stream, Unix seconds, value, quality flags."""
+
+
+class Store:
+    """One device's file. Open it with ``Store.open``; close it, or use it as a context manager.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with Store.open(folder) as store:
+        ...     store.set_facts(conn=7)
+        >>> with Store.open(folder) as store:
+        ...     store.fact("conn"), store.numbers().lost
+        (7, True)
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int | None) -> None:
+        """Take over an open connection and the lock that guards it; use ``open``."""
+        self._db = connection
+        self._lock = lock
+        self.path = path
+
+    @classmethod
+    def open(cls, folder: Path, *, read_only: bool = False) -> Store:
+        """Open the file in a folder, and make both if they are missing.
+
+        Args:
+            folder: The device's ``state`` folder.
+            read_only: Look only; works beside a running device, and makes nothing.
+
+        Raises:
+            StoreBusy: Another process runs on this folder.
+            StoreNewer: A newer version of this software wrote the file.
+            StoreError: It cannot be opened, or is not ours.
+        """
+        path = folder / FILE
+        lock = None
+        try:
+            if read_only:
+                db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+            else:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                lock = _hold(folder)
+                db = sqlite3.connect(path, isolation_level=None)
+            store = cls(db, path, lock)
+            _prepare(db, path, read_only=read_only)
+        except sqlite3.Error as error:
+            _let_go(lock)
+            raise StoreError(
+                f"{path}: {error}", hint="is there a state of this device, and may we read it?"
+            ) from error
+        except OSError as error:
+            _let_go(lock)
+            raise StoreError(f"{folder}: {error.strerror or error}") from error
+        except StoreError:
+            _let_go(lock)
+            raise
+        return store
+
+    # --- what was learned, owed and spent ---------------------------------------------------------
+
+    def save(
+        self, *, learned: Learned, numbers: Numbers | None = None, entry: Entry | None = None
+    ) -> None:
+        """Keep what a round produced, in ONE transaction: state, number, charge, and the release.
+
+        Only after this returns may a byte of the entry leave (rule D1).
+
+        Raises:
+            StoreFull: No space; nothing changed.
+        """
+        with self._writing() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO learned VALUES (1, ?, ?, ?, ?, ?)",
+                (
+                    learned.run,
+                    learned.round,
+                    learned.version,
+                    learned.spec,
+                    pack_leaves(learned.leaves),
+                ),
+            )
+            if numbers is not None:
+                _write_numbers(db, numbers)
+            if entry is not None:
+                _write_entry(db, entry)
+
+    def keep(
+        self,
+        numbers: Numbers,
+        *,
+        before: tuple[Entry, ...] = (),
+        after: tuple[Entry, ...] = (),
+        facts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Keep what the uplink changed: numbers, attempts, and entries that a receipt settled."""
+        gone = {entry.key for entry in before} - {entry.key for entry in after}
+        old = {entry.key: entry for entry in before}
+        with self._writing() as db:
+            _write_numbers(db, numbers)
+            for key in gone:
+                db.execute("DELETE FROM outbox WHERE life = ? AND seq = ?", key)
+            for entry in after:
+                if entry.key not in old:
+                    _write_entry(db, entry)
+                elif entry.attempts != old[entry.key].attempts:
+                    change = (entry.attempts, *entry.key)
+                    db.execute("UPDATE outbox SET attempts = ? WHERE life = ? AND seq = ?", change)
+            _write_facts(db, facts or {})
+
+    def numbers(self) -> Numbers:
+        """Read the numbers; those of a new store say ``lost``."""
+        row = self._db.execute("SELECT life, seq, spent, lost FROM numbers").fetchone()
+        return Numbers(row[0], row[1], row[2], bool(row[3])) if row else Numbers()
+
+    def outbox(self) -> tuple[Entry, ...]:
+        """Read what is owed, oldest first."""
+        rows = self._db.execute(f"SELECT {_ENTRY} FROM outbox ORDER BY life, seq")  # noqa: S608 - a constant
+        names = [name.strip() for name in _ENTRY.split(",")]
+        return tuple(Entry(**dict(zip(names, row, strict=True))) for row in rows)
+
+    def learned(self) -> Learned | None:
+        """Read what was learned, or None before the first round.
+
+        Raises:
+            StoreError: The bytes are damaged.
+        """
+        row = self._db.execute(
+            "SELECT run, round, version, spec, leaves FROM learned WHERE one = 1"
+        ).fetchone()
+        if row is None:
+            return None
+        try:
+            run, round_, version, spec, leaves = row
+            return Learned(run, round_, version, spec, unpack_leaves(leaves))
+        except WireError as error:
+            raise StoreError(
+                f"{self.path}: {error}", hint="move the state folder away to start anew"
+            ) from error
+
+    # --- facts and papers -------------------------------------------------------------------------
+
+    def fact(self, name: str, default: int = 0) -> int:
+        """Read one whole number by name."""
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else default
+
+    def set_facts(self, **values: int) -> None:
+        """Keep whole numbers by name, together."""
+        with self._writing() as db:
+            _write_facts(db, values)
+
+    def paper(self, name: str) -> bytes | None:
+        """Read a kept message or file by name."""
+        row = self._db.execute("SELECT bytes FROM papers WHERE name = ?", (name,)).fetchone()
+        return bytes(row[0]) if row else None
+
+    def file_paper(self, name: str, content: bytes, **values: int) -> None:
+        """Keep bytes under a name, and numbers with them."""
+        with self._writing() as db:
+            db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
+            _write_facts(db, values)
+
+    # --- readings ---------------------------------------------------------------------------------
+
+    def add_readings(self, rows: Iterable[Row]) -> None:
+        """Keep a batch of readings; one that comes again is passed over."""
+        with self._writing() as db:
+            db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?)", rows)
+
+    def readings(self, since: int = 0) -> Iterator[Row]:
+        """Read back what was measured from a moment on, in order of time."""
+        yield from self._db.execute(
+            "SELECT stream, time, value, flags FROM readings WHERE time >= ? ORDER BY time, stream",
+            (since,),
+        )
+
+    def drop_readings(self, before: int) -> None:
+        """Forget readings older than a moment: the first thing to go when space is short."""
+        with self._writing() as db:
+            db.execute("DELETE FROM readings WHERE time < ?", (before,))
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Bytes on disk, the log included."""
+        files = (self.path, self.path.with_name(FILE + "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def close(self) -> None:
+        """Close the file and let others have it."""
+        self._db.close()
+        _let_go(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it is on disk afterwards, or none of it ever was."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._undo()
+            if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
+                raise StoreFull(
+                    f"{self.path}: no space left; nothing was changed",
+                    hint="free some space; updates that wait for a receipt are kept",
+                ) from error
+            raise StoreError(f"{self.path}: {error}") from error
+        except BaseException:
+            self._undo()
+            raise
+
+    def _undo(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+
+def _write_numbers(db: sqlite3.Connection, numbers: Numbers) -> None:
+    row = (numbers.life, numbers.seq, numbers.spent, int(numbers.lost))
+    db.execute("INSERT OR REPLACE INTO numbers VALUES (1, ?, ?, ?, ?)", row)
+
+
+def _write_entry(db: sqlite3.Connection, entry: Entry) -> None:
+    names = [name.strip() for name in _ENTRY.split(",")]
+    places = ", ".join("?" * len(names))
+    row = [getattr(entry, name) for name in names]
+    db.execute(f"INSERT INTO outbox ({_ENTRY}) VALUES ({places})", row)  # noqa: S608 - constants
+
+
+def _write_facts(db: sqlite3.Connection, values: Mapping[str, int]) -> None:
+    db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", values.items())
+
+
+def _hold(folder: Path) -> int:
+    """Take the folder's lock; it goes with the process, however that ends."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise StoreBusy(
+            f"{folder} is in use by another process",
+            hint="two processes must not share one device's state; stop the other one",
+        ) from error
+    return lock
+
+
+def _let_go(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
+
+
+def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    """Check that the file is ours and of a known schema; make the tables in a new one."""
+    db.execute("PRAGMA busy_timeout = 5000")
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    schema = db.execute("PRAGMA user_version").fetchone()[0]
+    is_new = application == 0 and schema == 0 and not read_only
+    if is_new and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.executescript(
+            f"BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {APPLICATION};"
+            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
+        )
+        path.chmod(0o600)
+        return
+    if application != APPLICATION:
+        raise StoreError(f"{path} is not a device's state", hint="check 'state' in the config")
+    if schema > SCHEMA:
+        raise StoreNewer(
+            f"{path} was written by a newer version (schema {schema}, this one knows {SCHEMA})",
+            hint="install that version again, or restore a backup from before the upgrade",
+        )
+    db.execute("PRAGMA synchronous = FULL")
