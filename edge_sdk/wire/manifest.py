@@ -1,0 +1,290 @@
+"""What a bundle says of itself: layout, window, features, training, graphs, and a golden sample.
+
+The exporter writes it, the device and the aggregator read it; neither needs torch, onnx or an
+engine for that. It is kept as canonical JSON, so one manifest has one digest and one signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
+
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.spec import LayoutError, ParamSpec
+from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build, key_of
+
+FORMAT: Final = 1
+GRADIENT = "gradient"
+FORECAST = "forecast"
+
+Name = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,63}")]
+Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]
+Count = Annotated[int, Between(1, 65536)]
+Finite = Annotated[float, Between(-1e30, 1e30)]
+
+
+class ManifestError(WireError):
+    """A manifest that cannot be read, or that contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much history one forecast reads, and how far it looks.
+
+    Attributes:
+        lookback: Rows of input, oldest first.
+        horizon: Target values after the last row.
+        step_seconds: Seconds from one row to the next.
+    """
+
+    lookback: Count
+    horizon: Count
+    step_seconds: Annotated[int, Between(1, 604_800)]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One input channel; its value is scaled to ``(value - low) / (high - low)``.
+
+    Attributes:
+        name: What a person calls it.
+        kind: ``target`` (the series itself, on the device's own scale), ``stream`` (another
+            measured or forecast series), ``calendar`` (``what`` of the row's own time),
+            ``lag`` (the target ``lag_steps - 1`` steps before the row, so that the last row lines
+            up with the first target), ``static`` (a constant of the site).
+        unit: Of the value before scaling.
+        low: Public lower end of the scale; without meaning for ``target`` and ``lag``.
+        high: Public upper end.
+        stream: Canonical stream, for ``stream``.
+        what: Calendar word, for ``calendar``.
+        lag_steps: Distance, for ``lag``.
+    """
+
+    name: Annotated[str, Length(1, 64)]
+    kind: Literal["target", "stream", "calendar", "lag", "static"]
+    unit: Annotated[str, Length(1, 32)]
+    low: Finite = 0.0
+    high: Finite = 1.0
+    stream: str | None = None
+    what: str | None = None
+    lag_steps: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty scale, and a kind without what it needs."""
+        if not self.high > self.low:
+            raise ValueError(f"feature {self.name!r}: high must exceed low")
+        needs = {"stream": "stream", "calendar": "what", "lag": "lag_steps"}.get(self.kind)
+        if needs is not None and getattr(self, needs) is None:
+            raise ValueError(f"feature {self.name!r}: a {self.kind} feature needs {needs!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is forecast.
+
+    Attributes:
+        stream: Canonical stream of the series.
+        unit: Of its values.
+        form: ``level`` (the scaled value) or ``change`` (its difference from the last row,
+            divided by the scale's width; the forecast adds the last value back).
+        scale: ``device`` (the minimum and maximum of the device's own training part) or
+            ``fixed`` (``low`` and ``high``).
+        output: ``point``: one value a horizon step.
+        low: Lower end of a fixed scale.
+        high: Upper end of a fixed scale.
+    """
+
+    stream: Annotated[str, Length(1, 64)]
+    unit: Annotated[str, Length(1, 32)]
+    form: Literal["level", "change"]
+    scale: Literal["device", "fixed"]
+    output: Literal["point"] = "point"
+    low: Finite | None = None
+    high: Finite | None = None
+
+    def __post_init__(self) -> None:
+        """A fixed scale has two ends, in order."""
+        if self.scale == "fixed" and not (
+            self.low is not None and self.high is not None and self.high > self.low
+        ):
+            raise ValueError("a fixed scale needs low < high")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The training loss, on scaled values, averaged over batch and horizon."""
+
+    name: Literal["mse", "huber"]
+    delta: Annotated[float, Between(1e-9, 1e9)] | None = None
+
+    def __post_init__(self) -> None:
+        """Only Huber has a delta, and it must have one."""
+        if (self.name == "huber") != (self.delta is not None):
+            raise ValueError("a delta belongs to huber, and to nothing else")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The local optimiser and its defaults; a task's numbers override steps and rate."""
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    rate: Annotated[float, Between(1e-9, 1e3)] = 1e-3
+    beta1: Annotated[float, Between(0.0, 0.999999)] = 0.9
+    beta2: Annotated[float, Between(0.0, 0.999999)] = 0.999
+    eps: Annotated[float, Between(1e-12, 1.0)] = 1e-8
+    batch: Count = 64
+    steps: Count = 4
+    minibatch: Literal["fixed", "fresh"] = "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """One exported function: its file, and its feeds and results in order."""
+
+    file: Annotated[str, Matches(r"[a-z_]{1,32}\.onnx")]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """One input window and what the initial vector forecasts on it, in scaled units.
+
+    Attributes:
+        x: ``lookback`` rows of one value a feature.
+        yhat: ``horizon`` values, from the authoring framework.
+        tolerance: Largest absolute difference a device may show.
+    """
+
+    x: tuple[tuple[Finite, ...], ...]
+    yhat: tuple[Finite, ...]
+    tolerance: Annotated[float, Between(1e-9, 1e-2)] = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a device must know to run and train a bundle's model, and nothing else.
+
+    Attributes:
+        format: Always 1; another number is another schema.
+        name: Of the bundle.
+        version: Rises with every release of this name; a device never goes back.
+        min_sdk: Oldest SDK version that may load it, ``major.minor.patch``.
+        layers: ``(name, dimensions)`` in model order.
+        shared: Name prefixes of the layers that a run shares by default; empty for none.
+        window: What one sample spans.
+        features: Input channels in order.
+        target: What is forecast.
+        loss: What training minimises.
+        training: How.
+        graphs: ``gradient``: p, x, y to loss, g. ``forecast``: p, x to yhat.
+        golden: The canary sample.
+        files: SHA-256 in hexadecimal of every other file of the bundle but the signature.
+    """
+
+    name: Name
+    version: Annotated[int, Between(1, 2**31 - 1)]
+    min_sdk: Annotated[str, Matches(r"\d{1,4}\.\d{1,4}\.\d{1,4}")]
+    layers: tuple[tuple[Annotated[str, Length(1, 128)], tuple[Count, ...]], ...]
+    shared: tuple[str, ...]
+    window: Window
+    features: Annotated[tuple[Feature, ...], Length(1, 256)]
+    target: Target
+    loss: Loss
+    training: Training
+    graphs: Mapping[str, GraphFile]
+    golden: Golden
+    files: Mapping[str, Hash] = field(default_factory=lambda: MappingProxyType({}))
+    format: Literal[1] = FORMAT
+
+    def __post_init__(self) -> None:
+        """Refuse what no single field can see."""
+        self._check_features()
+        self._check_golden()
+        for role in (GRADIENT, FORECAST):
+            if role not in self.graphs:
+                raise ValueError(f"graph {role!r} is missing")
+
+    def _check_features(self) -> None:
+        names = [feature.name for feature in self.features]
+        if len(set(names)) != len(names):
+            raise ValueError(f"feature names must differ: {', '.join(names)}")
+        if sum(feature.kind == "target" for feature in self.features) != 1:
+            raise ValueError("exactly one feature must be the target's own series")
+
+    def _check_golden(self) -> None:
+        rows, width = len(self.golden.x), len(self.features)
+        if rows != self.window.lookback or any(len(row) != width for row in self.golden.x):
+            raise ValueError(f"golden.x must be {self.window.lookback} rows of {width} values")
+        if len(self.golden.yhat) != self.window.horizon:
+            raise ValueError(f"golden.yhat must have {self.window.horizon} values")
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read ``manifest.json``, strictly.
+
+        Raises:
+            ManifestError: Not JSON, an unknown, missing or ill-fitting field (the message names
+                it), or not in canonical form.
+        """
+        try:
+            manifest = build(cls, json.loads(data, parse_constant=_no_constant), where="manifest")
+        except Misfit as misfit:
+            raise ManifestError(str(misfit)) from misfit
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"manifest: not readable as JSON: {error}") from error
+        if manifest.canonical() != data:
+            raise ManifestError("manifest: not in canonical form; was it edited after its export?")
+        return manifest
+
+    def canonical(self) -> bytes:
+        """Return the one byte string that says this: sorted keys, UTF-8, no spaces, no nulls."""
+        return json.dumps(
+            _plain(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        ).encode()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical bytes (32 bytes): what a bundle's signature covers."""
+        return hashlib.sha256(self.canonical()).digest()
+
+    @property
+    def size(self) -> int:
+        """Scalars in the whole vector (P)."""
+        return sum(math.prod(dims) for _, dims in self.layers)
+
+    def spec(self, shared: Sequence[str] | None = None) -> ParamSpec:
+        """Lay out the model's vector.
+
+        Args:
+            shared: The run's prefixes; None takes the bundle's own.
+
+        Raises:
+            ManifestError: Repeated layers, or a prefix that matches none.
+        """
+        try:
+            return ParamSpec.of(self.layers, self.shared if shared is None else shared)
+        except LayoutError as error:
+            raise ManifestError(f"manifest: {error}") from error
+
+
+def _plain(value: object) -> object:
+    """Dataclasses and tuples to what JSON has; fields that are None are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((key_of(f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {key: _plain(item) for key, item in pairs if item is not None}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number here")
