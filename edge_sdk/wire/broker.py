@@ -1,0 +1,138 @@
+"""Where a broker is and how a client presents itself to it; plain settings and their checks."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Final
+from urllib.parse import urlsplit
+
+from edge_sdk.wire.errors import LinkError
+
+WINDOW: Final = 20
+"""Most QoS 1 publishes in flight, whatever the server would take."""
+
+LARGEST: Final = 65_536
+"""Largest payload in bytes, unless the server takes less."""
+
+Will = tuple[str, bytes, bool]
+"""Topic, payload, retained: what the broker says for us when we are gone."""
+
+Path = str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """Where the broker is and how this client presents itself.
+
+    Attributes:
+        url: ``mqtts://host:port`` or, on loopback only, ``mqtt://host:port``.
+        client_id: Stable and unique: the broker's session hangs on it.
+        ca_file: PEM of the authority that signed the broker's certificate; required for mqtts.
+        cert_file: PEM of this client's certificate.
+        key_file: PEM of its private key.
+        protocol: 5, or 4 for MQTT 3.1.1.
+        keepalive: Seconds of silence before a ping.
+        will: Said by the broker when the link is lost. A callable is asked before every CONNECT.
+        session_expiry: Seconds the broker keeps our session (MQTT 5).
+        receive_maximum: Unacknowledged messages the broker may have in flight to us (MQTT 5).
+        max_packet: Largest packet we accept, bytes (MQTT 5).
+        reconnect_min: Upper end of the first reconnect delay's draw, seconds.
+        reconnect_max: Where its doubling ends.
+        connect_timeout: Seconds for TCP and TLS; the only step that blocks.
+        insecure: Allow ``mqtt://`` to a host that is not loopback.
+
+    Raises:
+        LinkError: The settings cannot work together; the sentence says which.
+
+    >>> Broker(url="mqtt://broker.example", client_id="meter-1")
+    Traceback (most recent call last):
+    edge_sdk.wire.errors.LinkError: mqtt:// to broker.example would send everything in the clear; \
+use mqtts:// (plain MQTT is for loopback, or insecure = true)
+    """
+
+    url: str
+    client_id: str
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    protocol: int = 5
+    keepalive: int = 60
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    will: Will | Callable[[], Will] | None = None
+    session_expiry: int = 86_400
+    receive_maximum: int = WINDOW
+    max_packet: int = LARGEST
+    reconnect_min: float = 1.0
+    reconnect_max: float = 600.0
+    connect_timeout: float = 5.0
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work, before anything is sent."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname:
+            raise LinkError(f"{self.url!r} is not a broker address: mqtt://host or mqtts://host")
+        if self.protocol not in {4, 5}:
+            raise LinkError(f"MQTT protocol {self.protocol} is not known: 5, or 4 for MQTT 3.1.1")
+        if not 1 <= self.keepalive <= 65_535:
+            raise LinkError(f"keepalive {self.keepalive} is outside 1 to 65535 seconds")
+        if not self.client_id:
+            raise LinkError("a client id is needed: the broker's session hangs on it")
+        if self.is_tls:
+            self._check_files()
+        elif not (self.insecure or _is_loopback(parts.hostname)):
+            raise LinkError(
+                f"mqtt:// to {parts.hostname} would send everything in the clear; use mqtts:// "
+                "(plain MQTT is for loopback, or insecure = true)"
+            )
+
+    def _check_files(self) -> None:
+        if self.ca_file is None:
+            raise LinkError("mqtts:// needs ca_file: the authority that signed the broker")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise LinkError("cert_file and key_file come together")
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether the address asks for TLS."""
+        return urlsplit(self.url).scheme == "mqtts"
+
+    @property
+    def host(self) -> str:
+        """Name or address of the broker."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """Its port: as given, else 8883 with TLS and 1883 without."""
+        return urlsplit(self.url).port or (8883 if self.is_tls else 1883)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def tls_context(broker: Broker) -> ssl.SSLContext:
+    """TLS 1.2 or later, the broker's authority pinned, its name checked, our certificate shown.
+
+    Raises:
+        LinkError: A file is missing or is not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cafile=broker.ca_file)
+        if broker.cert_file is not None:
+            context.load_cert_chain(broker.cert_file, broker.key_file)
+    except OSError as error:
+        files = ", ".join(str(f) for f in (broker.ca_file, broker.cert_file, broker.key_file) if f)
+        raise LinkError(f"cannot use the TLS files {files}: {error}") from error
+    return context
