@@ -117,7 +117,7 @@ def _class_of(kind: str) -> type[Message]:
 
 
 _CLASSES: Final[tuple[type[Message], ...]] = (*KINDS.values(), Content)
-_FIELDS: Final[Mapping[type[Message], Mapping[str, Field[Any]]]] = {
+_FIELDS: Final[Mapping[type[object], Mapping[str, Field[Any]]]] = {
     cls: {key_of(f.name): f for f in fields(cls) if f.name != "blob"} for cls in _CLASSES
 }
 _WITH_BLOB: Final = frozenset(cls for cls in _CLASSES if "blob" in cls.__slots__)

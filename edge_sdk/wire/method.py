@@ -57,7 +57,7 @@ class Update:
     sender: str  # a client id; proved by the envelope, never read from the body
     round: int
     base: int  # version the training started from
-    vector: Vector  # shape (P,); what `part` of the contract says
+    vector: Array  # shape (P,); what `part` says; float64 once a server has admitted it
     values: Scalars = field(default_factory=_no_scalars)  # declared numbers (n, loss, …)
 
 
