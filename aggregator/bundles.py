@@ -1,0 +1,152 @@
+"""Read a bundle as the server needs it: its manifest, its first vector, its archive to hand out.
+
+No graph is run here and no torch is imported: a bundle is what its signed manifest says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+
+from edge_sdk.program import USAGE, Failure
+from edge_sdk.wire.keys import KID_SIZE, kid_of, read_public, verify
+from edge_sdk.wire.manifest import Manifest, ManifestError
+from edge_sdk.wire.messages import BODY_LIMIT
+from edge_sdk.wire.spec import Vector
+
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
+INITIAL = "initial.f32"
+CONTEXT = b"gridfed/1/bundle\0"
+"""What a bundle's signature covers besides the digest of its manifest."""
+
+_STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest a zip can say: equal files give equal archives
+
+
+class BundleError(Failure):
+    """A bundle that is missing, damaged, unsigned, or not what its manifest says."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBundle:
+    """A verified bundle.
+
+    Attributes:
+        manifest: What it says of itself.
+        initial: Shape ``(size,)``, float32: the whole first vector.
+        archive: What a device downloads; the same files give the same bytes.
+    """
+
+    manifest: Manifest
+    initial: Vector
+    archive: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the archive (32 bytes): how announcements name it."""
+        return hashlib.sha256(self.archive).digest()
+
+
+def shipped() -> list[str]:
+    """Return the names of the bundles in the installed package, sorted."""
+    folder = files("edge_sdk").joinpath("bundles")
+    if not folder.is_dir():
+        return []
+    return sorted(x.name for x in folder.iterdir() if x.is_dir() and (x / MANIFEST).is_file())
+
+
+def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> ModelBundle:
+    """Read and verify a shipped bundle by name, or any bundle by path.
+
+    Args:
+        where: A shipped name such as ``load-lstm``, or a path.
+        folder: What a relative path starts from.
+        trusted: Raw public keys that may have signed a bundle outside the package (the root).
+
+    Raises:
+        BundleError: Missing, damaged, or signed by nobody we trust.
+    """
+    if where in shipped():
+        with as_file(files("edge_sdk").joinpath("bundles")) as home:
+            return _read(home / where, (read_public(home / "release.pub"),))
+    path = folder / Path(where).expanduser()
+    if not (path / MANIFEST).is_file():
+        known = ", ".join(shipped()) or "none in this installation"
+        raise BundleError(
+            f"bundle {where!r} is neither shipped nor a folder with a {MANIFEST}",
+            hint=f"shipped bundles: {known}; write one with `gridfed-aggregator export`",
+        )
+    return _read(path, tuple(trusted))
+
+
+def archive_of(contents: dict[str, bytes]) -> bytes:
+    """Pack files into an uncompressed zip, in name order, with one fixed time stamp.
+
+    >>> archive_of({"b": b"2", "a": b"1"}) == archive_of({"a": b"1", "b": b"2"})
+    True
+    """
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, _STAMP)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, contents[name])
+    return packed.getvalue()
+
+
+def _read(path: Path, trusted: tuple[bytes, ...]) -> ModelBundle:
+    raw = _bytes(path / MANIFEST)
+    _check_signature(path, raw, _bytes(path / SIGNATURE), trusted)
+    try:
+        manifest = Manifest.parse(raw)
+    except ManifestError as error:
+        raise BundleError(f"{path.name}: {error}") from error
+    contents = {name: _checked(path, name, want) for name, want in manifest.files.items()}
+    archive = archive_of({MANIFEST: raw, SIGNATURE: _bytes(path / SIGNATURE), **contents})
+    if len(archive) > BODY_LIMIT:
+        raise BundleError(f"{path.name}: {len(archive)} bytes; at most {BODY_LIMIT} are sent")
+    return ModelBundle(manifest, _initial(path, manifest, contents.get(INITIAL, b"")), archive)
+
+
+def _check_signature(path: Path, raw: bytes, proof: bytes, trusted: tuple[bytes, ...]) -> None:
+    signed = CONTEXT + hashlib.sha256(raw).digest()
+    kid, signature = proof[:KID_SIZE], proof[KID_SIZE:]
+    if not any(kid_of(key) == kid and verify(key, signature, signed) for key in trusted):
+        raise BundleError(
+            f"{path.name}: no key we trust has signed this manifest (key id {kid.hex()})",
+            hint="sign it with this fleet's root key: `gridfed-aggregator export … --key root.key`",
+        )
+
+
+def _checked(path: Path, name: str, want: str) -> bytes:
+    content = _bytes(path / name)
+    got = hashlib.sha256(content).hexdigest()
+    if got != want:
+        raise BundleError(
+            f"{path.name}/{name}: digest {got[:12]} does not match the manifest's {want[:12]}",
+            hint="copy the bundle again, or export it again",
+        )
+    return content
+
+
+def _initial(path: Path, manifest: Manifest, content: bytes) -> Vector:
+    vector = np.frombuffer(content[: len(content) // 4 * 4], "<f4").astype(np.float32)
+    if len(content) != 4 * manifest.size or not np.isfinite(vector).all():
+        raise BundleError(f"{path.name}/{INITIAL}: expected {manifest.size} finite float32 values")
+    return vector
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,133 @@
+"""Every figure an operator can watch, by name. None has a label per device.
+
+Prometheus's own client renders them; the registry is ours, so a process may hold two daemons.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from edge_sdk.program import installed_version
+from edge_sdk.wire.errors import Reason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_ROUND_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
+_LAG_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+
+
+class Metrics:
+    """The daemon's counters and gauges, in a registry of their own.
+
+    Example:
+        >>> metrics = Metrics()
+        >>> metrics.refuse(Reason.TOO_STALE)
+        >>> metrics.refusals()
+        {'TOO_STALE': 1}
+    """
+
+    def __init__(self) -> None:
+        """Register every metric, each with the sentence that explains it."""
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._register_traffic()
+        self._register_rounds()
+        self._register_machine()
+
+    def _register_traffic(self) -> None:
+        own = self.registry
+        self.messages = Counter(
+            "gridfed_messages", "Messages that arrived from devices.", ["kind"], registry=own
+        )
+        self.updates = Counter(
+            "gridfed_updates_accepted", "Updates recorded, each one once.", registry=own
+        )
+        self.refused = Counter(
+            "gridfed_refused", "Messages not accepted, by reason.", ["reason"], registry=own
+        )
+        self.replayed = Counter(
+            "gridfed_replayed", "Repeats that were answered from the ledger.", registry=own
+        )
+        self.sent = Counter("gridfed_sent", "Messages published.", ["kind"], registry=own)
+        self.payload = Counter(
+            "gridfed_payload_bytes", "Payload bytes, up is from devices.", ["way"], registry=own
+        )
+        self.unknown_fields = Counter(
+            "gridfed_unknown_fields", "Header keys that were passed over.", registry=own
+        )
+        for reason in Reason:
+            if reason is not Reason.ACCEPTED:
+                self.refused.labels(reason.name)
+
+    def _register_rounds(self) -> None:
+        own = self.registry
+        self.round = Gauge("gridfed_round", "Number of the round that is open.", registry=own)
+        self.version = Gauge("gridfed_model_version", "Version of the common model.", registry=own)
+        self.pending = Gauge(
+            "gridfed_round_updates", "Updates recorded in the open round.", registry=own
+        )
+        self.cohort = Gauge(
+            "gridfed_round_participants", "Updates used by the last closed round.", registry=own
+        )
+        self.rounds = Counter(
+            "gridfed_rounds", "Rounds closed: moved the model, or abandoned.", ["how"], registry=own
+        )
+        self.quorum_failed = Counter(
+            "gridfed_quorum_failed", "Rounds abandoned for want of updates.", registry=own
+        )
+        self.round_seconds = Histogram(
+            "gridfed_round_seconds",
+            "Length of rounds, from opening to closing.",
+            buckets=_ROUND_SECONDS,
+            registry=own,
+        )
+        self.moved_at = Gauge(
+            "gridfed_last_moved_timestamp_seconds",
+            "When a round last moved the model, Unix time.",
+            registry=own,
+        )
+
+    def _register_machine(self) -> None:
+        own = self.registry
+        self.devices = Gauge("gridfed_devices", "Devices by last status.", ["state"], registry=own)
+        self.enrolled = Gauge("gridfed_devices_enrolled", "Devices enrolled.", registry=own)
+        self.connected = Gauge(
+            "gridfed_broker_connected", "1 while the broker has accepted us.", registry=own
+        )
+        self.lag = Histogram(
+            "gridfed_loop_seconds",
+            "Time one turn of the loop worked, without waiting.",
+            buckets=_LAG_SECONDS,
+            registry=own,
+        )
+        self.waiting = Gauge(
+            "gridfed_outgoing_waiting", "Messages that wait for room on the link.", registry=own
+        )
+        self.store = Gauge("gridfed_store_bytes", "Size of the database.", registry=own)
+        self.disk = Gauge("gridfed_disk_free_bytes", "Free space beside it.", registry=own)
+        self.errors = Counter(
+            "gridfed_internal_errors", "Messages that met a defect of ours.", registry=own
+        )
+        info = Gauge("gridfed_build_info", "Always 1.", ["version"], registry=own)
+        info.labels(installed_version()).set(1)
+        for state in ("online", "sleeping", "draining", "offline", "lost"):
+            self.devices.labels(state).set(0)
+        for how in ("moved", "abandoned"):
+            self.rounds.labels(how)
+
+    def refuse(self, reason: Reason | int) -> None:
+        """Count one message that was not accepted."""
+        self.refused.labels(Reason(reason).name).inc()
+
+    def refusals(self) -> dict[str, int]:
+        """Return the reasons that occurred and how often, for the status page."""
+        counted = {
+            sample.labels["reason"]: int(sample.value)
+            for metric in self.refused.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total") and sample.value
+        }
+        return dict(sorted(counted.items()))
+
+    def text(self) -> bytes:
+        """Return the page a Prometheus server scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,131 @@
+"""The page answers from one snapshot, in time, and says clearly why it cannot start."""
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from aggregator import page as pages
+from aggregator.metrics import Metrics
+from aggregator.page import Page, PageError, Snapshot, html, split
+from edge_sdk.wire.errors import Reason
+
+
+def get(page, path):
+    try:
+        with urllib.request.urlopen(f"http://{page.address}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture
+def served():
+    held = {"now": Snapshot(time.monotonic(), {"broker": True}, {"fleet": "north"})}
+    metrics = Metrics()
+    page = Page("127.0.0.1:0", lambda: held["now"], metrics.text)
+    yield page, held, metrics
+    page.close()
+
+
+def test_alive_while_the_loop_turns_and_not_when_it_hangs(served):
+    page, held, _ = served
+    assert get(page, "/healthz")[0] == 200
+    held["now"] = Snapshot(time.monotonic() - pages.STALE - 1, {"broker": True})
+    assert get(page, "/healthz") == (503, "NOT the loop turns\n")
+
+
+def test_ready_only_when_every_check_holds(served):
+    page, held, _ = served
+    assert get(page, "/readyz")[0] == 200
+    held["now"] = Snapshot(time.monotonic(), {"broker": False, "disk": True})
+    code, text = get(page, "/readyz")
+    assert code == 503
+    assert "NOT broker" in text
+    assert "ok  disk" in text
+
+
+def test_not_ready_before_the_first_turn():
+    assert not Snapshot().is_ready
+
+
+def test_status_is_json_with_a_schema_number(served):
+    page, _, _ = served
+    document = json.loads(get(page, "/status")[1])
+    assert document["schema"] == pages.SCHEMA
+    assert document["fleet"] == "north"
+
+
+def test_metrics_count_refusals_by_reason(served):
+    page, _, metrics = served
+    metrics.refuse(Reason.NOT_FINITE)
+    metrics.refuse(28)
+    assert 'gridfed_refused_total{reason="NOT_FINITE"} 2.0' in get(page, "/metrics")[1]
+    assert metrics.refusals() == {"NOT_FINITE": 2}
+
+
+def test_no_metric_has_a_label_per_device():
+    labels = {
+        name
+        for metric in Metrics().registry.collect()
+        for sample in metric.samples
+        for name in sample.labels
+    }
+    assert labels <= {"kind", "reason", "way", "how", "state", "le", "version"}
+
+
+def test_page_is_escaped(served):
+    page, held, _ = served
+    evil = {"fleet": "<script>", "run": {"method": "<b>"}, "rounds": [{"round": 1, "loss": None}]}
+    held["now"] = Snapshot(time.monotonic(), {"broker": True}, evil)
+    code, text = get(page, "/")
+    assert code == 200
+    assert "<script>" not in text
+    assert "&lt;b&gt;" in text
+    assert "&ndash;" in text
+
+
+def test_unknown_path_names_the_known_ones(served):
+    code, text = get(served[0], "/nothing")
+    assert code == 404
+    assert "/metrics" in text
+
+
+def test_a_request_that_trickles_is_cut_off(served, monkeypatch):
+    monkeypatch.setattr(pages, "DEADLINE", 0.3)
+    host, port = split(served[0].address)
+    with socket.create_connection((host, port), timeout=5) as slow:
+        began = time.monotonic()
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        ended = False
+        while not ended and time.monotonic() - began < 5:
+            try:
+                slow.sendall(b"X")
+                slow.settimeout(0.05)
+                ended = slow.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+        assert ended
+
+
+def test_port_in_use_is_one_sentence(served):
+    with pytest.raises(PageError, match="cannot serve the page on") as caught:
+        Page(served[0].address, Snapshot, bytes)
+    assert caught.value.exit_code == 75
+    assert "page.listen" in caught.value.hint
+
+
+@pytest.mark.parametrize("listen", ["9464", "host:", ":1", "host:x", "host:70000"])
+def test_address_must_be_host_and_port(listen):
+    with pytest.raises(PageError, match=r"page\.listen"):
+        split(listen)
+
+
+def test_html_of_an_empty_document():
+    assert "not ready: starting" in html(Snapshot().document())
