@@ -1,0 +1,153 @@
+"""The server halves by name, each with the settings a run may choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
+
+from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.optim import adam, averaged, sgd
+from aggregator.rules import Rule
+from edge_sdk.wire.method import Half
+from edge_sdk.wire.strict import Between
+
+__all__ = ["METHODS", "OPEN", "Averaged", "Method", "Rounds"]
+
+Steps = Annotated[int, Between(0, 65536)]
+Rate = Annotated[float, Between(0.0, 1e3)]
+Decay = Annotated[float, Between(0.0, 1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class FedSgd:
+    """One gradient a round, averaged.
+
+    Attributes:
+        rate: The step, of the server on what is shared and of every device on what is not.
+    """
+
+    rate: Rate = 0.01
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        return Averaging(sgd(self.rate), rounds, {"rate": self.rate})
+
+
+@dataclass(frozen=True, slots=True)
+class FedAvg:
+    """Local steps, averaged.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: What share of the average difference the server takes over.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        return Averaging(sgd(self.server_rate), rounds, _task(self.steps, self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class FedProx:
+    """As FedAvg; every device is also pulled back towards what it received.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        prox: Weight of half the squared distance to the received model.
+        server_rate: What share of the average difference the server takes over.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    prox: Annotated[float, Between(0.0, 1e9)] = 0.01
+    server_rate: Rate = 1.0
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        values = {**_task(self.steps, self.rate), "prox": self.prox}
+        return Averaging(sgd(self.server_rate), rounds, values)
+
+
+@dataclass(frozen=True, slots=True)
+class FedAvgM:
+    """As FedAvg, with momentum at the server.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: Length of the server's step.
+        beta: Share of the old momentum that is kept.
+        momentum_form: A moving ``average``, or a ``heavy_ball`` that rolls 1 / (1 - beta) as far.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+    beta: Decay = 0.99
+    momentum_form: Literal["average", "heavy_ball"] = "average"
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        optimiser = averaged(self.server_rate, self.beta, self.momentum_form)
+        return Averaging(optimiser, rounds, _task(self.steps, self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class FedAdam:
+    """As FedAvg, with adaptive steps at the server.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: Length of the server's step.
+        beta1: Share of the old first moment that is kept.
+        beta2: Share of the old second moment that is kept.
+        eps: Floor of the denominator; its square is where the second moment starts.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 0.01
+    beta1: Decay = 0.99
+    beta2: Decay = 0.999
+    eps: Annotated[float, Between(1e-12, 1.0)] = 1e-3
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        optimiser = adam(self.server_rate, self.beta1, self.beta2, self.eps)
+        return Averaging(optimiser, rounds, _task(self.steps, self.rate))
+
+
+class Method(NamedTuple):
+    """A server half, and the settings a configuration builds strictly for it."""
+
+    settings: type[Any]
+    half: Callable[[Rule, Any, Rounds], Half[Averaged]]
+
+
+def _of_family(rule: Rule, settings: Any, rounds: Rounds) -> Half[Averaged]:  # noqa: ANN401 - one of the settings classes above
+    return averaging(rule, settings.bound(rounds))
+
+
+def _task(steps: int, rate: float) -> dict[str, float]:
+    return {"steps": float(steps), "rate": rate}
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "fedsgd": Method(FedSgd, _of_family),
+        "fedavg": Method(FedAvg, _of_family),
+        "fedprox": Method(FedProx, _of_family),
+        "fedavgm": Method(FedAvgM, _of_family),
+        "fedadam": Method(FedAdam, _of_family),
+    }
+)
+"""The server half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""
