@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from edge_sdk.methods.local import Local
 from edge_sdk.methods.optim import Moments, Rated, adam, sgd
+from edge_sdk.wire.manifest import Training
 from edge_sdk.wire.method import Array, Effects, Event, Half, Task, Update
 from edge_sdk.wire.spec import ParamSpec, Vector
 
@@ -21,6 +23,7 @@ class Steps:
     Attributes:
         optimiser: Makes an optimiser for a rate, e.g. ``adam`` or ``partial(sgd, momentum=0.9)``.
         rate: Learning rate where the task names none.
+        steps: How many, where the task names none.
         prox: Weight of the pull towards the received model where the task names none.
         minibatch: ``fixed`` reuses one minibatch for all steps of a round, ``fresh`` draws anew.
         start: From the ``received`` shared layers, or from one's ``own``.
@@ -30,10 +33,18 @@ class Steps:
 
     optimiser: Rated = adam
     rate: float = 1e-3
+    steps: int = 4
     prox: float = 0.0
     minibatch: Literal["fixed", "fresh"] = "fixed"
     start: Literal["received", "own"] = "received"
     keep_moments: bool = False
+
+    @classmethod
+    def of(cls, training: Training) -> Steps:
+        """Take what a bundle recommends."""
+        betas = {"beta1": training.beta1, "beta2": training.beta2, "eps": training.eps}
+        optimiser = partial(adam, **betas) if training.optimiser == "adam" else sgd
+        return cls(optimiser, training.rate, training.steps, minibatch=training.minibatch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +135,7 @@ def _train(
 
     A task of no steps is still answered, with the loss of the model as it was received.
     """
-    wanted = int(task.values.get("steps", 1))
+    wanted = int(task.values.get("steps", settings.steps))
     prox = float(task.values.get("prox", settings.prox))
     optimiser = settings.optimiser(float(task.values.get("rate", settings.rate)))
     p = placed if settings.start == "received" else state.p

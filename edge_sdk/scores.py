@@ -1,0 +1,89 @@
+"""How good a forecast was: point and quantile scores, in the units of the series; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+QUANTILES = (0.1, 0.5, 0.9)
+Floats = NDArray[np.float64]
+
+
+def pinball(y: ArrayLike, yhat: ArrayLike, q: float) -> Floats:
+    """Pinball loss of each value: too low costs ``q`` a unit, too high ``1 - q``.
+
+    >>> pinball([1.0, 3.0], [2.0, 2.0], 0.9)
+    array([0.1, 0.9])
+    """
+    error = np.asarray(y, np.float64) - np.asarray(yhat, np.float64)
+    return np.asarray(np.maximum(q * error, (q - 1.0) * error))
+
+
+def quantile_score(
+    y: ArrayLike,
+    yhat: Mapping[float, ArrayLike],
+    reduce: Literal["sum", "mean"] = "sum",
+) -> float:
+    """QS: mean pinball loss over windows and horizon steps, summed (or averaged) over quantiles."""
+    means = [float(pinball(y, told, q).mean()) for q, told in yhat.items()]
+    return float(np.sum(means) if reduce == "sum" else np.mean(means))
+
+
+def interval_length(low: ArrayLike, high: ArrayLike) -> float:
+    """MIL: the mean length of the interval."""
+    return float(np.abs(np.asarray(high, np.float64) - np.asarray(low, np.float64)).mean())
+
+
+def coverage(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
+    """ICP: the share of values inside the interval, its ends included."""
+    seen = np.asarray(y, np.float64)
+    return float(((np.asarray(low) <= seen) & (seen <= np.asarray(high))).mean())
+
+
+def mae(y: ArrayLike, yhat: ArrayLike) -> float:
+    """Mean absolute error over all values that were observed; NaN when none was."""
+    error = _errors(y, yhat)
+    return float(np.abs(error).mean()) if error.size else float("nan")
+
+
+def rmse(y: ArrayLike, yhat: ArrayLike) -> float:
+    """Root of the mean squared error over all values that were observed; NaN when none was."""
+    error = _errors(y, yhat)
+    return float(np.sqrt(np.square(error).mean())) if error.size else float("nan")
+
+
+def naive_lag1(x: ArrayLike) -> float:
+    """Mean absolute step of a series, over neighbours that were both observed; 0 when none were."""
+    steps = np.abs(np.diff(np.asarray(x, np.float64)))
+    steps = steps[np.isfinite(steps)]
+    return float(steps.mean()) if steps.size else 0.0
+
+
+def mase(y: ArrayLike, yhat: ArrayLike, naive: float | None = None) -> float | None:
+    """MAE in units of the naive one-step error; None, undefined, for a constant series.
+
+    Args:
+        y: Observed.
+        yhat: Forecast.
+        naive: Mean absolute step to divide by; that of ``y`` itself unless given.
+
+    >>> mase([1, 2, 4, 3], [1.5, 2, 3, 3])
+    0.28125
+    """
+    step = naive_lag1(y) if naive is None else naive
+    return mae(y, yhat) / step if step > 1e-12 else None
+
+
+def mean_mase(values: Sequence[float | None]) -> tuple[float, int]:
+    """Average over devices, and count those left out because their series was constant."""
+    defined = [value for value in values if value is not None]
+    mean = float(np.mean(defined)) if defined else float("nan")
+    return mean, len(values) - len(defined)
+
+
+def _errors(y: ArrayLike, yhat: ArrayLike) -> Floats:
+    error = np.asarray(y, np.float64) - np.asarray(yhat, np.float64)
+    return np.asarray(error[np.isfinite(error)])

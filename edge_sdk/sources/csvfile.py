@@ -1,0 +1,166 @@
+"""Readings from a CSV file, plain or gzip: history to learn from, or a meter's nightly export."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, date, datetime, tzinfo
+from pathlib import Path
+from typing import Any, Literal, TextIO
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.series import Reading
+
+ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none", "nil"})
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFile:
+    """A file with a header line, one time column, and one column a stream.
+
+    Attributes:
+        path: The file; a name ending in ``.gz`` is unpacked on the way.
+        columns: Column to canonical stream.
+        time: The time column.
+        form: ``iso`` (a date and time, with or without an offset) or ``epoch`` (Unix seconds).
+        zone: What times without an offset mean.
+        start: First moment to read, Unix seconds.
+        until: First moment not to read.
+        seconds: Length of the interval of each row, where it is shorter than the bundle's step.
+        where: Column to the text it must hold, for a file with several devices.
+        delimiter: Between fields.
+        rejected: Rows and fields dropped, by reason.
+    """
+
+    path: Path
+    columns: Mapping[str, str]
+    time: str = "time"
+    form: Literal["iso", "epoch"] = "iso"
+    zone: tzinfo = UTC
+    start: float = -math.inf
+    until: float = math.inf
+    seconds: float | None = None
+    where: Mapping[str, str] = field(default_factory=dict)
+    delimiter: str = ","
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Reading]:
+        """Yield the file's readings in its order; what cannot be read is counted and skipped."""
+        try:
+            with _open(self.path) as lines:
+                yield from self._readings(csv.DictReader(lines, delimiter=self.delimiter))
+        except (OSError, EOFError, zlib.error, csv.Error):
+            self.rejected["unreadable file"] += 1
+
+    def _readings(self, rows: csv.DictReader[str]) -> Iterator[Reading]:
+        wanted = {self.time, *self.columns, *self.where}
+        if missing := wanted - set(rows.fieldnames or ()):
+            self.rejected[f"no column {min(missing)}"] += 1
+            return
+        before = -math.inf
+        for row in rows:
+            if any(row[column] != text for column, text in self.where.items()):
+                continue
+            moment = self._moment(row[self.time], before)
+            if moment is None:
+                self.rejected["bad time"] += 1
+                continue
+            before = moment
+            if self.start <= moment < self.until:
+                yield from self._row(row, moment)
+
+    def _row(self, row: Mapping[str, str | None], moment: float) -> Iterator[Reading]:
+        for column, stream in self.columns.items():
+            text = (row[column] or "").strip()
+            if text.lower() in ABSENT:
+                self.rejected["no value"] += 1
+                continue
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if math.isfinite(value):
+                yield Reading(stream, moment, value, seconds=self.seconds)
+            else:
+                self.rejected["bad value"] += 1
+
+    def _moment(self, text: str | None, before: float) -> float | None:
+        """Read a time. In the hour that a clock shows twice, the later one follows the earlier."""
+        try:
+            if self.form == "epoch":
+                moment = float(text or "")
+                return moment if math.isfinite(moment) else None
+            read = datetime.fromisoformat((text or "").strip())
+            if read.tzinfo is not None:
+                return read.timestamp()
+            first, second = (read.replace(tzinfo=self.zone, fold=fold) for fold in (0, 1))
+            early, late = first.timestamp(), second.timestamp()
+        except (ValueError, OverflowError, OSError):
+            return None
+        return late if early <= before < late else early
+
+
+def csv_file(section: Mapping[str, Any]) -> CsvFile:
+    """Build a CSV source from its section of a configuration.
+
+    Keys: ``path``, ``columns`` (column to stream; or ``column`` and ``stream`` for one), ``time``,
+    ``form``, ``zone``, ``from``, ``until``, ``seconds``, ``where``, ``delimiter``.
+
+    Raises:
+        ConfigError: A missing, unknown or ill-fitting key, or a file that is not there.
+    """
+    keys = {key: value for key, value in section.items() if key != "type"}
+    if "column" in keys and "stream" in keys:
+        keys.setdefault("columns", {keys.pop("column"): keys.pop("stream")})
+    keys["start"] = keys.pop("from", -math.inf)
+    known = {f.name for f in fields(CsvFile)} - {"rejected"}
+    if unknown := set(keys) - known:
+        raise ConfigError(f"source csv: unknown key {min(unknown)!r}")
+    if not keys.get("columns") or "path" not in keys:
+        raise ConfigError("source csv: needs 'path', and 'columns' that map a column to its stream")
+    if keys.get("form", "iso") not in ("iso", "epoch"):
+        raise ConfigError(f"source csv: form must be 'iso' or 'epoch', not {keys['form']!r}")
+    keys["path"] = Path(keys["path"])
+    if not keys["path"].is_file():
+        raise ConfigError(f"source csv: there is no file {str(keys['path'])!r}")
+    keys["zone"] = zone = _zone(keys.get("zone", "UTC"))
+    keys["start"] = _bound(keys["start"], zone)
+    keys["until"] = _bound(keys.get("until", math.inf), zone)
+    return CsvFile(**keys)
+
+
+def _open(path: Path) -> TextIO:
+    packed = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    return io.TextIOWrapper(packed, encoding="utf-8-sig", errors="replace", newline="")
+
+
+def _zone(name: object) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(str(name))
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigError(f"source csv: unknown time zone {name!r}") from error
+
+
+def _bound(value: object, zone: tzinfo) -> float:
+    """Accept Unix seconds, an ISO text, or TOML's own dates and times."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        elif isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day, tzinfo=zone)
+        if isinstance(value, datetime):
+            return value.replace(tzinfo=value.tzinfo or zone).timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"source csv: {value!r} is no moment") from error
+    raise ConfigError(f"source csv: {value!r} is neither a date nor a number of seconds")
