@@ -1,0 +1,1 @@
+"""Devices that behave, misbehave and fail, on nothing but the public SDK."""

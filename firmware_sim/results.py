@@ -1,0 +1,169 @@
+"""What a comparison says: errors in the unit of the meter, one table, and a verdict by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Series = NDArray[np.float64]
+
+PERSISTENCE, LOCAL, FEDERATED, PLFL = "persistence", "local", "federated", "pl-fl"
+ARMS = (PERSISTENCE, LOCAL, FEDERATED, PLFL)
+NAMES = {
+    PERSISTENCE: "persistence (the last reading)",
+    LOCAL: "local only (no network)",
+    FEDERATED: "federated, all layers shared",
+    PLFL: "PL-FL configuration 1 (LSTM shared, head personal)",
+}
+TIE = 0.02
+"""Mean errors closer than this are called equal: about what another random seed changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Errors of one forecaster on one device's test part."""
+
+    mae: float  # in the unit of the series
+    mase: float  # MAE over the mean step of the test series from one reading to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one device sent and received in one run, in bytes of its link."""
+
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceResult:
+    """One row of the table."""
+
+    device: str
+    windows: int  # forecasts scored
+    scores: Mapping[str, Score]
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+
+
+def score(truth: Series, forecast: Series) -> Score:
+    """Score one-step forecasts of a test series. Shapes ``(n,)``; unforecast steps are NaN.
+
+    MASE's yardstick is the lag-1 error over the whole test series, so persistence itself comes out
+    at 1.
+
+    Raises:
+        ValueError: Nothing to score, or a constant series (MASE is undefined).
+
+    Example:
+        >>> score(np.array([1., 2, 4, 3]), np.array([1.5, 2, 3, 3]))
+        Score(mae=0.375, mase=0.28125)
+    """
+    known = np.isfinite(truth) & np.isfinite(forecast)
+    steps = np.abs(np.diff(truth))
+    yardstick = float(np.mean(steps[np.isfinite(steps)])) if np.isfinite(steps).any() else 0.0
+    if not known.any() or yardstick == 0.0:
+        raise ValueError("nothing to score: no forecast meets a reading, or the series is constant")
+    mae = float(np.mean(np.abs(truth - forecast)[known]))
+    return Score(mae, mae / yardstick)
+
+
+def mean_mase(rows: Sequence[DeviceResult], arm: str) -> float:
+    """Return an arm's MASE, averaged over devices."""
+    return float(np.mean([row.scores[arm].mase for row in rows]))
+
+
+def wins(rows: Sequence[DeviceResult], arm: str, against: str) -> int:
+    """Count the devices on which one arm's MAE is below another's."""
+    return sum(row.scores[arm].mae < row.scores[against].mae for row in rows)
+
+
+def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
+    """Say in one paragraph whether PL-FL won, by rule and not by taste.
+
+    It won if its mean MASE is below that of every other arm by more than ``tie`` (a fraction); it
+    tied with what lies closer; else it lost.
+
+    Example:
+        >>> def row(*mases):
+        ...     return DeviceResult("a", 9, {n: Score(m, m) for n, m in zip(ARMS, mases)})
+        >>> print(verdict([row(1.0, 0.80, 0.82, 0.70)]))
+        PL-FL won: mean MASE 0.700, which is 12.5 % below local only (better on 1 of 1 devices),
+        14.6 % below federated, all layers shared (1 of 1), 30.0 % below persistence (1 of 1).
+        >>> verdict([row(1.0, 0.80, 0.82, 0.799)]).split(":")[0]
+        'PL-FL did not win; it tied with local only'
+        >>> verdict([row(1.0, 0.70, 0.90, 0.80)]).split(":")[0]
+        'PL-FL did not win; local only was better'
+    """
+    own = mean_mase(rows, PLFL)
+    gain = {arm: 1 - own / mean_mase(rows, arm) for arm in (LOCAL, FEDERATED, PERSISTENCE)}
+    better = [NAMES[arm].split(" (")[0] for arm in gain if gain[arm] < -tie]
+    equal = [NAMES[arm].split(" (")[0] for arm in gain if abs(gain[arm]) <= tie]
+    head = "PL-FL won"
+    if better:
+        verb = "was" if len(better) == 1 else "were"
+        head = f"PL-FL did not win; {' and '.join(better)} {verb} better"
+    elif equal:
+        head = f"PL-FL did not win; it tied with {' and '.join(equal)}"
+    parts: list[str] = []
+    for arm, share in gain.items():
+        side = "below" if share >= 0 else "above"
+        ahead = f"{wins(rows, PLFL, arm)} of {len(rows)}"
+        ahead = ahead if parts else f"better on {ahead} devices"
+        parts.append(f"{abs(share):.1%} {side} {NAMES[arm].split(' (')[0]} ({ahead})")
+    told = ", ".join(parts).replace("%", " %")
+    return f"{head}: mean MASE {own:.3f}, which is {told}."
+
+
+def table(rows: Sequence[DeviceResult], unit: str) -> str:
+    """Lay the results out as text: a line a device, MAE and MASE of every arm, bytes both ways."""
+    head = (
+        f"{'':24}" + "".join(f"{arm:>17}" for arm in ARMS) + f"{'bytes per device, up / down':>34}"
+    )
+    mean = np.mean
+    lines = [head, f"{'device':24}" + f"{'MAE':>9}{'MASE':>8}" * 4 + f"{FEDERATED:>17}{PLFL:>17}"]
+    for row in rows:
+        cells = "".join(f"{row.scores[a].mae:9.3f}{row.scores[a].mase:8.3f}" for a in ARMS)
+        lines.append(f"{row.device[:23]:24}{cells}" + "".join(_bytes(row, arm) for arm in ARMS[2:]))
+    means = "".join(
+        f"{mean([r.scores[a].mae for r in rows]):9.3f}{mean_mase(rows, a):8.3f}" for a in ARMS
+    )
+    lines += [
+        f"{'mean':24}{means}",
+        "",
+        f"MAE in {unit} per interval; MASE 1 is persistence, lower is better",
+    ]
+    return "\n".join(lines)
+
+
+def _bytes(row: DeviceResult, arm: str) -> str:
+    moved = row.traffic.get(arm, Traffic())
+    return f"{f'{short(moved.up)} / {short(moved.down)}':>17}"
+
+
+def short(count: float) -> str:
+    """Write a byte count for people.
+
+    >>> short(999), short(23_456), short(4_560_000)
+    ('999 B', '23.5 kB', '4.56 MB')
+    """
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def as_json(rows: Sequence[DeviceResult]) -> list[dict[str, Any]]:
+    """Return the rows as plain lists and mappings."""
+    return [
+        {
+            "device": row.device,
+            "windows": row.windows,
+            "scores": {arm: {"mae": s.mae, "mase": s.mase} for arm, s in row.scores.items()},
+            "bytes": {arm: {"up": t.up, "down": t.down} for arm, t in row.traffic.items()},
+        }
+        for row in rows
+    ]

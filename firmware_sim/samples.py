@@ -1,0 +1,128 @@
+"""The shipped readings: which sets there are, under which licence, and one column of one device.
+
+A folder of CSV files of your own works the same way: one file is one device, ``time`` and the
+columns of the set it stands for (``SampleSet.of_folder``).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DATA = Path(__file__).parent / "data"
+
+
+class SampleError(Exception):
+    """A set, a file or a column that is not there, or is not what the index says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The readings of one device."""
+
+    device: str
+    path: Path
+    sha256: str | None = None  # None for a file of your own
+
+    def verify(self) -> None:
+        """Raise ``SampleError`` if the file is not, to the byte, the one the index names."""
+        if self.sha256 is None:
+            return
+        if hashlib.sha256(self.path.read_bytes()).hexdigest() != self.sha256:
+            raise SampleError(f"{self.path.name} differs from the checksum in index.json")
+
+    def column(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return UTC seconds and values of one column; an empty cell is NaN. Shapes ``(n,)``.
+
+        Raises:
+            SampleError: There is no such column.
+        """
+        opener = gzip.open if self.path.suffix == ".gz" else open
+        with opener(self.path, "rt", encoding="utf-8", newline="") as text:
+            rows = csv.DictReader(text)
+            if name not in (rows.fieldnames or ()):
+                raise SampleError(f"{self.path.name} has no column {name!r}")
+            pairs = [(instant(row["time"]), float(row[name] or "nan")) for row in rows]
+        times, values = zip(*pairs, strict=True)
+        return np.array(times, np.int64), np.array(values, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """Devices of one kind, with the terms under which their readings may be passed on."""
+
+    name: str
+    title: str
+    kind: str  # "measured" or "simulated"
+    licence: str
+    attribution: str
+    step_seconds: int
+    target: str  # the column that is forecast
+    unit: str
+    columns: Mapping[str, str]  # column -> canonical stream
+    samples: tuple[Sample, ...]
+
+    def of_folder(self, folder: Path) -> SampleSet:
+        """Return the same kind of set with the CSV files of ``folder`` as its devices.
+
+        Raises:
+            SampleError: The folder holds no ``*.csv`` or ``*.csv.gz``.
+        """
+        files = sorted(x for x in folder.glob("*.csv*") if x.name.endswith((".csv", ".csv.gz")))
+        if not files:
+            raise SampleError(f"no *.csv or *.csv.gz file in {folder}")
+        samples = tuple(Sample(x.name.split(".csv")[0], x) for x in files)
+        own = {"name": str(folder), "title": f"readings in {folder}", "kind": "measured"}
+        terms = {"licence": "yours", "attribution": str(folder), "samples": samples}
+        kept = {x: getattr(self, x) for x in SampleSet.__slots__}
+        return SampleSet(**(kept | own | terms))
+
+
+def instant(text: str) -> int:
+    """Return UTC seconds of an ISO 8601 time; without an offset it is taken as UTC.
+
+    >>> instant("2018-01-01T08:00Z"), instant("2018-01-01T00:00-08:00"), instant("1970-01-01")
+    (1514793600, 1514793600, 0)
+    """
+    time = datetime.fromisoformat(text)
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
+
+
+@cache
+def sample_sets() -> Mapping[str, SampleSet]:
+    """Return every shipped set by name.
+
+    >>> sorted(sample_sets())
+    ['cells', 'chargers', 'homes']
+    """
+    index = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
+    return {row["name"]: _set(row) for row in index["sets"]}
+
+
+def _set(row: Mapping[str, Any]) -> SampleSet:
+    samples = tuple(Sample(x["device"], DATA / x["path"], x["sha256"]) for x in row["files"])
+    kept = {name: row[name] for name in SampleSet.__slots__ if name != "samples"}
+    return SampleSet(**kept, samples=samples)
+
+
+def sample_set(name: str) -> SampleSet:
+    """Return one shipped set.
+
+    Raises:
+        SampleError: The message lists the names there are.
+    """
+    sets = sample_sets()
+    if name not in sets:
+        raise SampleError(f"no sample set {name!r}; there are: {', '.join(sorted(sets))}")
+    return sets[name]
