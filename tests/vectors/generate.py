@@ -1,0 +1,353 @@
+"""Write the wire's golden vectors: ``python tests/vectors/generate.py [FOLDER]``.
+
+Every ``*.bin`` is one whole MQTT payload (``body-*.bin`` is a bare body, ``tensor-*.bin`` a bare
+blob). ``index.json`` says what each must decode to, or with which reason it must be refused, in
+plain JSON: bytes as hex. Nothing here is random, so a changed byte is a changed protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.wire import codec, cursor, envelope, keys, messages, topics
+from edge_sdk.wire.messages import LARGEST
+from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.wire.strict import key_of
+
+FLEET = "north"
+DEVICE_ID = "meter-0042"
+DEVICE = keys.from_seed(bytes(range(32)))
+AGGREGATOR = keys.from_seed(bytes(range(32, 64)))
+ROOT = keys.from_seed(bytes(range(64, 96)))
+SPEC = ParamSpec.of([("w", (2,))])
+NOW = 1_790_000_000_000  # a server time in 2026, in milliseconds
+
+UP = {"sender": DEVICE_ID, "recipient": "_agg", "signer": DEVICE}
+DOWN = {"sender": "_agg", "recipient": DEVICE_ID, "signer": AGGREGATOR}
+TO_ALL = {"sender": "_agg", "recipient": "_all", "signer": AGGREGATOR}
+FROM_ROOT = {"sender": "_root", "recipient": "_all", "signer": ROOT}
+
+UPDATE = messages.Update(
+    run=7,
+    round=41,
+    base=41,
+    life=3,
+    seq=12,
+    spent=12,
+    spec=SPEC.digest,
+    part="delta",
+    enc="f4",
+    n=64,
+    blob=codec.pack_tensor(np.array([0.5, -1.25]), "f4"),
+)
+HELLO = messages.Hello(
+    life=3,
+    nonce=bytes(range(16)),
+    spent=11,
+    lost=False,
+    open=((2, 9),),
+    wire=(1, 1),
+    caps=("f2", "hpke"),
+    sdk="1.4.2",
+    conn=17,
+)
+CONTENT = messages.Content(
+    run=7,
+    version=41,
+    part="shared",
+    spec=SPEC.digest,
+    enc="f4",
+    blob=codec.pack_tensor(np.array([0.25, 3.0]), "f4"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One payload, where it was heard, and what must come of it."""
+
+    name: str
+    payload: bytes
+    topic: str
+    sender: str
+    recipient: str
+    kind: str
+    fields: dict[str, Any] | None = None  # what it decodes to
+    refused: str = ""  # or the reason
+
+
+def plain(value: Any) -> Any:
+    """Put a field's value into JSON."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def said(message: messages.Message) -> dict[str, Any]:
+    """Return every field that is on the wire, by its header key."""
+    body = codec.read_body(codec.encode(message))[0]
+    values = {key_of(f.name): getattr(message, f.name) for f in fields(message)}
+    return {key: plain(values[key]) for key in (*body, "blob") if key in values}
+
+
+def sealed(name: str, message: messages.Message, way: dict[str, Any], topic: str) -> Case:
+    """Seal one message and expect it back."""
+    payload = envelope.seal(codec.encode(message), kind=message.kind, fleet=FLEET, **way)
+    return Case(
+        name,
+        payload,
+        topic,
+        way["sender"],
+        way["recipient"],
+        message.kind,
+        said(message),
+    )
+
+
+def up(name: str, message: messages.Message) -> Case:
+    """Seal what a device says."""
+    topic = (
+        topics.status(FLEET, DEVICE_ID)
+        if message.kind == "status"
+        else topics.up(FLEET, DEVICE_ID, message.kind)
+    )
+    return sealed(name, message, UP, topic)
+
+
+def down(name: str, message: messages.Message) -> Case:
+    """Seal what the aggregator says to one device."""
+    return sealed(name, message, DOWN, topics.down(FLEET, DEVICE_ID, message.kind))
+
+
+def common(name: str, message: messages.Message, way: dict[str, Any] = TO_ALL) -> Case:
+    """Seal what is said to all."""
+    is_part = isinstance(message, messages.Part)
+    topic = topics.part(FLEET, message.i) if is_part else topics.common(FLEET, message.kind)
+    return sealed(name, message, way, topic)
+
+
+def two_chunks() -> tuple[messages.Update, bytes]:
+    """Return an update whose body needs two chunks of 8,192 bytes, and that body."""
+    vector = (np.arange(3000) % 251 - 125) / 64
+    large = replace(UPDATE, seq=14, spec=bytes(range(16)), blob=codec.pack_tensor(vector, "f4"))
+    return large, codec.encode(large)
+
+
+def session() -> list[Case]:
+    """One of every kind that opens and keeps a session."""
+    hello = envelope.ref(envelope.digest(codec.encode(HELLO)))
+    return [
+        up("status", messages.Status(state="online", life=3, conn=17)),
+        up("hello", HELLO),
+        down(
+            "welcome",
+            messages.Welcome(
+                hello=hello, life=3, spent=11, time=NOW, wire=1, caps=("f2",), run=7,
+                inline=32768, window=8, quota=1_000_000, hold=2, cmd=5,
+            ),
+        ),
+        down("floor", messages.Floor(hello=hello, life=9)),
+        common(
+            "keys",
+            messages.Keys(
+                serial=3, sign=(AGGREGATOR.public,), open=(), from_=(NOW,),
+                until=(NOW + 86_400_000,), min_wire=1,
+            ),
+            FROM_ROOT,
+        ),
+        common(
+            "bundle",
+            messages.Bundle(
+                serial=4, name="load-hourly", version=2, digest=hashlib.sha256(b"archive").digest(),
+                size=7, spec=SPEC.digest, sdk="0.1.0", method="fedavg", run=7, shared=("w",),
+            ),
+            FROM_ROOT,
+        ),
+        common("time", messages.Time(serial=900, t=NOW)),
+        down("command", messages.Command(num=5, op="report", args={"minutes": 15.0})),
+        up(
+            "metrics",
+            messages.Metrics(
+                up=3600, sent=4, resent=1, refused=0, bytes_up=99_000, bytes_down=120_000,
+                outbox=1, flash=512, rss=61_000,
+            ),
+        ),
+    ]  # fmt: skip
+
+
+def model() -> list[Case]:
+    """The common model: manifest and its only part."""
+    body = codec.encode(CONTENT)
+    whole = envelope.digest(body)
+    manifest = messages.Model(
+        serial=5, run=7, round=41, version=41, phase="train", part="shared", spec=SPEC.digest,
+        enc="f4", digest=whole, size=len(body), chunk=32768, until=NOW + 600_000, spread=10_000,
+        inline=32768, share=0.5, vals={"steps": 4.0, "rate": 0.01, "prox": 0.0},
+        cohort=bytes(range(16)),
+    )  # fmt: skip
+    return [
+        common("model", manifest),
+        common("part", messages.Part(id=whole[:16], i=0, blob=body)),
+    ]
+
+
+def uplink() -> list[Case]:
+    """An update, inline and offered in two chunks, and every answer."""
+    ref = envelope.ref(envelope.digest(codec.encode(UPDATE)))
+    large, body = two_chunks()
+    whole = envelope.digest(body)
+    proof = envelope.prove(whole, kind="update", fleet=FLEET, **UP)
+    offer = messages.Offer(
+        of="update", digest=whole, size=len(body), chunk=8192, sig=proof, run=large.run,
+        round=large.round, base=large.base, spec=large.spec, life=large.life, seq=large.seq,
+        spent=large.spent,
+    )  # fmt: skip
+    chunk = messages.Chunk(id=whole[:16], i=0, life=large.life, seq=large.seq, blob=body[:8192])
+    return [
+        up("update", UPDATE),
+        up("update-vals", replace(UPDATE, seq=13, vals={"loss": 0.125, "eps": 2.0}, flags=2)),
+        down("receipt", messages.Receipt(life=3, seq=12, ref=ref, code=0, run=7, round=41)),
+        down("refusal", messages.Refusal(code=40, wait=30_000, ref=ref)),
+        up("offer", offer),
+        down("grant", messages.Grant(id=whole[:16], have=b"", win=8, keep=120_000, to="w1")),
+        up("chunk-0", chunk),
+        up("chunk-1", replace(chunk, i=1, blob=body[8192:])),
+        up("have", messages.Have(id=whole[:16], have=b"\x01", win=4)),
+    ]
+
+
+def widths() -> list[Case]:
+    """The largest integer of every width, and the first of the next."""
+    sizes = {"7": 0x7F, "8": 0xFF, "16": 0xFFFF, "32": 2**32 - 1, "63": LARGEST}
+    cases = [up(f"int-{k}", replace(UPDATE, life=v, seq=v)) for k, v in sizes.items()]
+    over = {"7": 0x80, "8": 0x100, "16": 0x10000, "32": 2**32}
+    return cases + [up(f"int-over-{k}", replace(UPDATE, life=v, seq=v)) for k, v in over.items()]
+
+
+TENSORS: dict[str, tuple[str, list[float]]] = {
+    "f4": ("f4", [0.5, -1.25, 0.0, 3.5]),
+    "f2": ("f2", [0.5, -1.25, 65504.0, -65504.0]),
+    "i1": ("i1", [127.0, -127.0, 64.0, 0.0, 1.0]),
+    "i1-two-blocks": ("i1", [127.0] * 1024 + [-254.0, 2.0]),
+    "b1": ("b1", [1.0, -1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 1.0, -1.0, 1.0]),
+    "b2": ("b2", [0.0, 1.0, -1.0, 0.0, 1.0]),
+    "tk": ("tk", [0.0, 0.5, 0.0, 0.0, -2.0]),
+}
+
+
+def raw(body: bytes, **changed: str) -> bytes:
+    """Seal bytes that no honest encoder writes."""
+    way = {**UP, **{k: v for k, v in changed.items() if k in ("sender", "recipient")}}
+    return envelope.seal(body, kind="update", fleet=changed.get("fleet", FLEET), **way)
+
+
+def patched(old: bytes, new: bytes) -> bytes:
+    """Return the update's body with one run of bytes replaced."""
+    body = codec.encode(UPDATE)
+    assert body.count(old) == 1, old
+    return body.replace(old, new)
+
+
+def negative() -> list[Case]:
+    """What must be refused, and why. The envelope is rightly signed unless the name says not."""
+    good = raw(codec.encode(UPDATE))
+    life, seq = cursor.text("life") + b"\x03", cursor.text("seq") + b"\x0c"
+    zero, wide = b"\x00", b"\xcf" + (2**63).to_bytes(8, "big")
+    two_64 = b"\xcb" + bytes.fromhex("43f0000000000000")  # 2^64 exists only as a float
+    bomb = b"\x92\x81" + cursor.text("run") + b"\x81\xa1a" * 500 + b"\x01\xc4\x00"
+    bodies = {
+        "body-one-more-byte": (codec.encode(UPDATE) + b"\x00", "MALFORMED"),
+        "repeated-key": (
+            patched(b"\x92\x8a", b"\x92\x8b").replace(life, life + life), "MALFORMED",
+        ),
+        "bool-as-int": (patched(life, cursor.text("life") + b"\xc3"), "MALFORMED"),
+        "nested-map-bomb": (bomb, "MALFORMED"),
+        "array-bomb": (b"\x92\xdd\xff\xff\xff\xff", "MALFORMED"),
+        "nil": (patched(life, cursor.text("life") + b"\xc0"), "MALFORMED"),
+        "missing-key": (patched(b"\x92\x8a", b"\x92\x89").replace(life, b""), "MALFORMED"),
+        "must-understand": (
+            patched(b"\x92\x8a", b"\x92\x8b").replace(life, cursor.text("Life") + b"\x03" + life),
+            "UNKNOWN_FIELD",
+        ),
+        "sealed": (b"\x94\x01\xc4\x00\xc4\x00\xc4\x00", "CANNOT_OPEN"),
+    }  # fmt: skip
+    for key, field in (("life", life), ("seq", seq)):
+        name = cursor.text(key)
+        bodies[f"{key}-zero"] = (patched(field, name + zero), "MALFORMED")
+        bodies[f"{key}-2-to-63"] = (patched(field, name + wide), "MALFORMED")
+        bodies[f"{key}-2-to-64"] = (patched(field, name + two_64), "MALFORMED")
+    payloads = {name: (raw(body), reason) for name, (body, reason) in bodies.items()}
+    payloads |= {
+        "trailing-byte": (good + b"\x00", "MALFORMED"),
+        "sixth-element": (b"\x96" + good[1:] + b"\x00", "MALFORMED"),
+        "wire-2": (b"\x95\x02" + good[2:], "UNKNOWN_WIRE"),
+        "wrong-recipient": (raw(codec.encode(UPDATE), recipient=DEVICE_ID), "BAD_SIGNATURE"),
+        "wrong-fleet": (raw(codec.encode(UPDATE), fleet="south"), "BAD_SIGNATURE"),
+        "wrong-sender": (raw(codec.encode(UPDATE), sender="meter-0043"), "WRONG_SENDER"),
+        "blob-one-byte-short": (
+            raw(codec.encode(replace(UPDATE, blob=UPDATE.blob[:-1]))), "WRONG_SIZE",
+        ),
+    }  # fmt: skip
+    return [
+        Case(f"bad-{name}", payload, topics.up(FLEET, DEVICE_ID, "update"), DEVICE_ID, "_agg",
+             "update", refused=reason)
+        for name, (payload, reason) in payloads.items()
+    ]  # fmt: skip
+
+
+def beyond() -> Case:
+    """A chunk that decodes, but whose index is the number of chunks its offer announced."""
+    large, body = two_chunks()
+    whole = envelope.digest(body)
+    count = -(-len(body) // 8192)
+    chunk = messages.Chunk(id=whole[:16], i=count, life=large.life, seq=large.seq, blob=b"\0")
+    return replace(up("bad-chunk-index-is-count", chunk), fields=None, refused="BAD_CHUNK")
+
+
+def cases() -> list[Case]:
+    """Return every payload, good and bad."""
+    return [*session(), *model(), *uplink(), *widths(), *negative(), beyond()]
+
+
+def files() -> dict[str, bytes]:
+    """Return every file of the folder by name."""
+    made = cases()
+    out = {f"{case.name}.bin": case.payload for case in made}
+    out["body-content.bin"] = codec.encode(CONTENT)
+    out |= {
+        f"tensor-{name}.bin": codec.pack_tensor(np.array(vector), enc)
+        for name, (enc, vector) in TENSORS.items()
+    }
+    index = {
+        "fleet": FLEET,
+        "keys": {
+            who: key.public.hex()
+            for who, key in ((DEVICE_ID, DEVICE), ("_agg", AGGREGATOR), ("_root", ROOT))
+        },
+        "size": SPEC.size,
+        "payloads": {
+            case.name: {
+                "topic": case.topic, "sender": case.sender, "recipient": case.recipient,
+                "kind": case.kind, "refused": case.refused, "fields": case.fields,
+            }
+            for case in made
+        },
+        "content": said(CONTENT),
+        "tensors": {name: {"enc": enc, "vector": v} for name, (enc, v) in TENSORS.items()},
+    }  # fmt: skip
+    out["index.json"] = (json.dumps(index, indent=1, sort_keys=True) + "\n").encode()
+    return out
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    for name, data in files().items():
+        (folder / name).write_bytes(data)
