@@ -1,0 +1,220 @@
+"""Mosquitto's configuration: one that we write, and a look at one that the operator wrote.
+
+Why each line is there: ``docs/brokers.md``. Nothing here makes a broker's acknowledgement mean more
+than it does; it only makes losses rarer and strangers fewer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+QUEUE = 100_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
+QUEUE_BYTES = 1 << 30
+SMALLEST_PACKET = 66_048  # bytes: the largest payload and its packet
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of a TLS listener that demands client certificates.
+
+    Attributes:
+        authority: Who signs the clients' certificates.
+        certificate: The broker's own, with its chain.
+        key: Its private key.
+        revoked: List of revoked client certificates.
+        probe_certificate: A client certificate for the health check; without it only TCP is tried.
+        probe_key: Its key.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+    probe_certificate: Path | None = None
+    probe_key: Path | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is only reachable from this machine.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def mosquitto_config(
+    port: int,
+    folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    tls: TlsFiles | None = None,
+    access: Path | None = None,
+) -> str:
+    """Write the configuration of a Mosquitto for one fleet.
+
+    Args:
+        port: Where it listens.
+        folder: Where it keeps its sessions and its log.
+        host: What it binds; anything but loopback needs ``tls`` and ``access``.
+        tls: Client certificates are demanded; their common name is user name and client id.
+        access: ACL file, the text of ``edge_sdk.wire.topics.mosquitto_access(fleet)``.
+
+    Raises:
+        ValueError: A listener that others can reach would let anybody in.
+
+    >>> from pathlib import Path
+    >>> mosquitto_config(1883, Path("/var/lib/x"), host="0.0.0.0")
+    Traceback (most recent call last):
+    ValueError: a broker on 0.0.0.0 needs client certificates and an access file
+    """
+    if not is_loopback(host) and (tls is None or access is None):
+        raise ValueError(f"a broker on {host} needs client certificates and an access file")
+    lines = [f"listener {port} {host}", "set_tcp_nodelay true"]
+    lines += _tls_lines(tls) if tls else ["allow_anonymous true"]
+    if access is not None:
+        lines.append(f"acl_file {access}")
+    if os.geteuid() == 0 and is_loopback(host):
+        lines.append("user root")  # else it drops to a user that cannot write the folder
+    lines += [
+        "persistence true",
+        f"persistence_location {folder}/",
+        "autosave_interval 5",
+        "persistent_client_expiration 14d",
+        f"max_queued_messages {QUEUE}",
+        f"max_queued_bytes {QUEUE_BYTES}",
+        "max_inflight_messages 20",
+        f"log_dest file {folder}/mosquitto.log",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+        "connection_messages false",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tls_lines(tls: TlsFiles) -> list[str]:
+    lines = [
+        "allow_anonymous false",
+        f"cafile {tls.authority}",
+        f"certfile {tls.certificate}",
+        f"keyfile {tls.key}",
+        "tls_version tlsv1.2",
+        "require_certificate true",
+        "use_identity_as_username true",
+        "use_username_as_clientid true",
+    ]
+    return [*lines, f"crlfile {tls.revoked}"] if tls.revoked else lines
+
+
+@dataclass(slots=True)
+class _Listener:
+    host: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+def check_mosquitto_config(path: Path) -> tuple[str, ...]:
+    """What in a Mosquitto configuration would lose messages or let strangers in.
+
+    Each finding is a sentence; none means that nothing was found, not that all is well. Files that
+    the configuration includes are not followed.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    common, listeners = _read(path.read_text(encoding="utf-8"))
+    findings = _durability(common)
+    for listener in listeners:
+        findings += _entrance(listener, {**common, **listener.settings})
+    if not listeners:
+        findings.append("no listener: Mosquitto 2 then serves this machine only, to anybody on it")
+    if "include_dir" in common:
+        findings.append("include_dir is not followed by this check")
+    return tuple(findings)
+
+
+_PER_LISTENER = {
+    "cafile", "capath", "certfile", "keyfile", "crlfile", "require_certificate", "tls_version",
+    "use_identity_as_username", "use_subject_as_username", "use_username_as_clientid",
+    "psk_hint", "max_connections", "protocol", "mount_point",
+}  # fmt: skip
+
+
+def _read(text: str) -> tuple[dict[str, str], list[_Listener]]:
+    """Split a configuration into what holds for all and what holds for each listener."""
+    common: dict[str, str] = {}
+    listeners: list[_Listener] = []
+    is_split = any(line.split() == ["per_listener_settings", "true"] for line in text.splitlines())
+    also = {"allow_anonymous", "acl_file", "password_file"} if is_split else set()
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name in {"listener", "port"}:
+            _, _, host = value.strip().partition(" ")
+            listeners.append(_Listener(host.strip() or "0.0.0.0"))  # noqa: S104 - what it means
+        elif name == "bind_address" and listeners:
+            listeners[-1].host = value.strip()
+        elif name and not name.startswith("#"):
+            is_local = bool(listeners) and name in _PER_LISTENER | also
+            (listeners[-1].settings if is_local else common)[name] = value.strip()
+    return common, listeners
+
+
+def _durability(common: Mapping[str, str]) -> list[str]:
+    findings = []
+    queue = int(common.get("max_queued_messages", "1000"))
+    if queue == 0:
+        findings.append("max_queued_messages 0 dropped everything in 2.0.16; give a large number")
+    elif queue < 10_000:
+        findings.append(
+            f"max_queued_messages is {queue}: a burst beyond it is acknowledged and thrown away"
+        )
+    if int(common.get("max_queued_bytes", "0")) == 0:
+        findings.append("max_queued_bytes is not set: queues may take all memory")
+    if common.get("persistence") != "true":
+        findings.append("persistence is off: a restart forgets sessions and retained messages")
+    elif int(common.get("autosave_interval", "1800")) > 60:
+        findings.append("autosave_interval above 60 s: a crash forgets that much of every session")
+    return findings + _sizes(common)
+
+
+def _sizes(common: Mapping[str, str]) -> list[str]:
+    findings = [
+        f"{name} is below {SMALLEST_PACKET} bytes: chunks must shrink"
+        for name in ("max_packet_size", "message_size_limit")
+        if 0 < int(common.get(name, "0")) < SMALLEST_PACKET
+    ]
+    if common.get("retain_available") == "false":
+        findings.append("retain_available false: sleepers must ask for what others find waiting")
+    return findings
+
+
+def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
+    if is_loopback(listener.host):
+        return []
+    where = f"the listener on {listener.host}"
+    wanted: Sequence[tuple[str, str, str]] = (
+        ("require_certificate", "true", "anybody may connect"),
+        ("use_identity_as_username", "true", "the access rules do not know who writes"),
+        ("use_username_as_clientid", "true", "a device can take over another one's session"),
+    )
+    findings = [
+        f"{where}: {name} is not {value}: {why}"
+        for name, value, why in wanted
+        if settings.get(name) != value
+    ]
+    if settings.get("allow_anonymous") == "true":
+        findings.append(f"{where}: allow_anonymous is true")
+    if "certfile" not in settings:
+        findings.append(f"{where}: no certfile: everything travels in the clear")
+    if not any(name.startswith(("acl_file", "plugin", "auth_plugin")) for name in settings):
+        findings.append(f"{where}: no acl_file: a device can write in another one's name")
+    if settings.get("tls_version") in {"tlsv1", "tlsv1.0", "tlsv1.1"}:
+        findings.append(f"{where}: tls_version {settings['tls_version']} is broken")
+    return findings
