@@ -1,0 +1,333 @@
+"""The aggregator's configuration: frozen sections, and ``bind``, which makes parts of names.
+
+What one key can see is refused while the file is read; what only several can see together is
+refused by ``bind``. Both happen before anything connects, and name the file and the key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from aggregator.bundles import BundleError, ModelBundle, open_bundle
+from aggregator.methods import METHODS, Averaged, Rounds
+from aggregator.rules import UnknownRuleError
+from aggregator.rules import bind as bind_rule
+from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
+from edge_sdk.wire.admit import Limits
+from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.keys import read_public
+from edge_sdk.wire.manifest import ManifestError
+from edge_sdk.wire.messages import CHUNK_LIMIT
+from edge_sdk.wire.method import CONTRACTS, Ask, Half
+from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build
+
+PREFIX = "GRIDFED_AGGREGATOR_"
+
+FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+Positive = Annotated[int, Between(1, 2**31 - 1)]
+Rate = Annotated[float, Between(1e-3, 1e12)]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSection:
+    """Where the broker is. ``auto`` looks on this machine; everything else wants ``mqtts://``."""
+
+    url: str = "auto"
+    ca_file: Path | None = None  # authority that signed the broker's certificate
+    cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
+    key_file: Path | None = None  # and its private key
+    protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
+    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
+    insecure: bool = False  # allow mqtt:// to another host
+
+
+@dataclass(frozen=True, slots=True)
+class KeysSection:
+    """Keys, by file only. What is left out lies in the state folder under its usual name."""
+
+    signing: Path | None = None  # the online key: aggregator.key
+    root: Path | None = None  # the root's public half: root.pub
+
+
+@dataclass(frozen=True, slots=True)
+class PageSection:
+    """The health page."""
+
+    listen: str = "127.0.0.1:9464"  # host:port, or "off"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSection:
+    """What any device may send, and how much of it."""
+
+    max_norm: Literal["auto"] | Annotated[float, Between(1e-12, 1e30)] = "auto"  # of an update
+    n_cap: Positive = 1_000_000_000  # largest sample count a device may claim
+    inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest body sent unasked
+    window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time
+    hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
+    quota: Positive = 64_000_000  # bytes a day a device may use, both directions
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSection:
+    """How a fleet is spread out so that it does not come all at once."""
+
+    spread: Literal["auto"] | Duration = "auto"  # window of the random wait before taking part
+    down_rate: Rate = 5_000_000.0  # bytes a second out of the broker
+    up_rate: Rate = 200.0  # updates a second this daemon takes
+
+
+@dataclass(frozen=True, slots=True)
+class RunSection:
+    """What is learned, how, and when a round ends."""
+
+    bundle: Annotated[str, Length(1, 255)]  # a shipped name, or a path
+    method: str  # fedsgd, fedavg, fedprox, fedavgm, fedadam
+    quorum: int  # so many different devices close a round at once
+    shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the method's own numbers
+    rule: Mapping[str, Any] = field(default_factory=lambda: {"name": "mean"})  # name, parameters
+    least: int | None = None  # so many are enough at the deadline; left out: the quorum
+    deadline: Duration = "15m"  # from opening a round to closing or abandoning it
+    rounds: int | None = None  # stop after so many moved rounds; left out: never
+    weighting: Literal["uniform", "samples"] = "uniform"  # what a device counts
+    weight_cap: float | None = None  # claimed samples count at most so many times the median
+    share: Annotated[float, Between(1e-6, 1.0)] = 1.0  # probability that a device takes part
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the draw that ``share`` decides
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything the aggregator is told."""
+
+    fleet: FleetId
+    state: Path  # folder for everything that must not be forgotten
+    run: RunSection
+    broker: BrokerSection = field(default_factory=BrokerSection)
+    keys: KeysSection = field(default_factory=KeysSection)
+    page: PageSection = field(default_factory=PageSection)
+    admission: AdmissionSection = field(default_factory=AdmissionSection)
+    pace: PaceSection = field(default_factory=PaceSection)
+    file: Path = field(default=Path("aggregator.toml"), init=False)  # where it was read
+
+    @cached_property
+    def database(self) -> Path:
+        """The store's one file."""
+        return self.state / "aggregator.db"
+
+    @cached_property
+    def signing_key(self) -> Path:
+        """The online key, PEM, mode 0600."""
+        return self.keys.signing or self.state / "aggregator.key"
+
+    @cached_property
+    def root_public(self) -> Path:
+        """The root's public key: 64 hex digits."""
+        return self.keys.root or self.state / "root.pub"
+
+    @classmethod
+    def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
+        """Read a configuration file, its ``conf.d``, and ``GRIDFED_AGGREGATOR_…`` variables.
+
+        Raises:
+            SettingsError: Naming the file and the key that does not fit.
+        """
+        return load_with_origins(path, environ).value
+
+
+def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ) -> Loaded[Config]:
+    """Read a configuration and remember which file or variable said what.
+
+    Raises:
+        SettingsError: As ``Config.load``.
+    """
+    loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
+    object.__setattr__(loaded.value, "file", Path(path).absolute())  # known only after reading
+    return loaded
+
+
+@dataclass(frozen=True)
+class Run:
+    """A configuration bound to its parts: everything a daemon computes with.
+
+    Attributes:
+        config: What it was bound from.
+        bundle: The verified bundle.
+        spec: Layout of the vector, with this run's shared layers.
+        half: The method's server half.
+        ask: What a round asks, as the contract says.
+        rounds: When a round ends.
+        limits: What an update must keep to.
+    """
+
+    config: Config
+    bundle: ModelBundle
+    spec: ParamSpec
+    half: Half[Averaged]
+    ask: Ask
+    rounds: Rounds
+    limits: Limits
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Prefixes of the shared layers that are announced."""
+        said = self.config.run.shared
+        return self.bundle.manifest.shared if said is None else said
+
+    def first_state(self) -> Averaged:
+        """Return the half's state before its first round, from the bundle's first vector."""
+        return self.half.init(self.spec.shared(self.bundle.initial))
+
+
+def bind(config: Config) -> Run:
+    """Turn names into parts, and refuse what no single key can see.
+
+    Raises:
+        SettingsError: Naming the file and the key.
+        BundleError: The bundle is missing, damaged, or signed by nobody we trust.
+    """
+    run = config.run
+    if run.method not in METHODS:
+        raise _wrong(config, "run.method", f"unknown {run.method!r}; known: {_list(METHODS)}")
+    bundle = _open(config)
+    ask = CONTRACTS[run.method]["train"]
+    _check_graphs(config, bundle, ask)
+    spec, rounds = _spec(config, bundle), _rounds(config)
+    half = METHODS[run.method].half(_rule(config, rounds), _settings(config), rounds)
+    limits = Limits(
+        spec=spec.digest,
+        size=spec.shared_size,
+        contract=ask,
+        max_norm=_max_norm(config.admission),
+        n_cap=config.admission.n_cap,
+    )
+    return Run(config, bundle, spec, half, ask, rounds, limits)
+
+
+def _open(config: Config) -> ModelBundle:
+    public = config.root_public
+    trusted = (read_public(public),) if public.is_file() else ()
+    try:
+        return open_bundle(config.run.bundle, folder=config.file.parent, trusted=trusted)
+    except BundleError as error:
+        raise BundleError(f"{config.file.name}: run.bundle: {error}", hint=error.hint) from error
+
+
+def _check_graphs(config: Config, bundle: ModelBundle, ask: Ask) -> None:
+    for graph in ask.graphs:
+        if graph not in bundle.manifest.graphs:
+            raise _wrong(
+                config,
+                "run.bundle",
+                f"{bundle.manifest.name!r} has no graph {graph!r}, which method "
+                f"{config.run.method!r} asks for; it has: {_list(bundle.manifest.graphs)}",
+            )
+
+
+def _spec(config: Config, bundle: ModelBundle) -> ParamSpec:
+    try:
+        return bundle.manifest.spec(config.run.shared)
+    except ManifestError as error:
+        raise _wrong(config, "run.shared", str(error).removeprefix("manifest: ")) from error
+
+
+def _rounds(config: Config) -> Rounds:
+    run = config.run
+    if run.quorum < 1:
+        raise _wrong(config, "run.quorum", f"expected at least 1, got {run.quorum}")
+    rounds = Rounds(quorum=run.quorum, deadline=1.0)
+    for key, changes in (
+        ("least", {"least": run.least}),
+        ("deadline", {"deadline": seconds(run.deadline)}),
+        ("rounds", {"limit": run.rounds}),
+        ("weight_cap", {"weighting": run.weighting, "cap": run.weight_cap or rounds.cap}),
+    ):
+        try:
+            rounds = replace(rounds, **changes)
+        except ValueError as error:
+            raise _wrong(config, f"run.{key}", str(error).partition(": ")[2]) from error
+    return rounds
+
+
+def _settings(config: Config) -> Any:  # noqa: ANN401 - each method has its own settings class
+    try:
+        return build(METHODS[config.run.method].settings, config.run.settings, where="run.settings")
+    except Misfit as misfit:
+        raise SettingsError(f"{config.file.name}: {misfit}") from misfit
+
+
+def _rule(config: Config, rounds: Rounds) -> Any:  # noqa: ANN401 - ``aggregator.rules.Rule``
+    table = dict(config.run.rule)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise _wrong(config, "run.rule.name", "missing")
+    _check_faulty(config, table.get("f", 0), rounds)
+    try:
+        return bind_rule(name, **table)
+    except UnknownRuleError as error:
+        raise _wrong(config, "run.rule", str(error)) from error
+
+
+def _check_faulty(config: Config, f: object, rounds: Rounds) -> None:
+    """A rule cannot outvote half of its rows, nor may liars choose what they count."""
+    if not isinstance(f, int) or isinstance(f, bool) or f < 0:
+        raise _wrong(config, "run.rule.f", f"expected a whole number from 0, got {f!r}")
+    if f and rounds.enough <= 2 * f:
+        raise _wrong(
+            config,
+            "run.rule.f",
+            f"{f} liars among {rounds.enough} updates cannot be outvoted; a round must have "
+            f"more than {2 * f} (run.quorum, run.least)",
+        )
+    if f and rounds.weighting == "samples" and config.run.weight_cap is None:
+        raise _wrong(
+            config,
+            "run.weighting",
+            "'samples' lets a liar choose what it counts; set run.weight_cap, or use 'uniform'",
+        )
+
+
+def _max_norm(admission: AdmissionSection) -> float:
+    """``auto`` follows from a clipping bound where devices have one; without one, none is known."""
+    return np.inf if admission.max_norm == "auto" else admission.max_norm
+
+
+def broker_of(config: Config, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wire.broker.Broker``
+    """Return the link's settings for a broker that was found.
+
+    Raises:
+        SettingsError: They cannot work together.
+    """
+    from edge_sdk.wire.broker import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
+
+    said = config.broker
+    try:
+        return Broker(
+            url=url,
+            client_id="_agg",
+            ca_file=said.ca_file,
+            cert_file=said.cert_file,
+            key_file=said.key_file,
+            protocol=said.protocol,
+            keepalive=said.keepalive,
+            session_expiry=604_800,
+            insecure=said.insecure,
+        )
+    except LinkError as error:
+        raise _wrong(config, "broker", str(error)) from error
+
+
+def _wrong(config: Config, key: str, why: str) -> SettingsError:
+    return SettingsError(f"{config.file.name}: {key}: {why}")
+
+
+def _list(names: Any) -> str:  # noqa: ANN401 - any iterable of names
+    return ", ".join(sorted(names))

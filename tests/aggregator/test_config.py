@@ -1,0 +1,127 @@
+"""What cannot be meant is refused before anything connects, with the file and the key."""
+
+import re
+
+import numpy as np
+import pytest
+
+from aggregator.config import Config, bind, broker_of, load_with_origins
+from edge_sdk.program import Failure
+from edge_sdk.settings import SettingsError
+from edge_sdk.wire.method import Ask
+
+
+def refused(path):
+    with pytest.raises(Failure) as caught:
+        bind(Config.load(path, {}))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_configuration_binds_to_its_parts(workplace):
+    run = bind(Config.load(workplace("settings = { steps = 3, rate = 0.5 }\nrounds = 7"), {}))
+    assert (run.spec.size, run.spec.shared_size, run.shared) == (3, 2, ("body.",))
+    assert (run.rounds.quorum, run.rounds.deadline, run.rounds.limit) == (2, 60.0, 7)
+    assert run.limits.max_norm == np.inf
+    np.testing.assert_array_equal(run.first_state().w, [1.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "says"),
+    [
+        ("rounds = 0", "run.rounds", "at least 1"),
+        ("least = 3", "run.least", "1 to the quorum (2)"),
+        ('weighting = "samples"\nweight_cap = 0.5', "run.weight_cap", "at least 1"),
+        ('shared = ["lstm."]', "run.shared", "'lstm.' matches no layer"),
+        ('rule = { name = "krumm" }', "run.rule", "unknown rule 'krumm'; known: "),
+        ('rule = { name = "mean", f = 1 }', "run.rule.f", "cannot be outvoted"),
+        ('rule = { name = "mean", trim = 1 }', "run.rule", "unknown parameter 'trim'"),
+        ("rule = { f = 1 }", "run.rule.name", "missing"),
+        ('rule = { name = "mean", f = -1 }', "run.rule.f", "whole number"),
+        ("settings = { step = 1 }", "run.settings.step", "did you mean 'steps'?"),
+        ("settings = { steps = -1 }", "run.settings.steps", "from 0 to 65536"),
+        ("share = 0.0", "run.share", "expected float"),
+        ("quorums = 1", "run.quorums", "did you mean 'quorum'?"),
+    ],
+)
+def test_run_section_refusals_name_the_key(workplace, more, key, says):
+    said = refused(workplace(more))
+    assert said.startswith(f"aggregator.toml: {key}"), said
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "says"),
+    [
+        ("quorum = 2", "quorum = 0", "run.quorum", "at least 1, got 0"),
+        ("quorum = 2", "", "run.quorum", "missing"),
+        ('"60s"', '"60"', "run.deadline", "expected"),
+        ('"60s"', '"0s"', "run.deadline", "more than 0 seconds"),
+        ('"fedavg"', '"fedavgg"', "run.method", "known: fedadam, fedavg"),
+        ('fleet = "north"', 'fleet = "no/rth"', "fleet", "expected str"),
+        ("[run]", 'admission = { max_norm = "big" }\n[run]', "admission.max_norm", "known: auto"),
+        ("[run]", "colour = 1\n[run]", "colour", "unknown key"),
+    ],
+)
+def test_other_refusals_name_the_key(workplace, old, new, key, says):
+    said = refused(workplace(replacing=[(old, new)]))
+    assert said.startswith(f"aggregator.toml: {key}"), said
+    assert says in said
+
+
+def test_liars_that_may_choose_their_weight_are_refused(workplace):
+    more = 'weighting = "samples"\nrule = { name = "mean", f = 1 }'
+    said = refused(workplace(more, [("quorum = 2", "quorum = 5")]))
+    assert "run.weighting" in said
+    assert "run.weight_cap" in said
+
+
+def test_missing_bundle_names_the_shipped_ones(workplace):
+    said = refused(workplace(replacing=[('"toy"', '"nothing-here"')]))
+    assert re.match(r"aggregator.toml: run.bundle: bundle 'nothing-here' is neither", said)
+
+
+def test_bundle_without_the_graph_of_the_contract(workplace, monkeypatch):
+    wanted = {"fedavg": {"train": Ask(("robust_gradient",))}}
+    monkeypatch.setattr("aggregator.config.CONTRACTS", wanted)
+    said = refused(workplace())
+    assert "run.bundle: 'toy' has no graph 'robust_gradient'" in said
+    assert "it has: forecast, gradient" in said
+
+
+def test_an_edited_manifest_is_refused(workplace):
+    path = workplace()
+    bundle = path.parent / "toy"
+    raw = (bundle / "manifest.json").read_bytes().replace(b'"gradient"', b'"gradiemt"')
+    (bundle / "manifest.json").write_bytes(raw)
+    assert "no key we trust" in refused(path)
+
+
+@pytest.mark.parametrize("name", ["initial.f32", "gradient.onnx"])
+def test_a_damaged_file_is_named(workplace, name):
+    path = workplace()
+    (path.parent / "toy" / name).write_bytes(b"other")
+    assert f"toy/{name}: digest" in refused(path)
+
+
+def test_a_bundle_signed_by_a_stranger_is_refused(workplace):
+    path = workplace()
+    (path.parent / "state" / "root.pub").write_text("00" * 32)
+    assert "no key we trust has signed" in refused(path)
+
+
+def test_environment_wins_over_the_file_and_says_so(workplace):
+    loaded = load_with_origins(workplace(), {"GRIDFED_AGGREGATOR_RUN__QUORUM": "5"})
+    assert loaded.value.run.quorum == 5
+    assert loaded.origins["run.quorum"] == "GRIDFED_AGGREGATOR_RUN__QUORUM"
+
+
+def test_plain_mqtt_to_another_host_is_refused(workplace):
+    config = Config.load(workplace(), {})
+    with pytest.raises(SettingsError, match=r"aggregator\.toml: broker: mqtt:// to far\.example"):
+        broker_of(config, "mqtt://far.example")
+    assert broker_of(config, "mqtt://127.0.0.1").client_id == "_agg"
+
+
+def test_everything_personal_must_be_said_aloud_and_then_binds(workplace):
+    assert bind(Config.load(workplace("shared = []"), {})).spec.shared_size == 0
