@@ -1,0 +1,240 @@
+"""What the aggregator keeps, as frozen records, and what it needs of whatever keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from aggregator.ledger import Key, Ledger, Row
+from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.wire.messages import Command
+from edge_sdk.wire.method import Due, Event, Member, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One enrolled device.
+
+    Attributes:
+        id: Its name everywhere.
+        sign: Raw Ed25519 public keys that may sign for it, at most two.
+        generation: How often it was enrolled.
+        state: ``enrolled``, ``quarantined`` or ``revoked``.
+        why: The reason for a state other than enrolled.
+    """
+
+    id: str
+    sign: tuple[bytes, ...]
+    generation: int = 1
+    state: str = "enrolled"
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run: what was configured, and what its saved state looks like.
+
+    Attributes:
+        run: Its number; rises, never used again.
+        method: Name of the method.
+        settings: What else defines it, as JSON text.
+        bundle: Name of the bundle.
+        spec: Digest of the shared layout (16 bytes).
+        layout: Digest of the state's leaves (16 bytes).
+    """
+
+    run: int
+    method: str
+    settings: str
+    bundle: str
+    spec: bytes
+    layout: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event of the journal. ``event`` is None where its vector was pruned."""
+
+    position: int
+    run: int
+    event: Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A wake-up a half asked for, at a server time in Unix milliseconds."""
+
+    due: Due
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A run's state as it was saved.
+
+    Attributes:
+        leaves: By path; ``leaves.rebuild`` makes the state of them.
+        upto: Journal position they contain; what follows must be applied again.
+        timers: Wake-ups that were pending.
+    """
+
+    leaves: Mapping[str, Leaf]
+    upto: int
+    timers: tuple[Timer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A closed round, moved or abandoned, and the state it left.
+
+    Attributes:
+        run: The run.
+        round: The round that closed.
+        version: The model's version after it.
+        moved: Whether it produced that version.
+        digest: ``leaves.digest`` of the state right after the event that closed it.
+        report: What the method tells of it; plain JSON values.
+        time: Server time in Unix milliseconds.
+        position: Journal position of that event; filled in by the store.
+    """
+
+    run: int
+    round: int
+    version: int
+    moved: bool
+    digest: bytes
+    report: Mapping[str, Any] = field(default_factory=dict)
+    time: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A body that devices may pull: the common model's content, or a bundle's archive.
+
+    Attributes:
+        kind: ``model`` or ``bundle``.
+        id: First 16 bytes of its SHA-256.
+        body: The bytes.
+        chunk: Bytes of one chunk.
+    """
+
+    kind: str
+    id: bytes
+    body: bytes
+    chunk: int
+
+
+class Store(Protocol):
+    """What the aggregator needs of a database. Each writing call is one durable transaction."""
+
+    def clients(self) -> list[Client]:
+        """Return all enrolled devices, by id."""
+
+    def put_client(self, client: Client) -> None:
+        """Enrol a device, or change what is known of it."""
+
+    def ledger(self, device: str) -> Ledger:
+        """Return a device's numbers; a new device has empty ones."""
+
+    def save_ledger(self, device: str, ledger: Ledger) -> None:
+        """Save a device's numbers and prune the rows they close."""
+
+    def row(self, device: str, key: Key) -> Row | None:
+        """Return how a number was settled."""
+
+    def held(self, device: str) -> int:
+        """Return how many settled numbers are kept for a device."""
+
+    def append(
+        self, device: str, ledger: Ledger, key: Key, row: Row, update: Update
+    ) -> tuple[Row, Entry | None]:
+        """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4)."""
+
+    def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Row:
+        """Settle a number with a final refusal (A4)."""
+
+    def record(self, run: int, event: Event) -> Entry:
+        """Write an event that is no update into the journal."""
+
+    def journal(self, run: int, after: int = 0) -> Iterator[Entry]:
+        """Return a run's events behind a position, in order."""
+
+    def issued(self, device: str) -> list[Command]:
+        """Return the commands a device has not yet receipted."""
+
+    def command_done(self, device: str, num: int, code: int) -> bool:
+        """Note a command's receipt; False if there is no such open command."""
+
+    def content(self, ref: bytes) -> Content | None:
+        """Return a body that may be pulled, by the first 16 bytes of its digest."""
+
+
+def pack_event(event: Event) -> tuple[bytes, bytes | None]:
+    """Return what the journal keeps of an event: its facts, and its vector apart.
+
+    Raises:
+        TypeError: A kind of event that is never journalled.
+    """
+    facts, vector = _facts(event)
+    return pack_leaves(facts), vector
+
+
+def unpack_event(kind: str, device: str | None, facts: bytes, vector: bytes | None) -> Event | None:
+    """Return the event again, bit for bit; None if its vector was pruned."""
+    return _event(kind, device, unpack_leaves(facts), vector)
+
+
+def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
+    if isinstance(event, Update):
+        vector = np.ascontiguousarray(event.vector)
+        dtype = vector.dtype.newbyteorder("<")
+        values = {name: float(value) for name, value in event.values.items()}
+        facts = {"round": event.round, "base": event.base, "values": values, "dtype": dtype.str}
+        return facts, vector.astype(dtype).tobytes()
+    if isinstance(event, Due):
+        return {
+            "round": event.round,
+            "ask": event.ask,
+            "step": event.step,
+            "after": event.after,
+        }, None
+    if isinstance(event, Member):
+        return {"client": event.client, "present": event.present}, None
+    raise TypeError(f"a {type(event).__name__} is never journalled")
+
+
+def _event(
+    kind: str, device: str | None, facts: Mapping[str, Leaf], vector: bytes | None
+) -> Event | None:
+    if kind == "due":
+        return Due(**facts)
+    if kind == "member":
+        return Member(**facts)
+    if vector is None:
+        return None
+    return Update(
+        sender=device or "",
+        round=facts["round"],
+        base=facts["base"],
+        vector=np.frombuffer(vector, np.dtype(facts["dtype"])),
+        values=facts["values"],
+    )
+
+
+def pack_timers(timers: Sequence[Timer]) -> bytes:
+    """Write wake-ups for the store."""
+    return pack_leaves(
+        {"timers": [[t.due.round, t.due.ask, t.due.step, t.due.after, t.at] for t in timers]}
+    )
+
+
+def unpack_timers(data: bytes) -> tuple[Timer, ...]:
+    """Read wake-ups back."""
+    return tuple(
+        Timer(Due(number, ask, step, after), at)
+        for number, ask, step, after, at in unpack_leaves(data)["timers"]
+    )
