@@ -40,6 +40,7 @@ Ref = Annotated[bytes, Length(16, 16)]
 Digest = Annotated[bytes, Length(32, 32)]
 PublicKey = Annotated[bytes, Length(32, 32)]
 Proof = Annotated[bytes, Length(72, 72)]
+Piece = Annotated[bytes, Length(0, CHUNK_LIMIT)]
 Bitmap = Annotated[bytes, Length(0, CHUNKS_LIMIT // 8)]
 Text = Annotated[str, Length(0, 64)]
 Word = Annotated[str, Length(1, 16)]
@@ -186,7 +187,7 @@ class Part:
     kind: ClassVar[str] = "part"
     id: Ref  # first 16 bytes of the content's digest
     i: Index  # slot number, from 0
-    blob: bytes = b""  # bytes [i * chunk, …) of the content body
+    blob: Piece = b""  # bytes [i * chunk, …) of the content body
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ class Chunk:
     i: Index  # which chunk, from 0
     life: Ordinal | None = None  # number of the update it belongs to (from a device)
     seq: Ordinal | None = None  # likewise
-    blob: bytes = b""  # bytes [i * chunk, …) of the body
+    blob: Piece = b""  # bytes [i * chunk, …) of the body
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,290 @@
+# ruff: noqa: C901, E741, N818, PLR0911, PLR0917, SIM905 - it reads as its C twin would
+"""A second decoder, written from PROTOCOL.md alone, in the way one would write it in C.
+
+It shares no line with ``edge_sdk``: no import, no msgpack library, no dataclasses. One pass over
+the bytes, an index, and a table of what each kind must say. It returns plain dicts or raises ``Bad``.
+"""
+
+import hashlib
+import struct
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+I, S, B, F, L, M, T = "int", "str", "bin", "float", "list", "map", "bool"
+
+# kind: (has blob, {key: (type, lowest, highest)}, optional keys); for S, B, L, M the range is of
+# the length. This table is PROTOCOL.md section 5.
+ANY = (I, 0, 2**63 - 1)
+ONE = (I, 1, 2**63 - 1)
+REF = (B, 16, 16)
+TABLE = {
+    "status": (0, {"state": (S, 4, 8), "life": ANY, "conn": (I, 0, 2**32 - 1)}, ""),
+    "hello": (
+        0,
+        {
+            "life": ONE, "nonce": REF, "spent": ANY, "lost": (T, 0, 0), "open": (L, 0, 8),
+            "wire": (L, 2, 2), "caps": (L, 0, 32), "sdk": (S, 1, 32), "conn": (I, 0, 2**32 - 1),
+        },
+        "",
+    ),
+    "welcome": (
+        0,
+        {
+            "hello": REF, "life": ONE, "spent": ANY, "time": ANY, "wire": (I, 1, 255),
+            "caps": (L, 0, 32), "run": ANY, "inline": (I, 0, 32768), "window": (I, 1, 256),
+            "quota": ANY, "hold": (I, 1, 8), "cmd": ANY,
+        },
+        "",
+    ),
+    "floor": (0, {"hello": REF, "life": ANY}, ""),
+    "keys": (
+        0,
+        {
+            "serial": ONE, "sign": (L, 1, 8), "open": (L, 0, 8), "from": (L, 1, 8),
+            "until": (L, 1, 8), "min_wire": (I, 1, 255),
+        },
+        "",
+    ),
+    "bundle": (
+        0,
+        {
+            "serial": ONE, "name": (S, 0, 64), "version": ONE, "digest": (B, 32, 32),
+            "size": (I, 1, 2**23), "spec": REF, "sdk": (S, 1, 32), "method": (S, 1, 16),
+            "run": ONE, "shared": (L, 0, 32), "seal": (L, 0, 32), "encs": (L, 0, 32),
+            "url": (S, 1, 512),
+        },
+        "seal encs url",
+    ),
+    "model": (
+        0,
+        {
+            "serial": ONE, "run": ONE, "round": ANY, "version": ANY, "phase": (S, 4, 5),
+            "part": (S, 1, 16), "spec": REF, "enc": (S, 1, 16), "digest": (B, 32, 32),
+            "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": ANY, "spread": ANY,
+            "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 16), "cohort": REF,
+            "deltas": (L, 0, 8),
+        },
+        "vals cohort deltas",
+    ),
+    "part": (1, {"id": REF, "i": (I, 0, 255)}, ""),
+    "offer": (
+        0,
+        {
+            "of": (S, 1, 16), "digest": (B, 32, 32), "size": (I, 1, 2**23),
+            "chunk": (I, 1, 32768), "sig": (B, 72, 72), "run": ONE, "round": ANY, "base": ANY,
+            "spec": REF, "life": ONE, "seq": ONE, "spent": ANY,
+        },
+        "",
+    ),
+    "grant": (
+        0,
+        {"id": REF, "have": (B, 0, 32), "win": (I, 1, 256), "keep": ANY, "to": (S, 1, 16)},
+        "to",
+    ),
+    "chunk": (1, {"id": REF, "i": (I, 0, 255), "life": ONE, "seq": ONE}, "life seq"),
+    "have": (0, {"id": REF, "have": (B, 0, 32), "win": (I, 1, 256)}, ""),
+    "receipt": (
+        0,
+        {"life": ANY, "seq": ONE, "ref": REF, "code": (I, 0, 65535), "run": ANY, "round": ANY},
+        "",
+    ),
+    "refusal": (0, {"code": (I, 0, 65535), "wait": ANY, "ref": REF, "id": REF}, "ref id"),
+    "update": (
+        1,
+        {
+            "run": ONE, "round": ANY, "base": ANY, "life": ONE, "seq": ONE, "spent": ANY,
+            "spec": REF, "part": (S, 1, 16), "enc": (S, 1, 16), "n": ANY, "vals": (M, 0, 16),
+            "check": (B, 8, 8), "flags": (I, 0, 2**32 - 1),
+        },
+        "vals check flags",
+    ),
+    "command": (
+        0, {"num": ONE, "op": (S, 1, 16), "args": (M, 0, 16), "until": ANY}, "args until",
+    ),
+    "metrics": (
+        0,
+        dict.fromkeys(
+            "up sent resent refused bytes_up bytes_down outbox flash rss".split(), ANY
+        ),
+        "",
+    ),
+    "time": (0, {"serial": ONE, "t": ANY}, ""),
+}  # fmt: skip
+
+
+class Bad(Exception):
+    """Refused, with the protocol's word."""
+
+
+def u(raw, at, size):
+    if at + size > len(raw):
+        raise Bad("MALFORMED")
+    return int.from_bytes(raw[at : at + size], "big"), at + size
+
+
+def take(raw, at, size):
+    if at + size > len(raw):
+        raise Bad("MALFORMED")
+    return raw[at : at + size], at + size
+
+
+def read(raw, at, depth):
+    """Read one value and return (type, value, next index)."""
+    tag, at = u(raw, at, 1)
+    if tag < 0x80:
+        return I, tag, at
+    if 0xCC <= tag <= 0xCF:
+        value, at = u(raw, at, 1 << (tag - 0xCC))
+        return I, value, at
+    if tag in (0xC2, 0xC3):
+        return T, tag == 0xC3, at
+    if tag == 0xCB:
+        data, at = take(raw, at, 8)
+        return F, struct.unpack(">d", data)[0], at
+    if 0xA0 <= tag < 0xC0 or tag in (0xD9, 0xDA):
+        size, at = (tag & 31, at) if tag < 0xC0 else u(raw, at, tag - 0xD8)
+        data, at = take(raw, at, size)
+        try:
+            return S, data.decode(), at
+        except UnicodeDecodeError:
+            raise Bad("MALFORMED") from None
+    if tag in (0xC4, 0xC5, 0xC6):
+        size, at = u(raw, at, 1 << (tag - 0xC4))
+        data, at = take(raw, at, size)
+        return B, data, at
+    if 0x90 <= tag < 0xA0 or tag == 0xDC:
+        size, at = (tag & 15, at) if tag < 0xA0 else u(raw, at, 2)
+        return read_list(raw, at, size, depth)
+    if 0x80 <= tag < 0x90 or tag == 0xDE:
+        size, at = (tag & 15, at) if tag < 0x90 else u(raw, at, 2)
+        return read_map(raw, at, size, depth)
+    raise Bad("MALFORMED")
+
+
+def read_list(raw, at, size, depth):
+    if depth == 0 or size > len(raw) - at:
+        raise Bad("MALFORMED")
+    out = []
+    for _ in range(size):
+        _, value, at = read(raw, at, depth - 1)
+        out.append(value)
+    return L, out, at
+
+
+def read_map(raw, at, size, depth):
+    if depth == 0 or size > 40:
+        raise Bad("MALFORMED")
+    out = {}
+    for _ in range(size):
+        kind, key, at = read(raw, at, 0)
+        if kind is not S or key in out:
+            raise Bad("MALFORMED")
+        kind, value, at = read(raw, at, depth - 1)
+        out[key] = (kind, value)
+    return M, out, at
+
+
+def unwrap(raw, kind, sender, recipient, fleet, public):
+    """Check an envelope in the order of section 3 and return the body."""
+    if len(raw) > 65536:
+        raise Bad("TOO_LARGE")
+    if not raw or raw[0] != 0x95:
+        raise Bad("MALFORMED")
+    at, five = 1, []
+    for want in (I, S, S, B, B):
+        got, value, at = read(raw, at, 0)
+        if got is not want:
+            raise Bad("MALFORMED")
+        five.append(value)
+    wire, said_kind, said_sender, body, proof = five
+    if at != len(raw) or len(proof) != 72:
+        raise Bad("MALFORMED")
+    if wire != 1:
+        raise Bad("UNKNOWN_WIRE")
+    if said_kind != kind:
+        raise Bad("MALFORMED")
+    if said_sender != sender:
+        raise Bad("WRONG_SENDER")
+    check(hashlib.sha256(body).digest(), proof, kind, sender, recipient, fleet, public)
+    if body[:1] == b"\x94":
+        raise Bad("CANNOT_OPEN")
+    return body
+
+
+def check(digest, proof, kind, sender, recipient, fleet, public):
+    said = b"gridfed/1/sig\x00"
+    for part in (fleet, kind, sender, recipient):
+        said += bytes([len(part)]) + part.encode()
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(proof[8:], said + digest)
+    except InvalidSignature:
+        raise Bad("BAD_SIGNATURE") from None
+    if proof[:8] != hashlib.sha256(public).digest()[:8]:
+        raise Bad("BAD_SIGNATURE")
+
+
+def parse(kind, body):
+    """Read a body by the table of section 5; return what it says, with the blob."""
+    if kind not in TABLE:
+        raise Bad("UNKNOWN_KIND")
+    with_blob, keys, optional = TABLE[kind]
+    if body[:1] != b"\x92":
+        raise Bad("MALFORMED")
+    what, header, at = read(body, 1, 3)
+    if what is not M or at > 1 + 4096:
+        raise Bad("MALFORMED")
+    what, blob, at = read(body, at, 0)
+    if what is not B or at != len(body) or (blob and not with_blob):
+        raise Bad("MALFORMED")
+    for key in header:
+        if key not in keys and key[:1].isupper():
+            raise Bad("UNKNOWN_FIELD")
+    out = {}
+    for key, (want, lowest, highest) in keys.items():
+        if key not in header:
+            if key not in optional.split():
+                raise Bad("MALFORMED")
+            continue
+        got, value = header[key]
+        if got is not want:
+            raise Bad("MALFORMED")
+        amount = value if want in (I, F) else 0 if want is T else len(value)
+        if not lowest <= amount <= highest:
+            raise Bad("MALFORMED")
+        out[key] = {k: v for k, (_, v) in value.items()} if want is M else value
+    if with_blob:
+        out["blob"] = blob
+    return out
+
+
+def tensor(blob, enc, size):
+    """Read a vector by the table of section 6."""
+    if enc == "f4":
+        return expect(blob, 4 * size) or list(struct.unpack(f"<{size}f", blob))
+    if enc == "f2":
+        return expect(blob, 2 * size) or list(struct.unpack(f"<{size}e", blob))
+    if enc == "i1":
+        blocks = (size + 1023) // 1024
+        expect(blob, 4 * blocks + size)
+        scales = struct.unpack_from(f"<{blocks}f", blob)
+        steps = struct.unpack_from(f"<{size}b", blob, 4 * blocks)
+        return [scales[i // 1024] * step for i, step in enumerate(steps)]
+    if enc == "b1":
+        expect(blob, (size + 7) // 8)
+        return [1.0 if blob[i // 8] >> (i % 8) & 1 else -1.0 for i in range(size)]
+    if enc == "b2":
+        expect(blob, (size + 3) // 4)
+        return [{0: 0.0, 1: 1.0, 3: -1.0}[blob[i // 4] >> 2 * (i % 4) & 3] for i in range(size)]
+    kept = struct.unpack_from("<I", blob)[0]
+    expect(blob, 4 + 8 * kept)
+    out = [0.0] * size
+    where = struct.unpack_from(f"<{kept}I", blob, 4)
+    for i, value in zip(where, struct.unpack_from(f"<{kept}f", blob, 4 + 4 * kept), strict=True):
+        out[i] = value
+    return out
+
+
+def expect(blob, size):
+    if len(blob) != size:
+        raise Bad("WRONG_SIZE")
