@@ -1,0 +1,168 @@
+"""Who belongs to the fleet: keys of its root, its aggregator, and its devices.
+
+Nothing is secret in what a device hands over, but something must be proved: that it holds the
+private half of the key it names, for this fleet and under this id.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.program import USAGE, Failure
+from edge_sdk.wire.keys import (
+    PUBLIC_SIZE,
+    SIGNATURE_SIZE,
+    KeyFileError,
+    SigningKey,
+    load_signing_key,
+    read_public,
+    save_public,
+    save_signing_key,
+    verify,
+)
+from edge_sdk.wire.topics import is_device_id
+
+CONTEXT = b"gridfed/1/enrol\0"
+NO_KEY = bytes(PUBLIC_SIZE)
+"""Stands for the sealing key of a device that has none."""
+
+
+class EnrolError(Failure):
+    """A claim that is not proved, or an id or key that cannot be one."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a device, or the operator for it, says before it belongs.
+
+    Attributes:
+        device: The id it wants: certificate name, user name, topic and sender in one.
+        public: Its raw Ed25519 public key.
+        proof: Signature of ``statement`` by that key, or empty: the operator vouches then.
+    """
+
+    device: str
+    public: bytes
+    proof: bytes = b""
+
+
+def statement(
+    fleet: str, device: str, public: bytes, open_: bytes = NO_KEY, csr: bytes = b""
+) -> bytes:
+    """Return the bytes a device signs to prove that it holds its key.
+
+    Args:
+        fleet: The fleet it wants to join.
+        device: Under which id.
+        public: Its raw signing key.
+        open_: Its raw sealing key; 32 zero bytes without one.
+        csr: Its certificate request; empty without one.
+
+    Example:
+        >>> key = SigningKey.from_seed(bytes(32))
+        >>> mine = key.sign(statement("north", "meter-1", key.public))
+        >>> verify(key.public, mine, statement("north", "meter-2", key.public))
+        False
+    """
+    named = b"".join(bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode()))
+    return CONTEXT + named + public + open_ + hashlib.sha256(csr).digest()
+
+
+def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
+    """Return the claim if it may be enrolled.
+
+    Raises:
+        EnrolError: An id that is none, a key of the wrong size, or a proof by another key.
+    """
+    if not is_device_id(claim.device):
+        raise EnrolError(
+            f"{where}: {claim.device!r} cannot be a device's id",
+            hint="letters, digits, - and _; at most 64; starting with a letter or a digit",
+        )
+    if len(claim.public) != PUBLIC_SIZE:
+        raise EnrolError(f"{where}: {claim.device}: a public key has {PUBLIC_SIZE} bytes")
+    said = statement(fleet, claim.device, claim.public)
+    if claim.proof and not verify(claim.public, claim.proof, said):
+        raise EnrolError(
+            f"{where}: {claim.device}: the proof was not made by this key, for this id and fleet",
+            hint="check the fleet and the id in the device's configuration",
+        )
+    return claim
+
+
+def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol") -> Claim:
+    """Read a claim as people write it: 64 hex digits or a file; 128 hex digits or nothing.
+
+    Raises:
+        EnrolError: It cannot be read.
+    """
+    try:
+        raw = read_public(public)
+    except KeyFileError as error:
+        raise EnrolError(f"{where}: {device}: {error}") from error
+    try:
+        signature = bytes.fromhex(proof)
+    except ValueError as error:
+        raise EnrolError(f"{where}: {device}: a proof is 128 hex digits") from error
+    if signature and len(signature) != SIGNATURE_SIZE:
+        raise EnrolError(f"{where}: {device}: a proof is 128 hex digits, got {len(proof)}")
+    return Claim(device, raw, signature)
+
+
+def read_claims(path: Path) -> Iterator[Claim]:
+    """Read a CSV file with the columns ``id``, ``public`` and, if wanted, ``proof``.
+
+    Raises:
+        EnrolError: No such file, a missing column, or a line that cannot be read; with its number.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if not {"id", "public"} <= set(rows.fieldnames or ()):
+                raise EnrolError(f"{path}: the first line must name the columns id and public")
+            for row in rows:
+                where = f"{path}, line {rows.line_num}"
+                given = (row["id"] or "", row["public"] or "", row.get("proof") or "")
+                yield claim_of(*(text.strip() for text in given), where=where)
+    except OSError as error:
+        raise EnrolError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise EnrolError(f"{path}: not UTF-8 text") from error
+
+
+def make_keys(folder: Path) -> tuple[SigningKey, SigningKey]:
+    """Make root and aggregator keys in a folder, or load those that are there.
+
+    Returns:
+        The root's key and the aggregator's. The root's may be moved away afterwards; then
+        ``root.pub`` stays, and nothing here makes another root in its place.
+
+    Raises:
+        EnrolError: The root's private key is needed and has been moved away.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    root_file, root_public = folder / "root.key", folder / "root.pub"
+    if root_public.exists() and not root_file.exists():
+        raise EnrolError(
+            f"{root_public} exists, but {root_file.name} does not: this fleet has a root already",
+            hint="give its private key with --root-key FILE",
+        )
+    root = _made(root_file)
+    save_public(root_public, root.public)
+    online = _made(folder / "aggregator.key")
+    save_public(folder / "aggregator.pub", online.public)
+    return root, online
+
+
+def _made(path: Path) -> SigningKey:
+    if path.exists():
+        return load_signing_key(path)
+    key = SigningKey.generate()
+    save_signing_key(path, key)
+    return key

@@ -1,0 +1,76 @@
+"""A claim is proved for one fleet and one id; keys are made once and never silently replaced."""
+
+import stat
+
+import pytest
+
+from aggregator.enrol import Claim, EnrolError, check, claim_of, make_keys, read_claims, statement
+from edge_sdk.wire import keys
+
+KEY = keys.from_seed(bytes(range(32)))
+PROOF = KEY.sign(statement("north", "meter-1", KEY.public))
+
+
+def test_a_proved_claim_passes():
+    claim = Claim("meter-1", KEY.public, PROOF)
+    assert check(claim, "north") == claim
+
+
+@pytest.mark.parametrize(
+    ("fleet", "device", "proof"),
+    [("south", "meter-1", PROOF), ("north", "meter-2", PROOF), ("north", "meter-1", bytes(64))],
+)
+def test_a_proof_holds_for_one_fleet_one_id_one_key(fleet, device, proof):
+    with pytest.raises(EnrolError, match="the proof was not made"):
+        check(Claim(device, KEY.public, proof), fleet)
+
+
+def test_without_a_proof_the_operator_vouches():
+    assert check(Claim("meter-1", KEY.public), "north").proof == b""
+
+
+@pytest.mark.parametrize("device", ["_agg", "a/b", "", "x" * 65, "-a", "mé"])
+def test_ids_that_cannot_be(device):
+    with pytest.raises(EnrolError, match="cannot be a device's id"):
+        check(Claim(device, KEY.public), "north")
+
+
+@pytest.mark.parametrize("proof", ["zz", "00"])
+def test_a_proof_is_hex_of_the_right_length(proof):
+    with pytest.raises(EnrolError, match="128 hex digits"):
+        claim_of("meter-1", KEY.public.hex(), proof)
+
+
+def test_many_from_a_file(tmp_path):
+    keys.save_public(tmp_path / "b.pub", KEY.public)
+    path = tmp_path / "fleet.csv"
+    path.write_text(f"id,public,proof\na,{KEY.public.hex()},\nb,{tmp_path / 'b.pub'},{'00' * 64}\n")
+    first, second = read_claims(path)
+    assert first == Claim("a", KEY.public)
+    assert (second.public, second.proof) == (KEY.public, bytes(64))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("name,key\n", "columns id and public"), ("id,public\na,zz\n", "line 2: a: zz: cannot read")],
+)
+def test_a_bad_file_says_where(tmp_path, text, says):
+    path = tmp_path / "fleet.csv"
+    path.write_text(text)
+    with pytest.raises(EnrolError, match=says):
+        list(read_claims(path))
+
+
+def test_keys_are_private_and_made_once(tmp_path):
+    root, online = make_keys(tmp_path / "state")
+    assert make_keys(tmp_path / "state")[0].public == root.public
+    assert root.public != online.public
+    for name in ("root.key", "aggregator.key"):
+        assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o600
+
+
+def test_no_second_root_is_made_when_the_first_was_moved_away(tmp_path):
+    make_keys(tmp_path)
+    (tmp_path / "root.key").unlink()
+    with pytest.raises(EnrolError, match="has a root already"):
+        make_keys(tmp_path)
