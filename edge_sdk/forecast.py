@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.almanac import DAY, Floats, Ints
 from edge_sdk.methods.local import Graph
-from edge_sdk.windows import DAY, Floats, Frame, Ints
+from edge_sdk.windows import Frame
 from edge_sdk.wire.spec import Vector
 
 SourceOf = Literal["model", "last day", "none"]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from edge_sdk.almanac import Floats, Ints, calendar, local_seconds
 from edge_sdk.errors import ConfigError
 from edge_sdk.methods.local import Batch
 from edge_sdk.series import Series
 from edge_sdk.wire.manifest import Feature, Manifest, Target, Window
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-DAY = 86_400
 FILL = 2
 """How many missing steps an input is carried forward over; a longer gap masks the window."""
 
@@ -71,85 +67,6 @@ def filled(values: Floats, limit: int = FILL) -> Floats:
     last = np.maximum.accumulate(np.where(np.isfinite(values), rows, -1))
     near = (last >= 0) & (rows - last <= limit)
     return np.where(near, values[np.maximum(last, 0)], np.nan)
-
-
-def local_seconds(times: Ints, zone: tzinfo = UTC) -> Ints:
-    """Return wall-clock seconds since 1970 in ``zone``: the grid stays UTC, the calendar does not.
-
-    The zone is asked once a day, and row by row only on the days its offset changes.
-    """
-    if zone is UTC or not len(times):
-        return times
-
-    def offset(moment: int) -> int:
-        shift = datetime.fromtimestamp(int(moment), zone).utcoffset()
-        return int(shift.total_seconds()) if shift is not None else 0
-
-    days, which = np.unique(times // DAY, return_inverse=True)
-    ends = np.array([[offset(day * DAY), offset(day * DAY + DAY)] for day in days])
-    shifts = ends[which, 0]
-    for row in np.flatnonzero((ends[:, 0] != ends[:, 1])[which]):
-        shifts[row] = offset(times[row])
-    return np.asarray(times + shifts, np.int64)
-
-
-def calendar(what: str, local: Ints, step: int) -> Floats:
-    """Return one calendar column for wall-clock seconds, unscaled.
-
-    >>> calendar("slot_of_day", np.array([0, 900, 86399]), 900)
-    array([ 0.,  1., 95.])
-
-    Raises:
-        ValueError: An unknown word.
-    """
-    if what not in CALENDAR:
-        known = ", ".join(sorted(CALENDAR))
-        raise ValueError(f"unknown calendar feature {what!r}; known: {known}")
-    return np.asarray(CALENDAR[what](local, step), np.float64)
-
-
-def _day_of_week(local: Ints, _: int = 0) -> Ints:
-    return np.asarray((local // DAY + 3) % 7)  # 1970-01-01 was a Thursday; Monday is 0
-
-
-def _dates(local: Ints) -> NDArray[np.datetime64]:
-    return local.astype("datetime64[s]").astype("datetime64[D]")
-
-
-def _month(local: Ints, _: int) -> Ints:
-    return np.asarray(_dates(local).astype("datetime64[M]").astype(np.int64) % 12 + 1)
-
-
-def _day_of_month(local: Ints, _: int) -> Ints:
-    dates = _dates(local)
-    return np.asarray((dates - dates.astype("datetime64[M]")).astype(np.int64) + 1)
-
-
-def _day_of_year(local: Ints, _: int) -> Ints:
-    dates = _dates(local)
-    return np.asarray((dates - dates.astype("datetime64[Y]")).astype(np.int64) + 1)
-
-
-def _turn(share: NDArray[np.floating]) -> NDArray[np.floating]:
-    return 2.0 * np.pi * share
-
-
-CALENDAR: Mapping[str, Callable[[Ints, int], NDArray[Any]]] = MappingProxyType(
-    {
-        "slot_of_day": lambda t, step: t % DAY // step,
-        "hour": lambda t, _: t % DAY // 3600,
-        "hour_sin": lambda t, _: np.sin(_turn(t % DAY / DAY)),
-        "hour_cos": lambda t, _: np.cos(_turn(t % DAY / DAY)),
-        "day_of_week": _day_of_week,
-        "dow_sin": lambda t, _: np.sin(_turn(_day_of_week(t) / 7)),
-        "dow_cos": lambda t, _: np.cos(_turn(_day_of_week(t) / 7)),
-        "weekend": lambda t, _: _day_of_week(t) >= 5,
-        "day_of_month": _day_of_month,
-        "day_of_year": _day_of_year,
-        "month": _month,
-    }
-)
-"""Calendar words of a manifest, as functions of wall-clock seconds and the grid's step."""
 
 
 @dataclass(frozen=True)

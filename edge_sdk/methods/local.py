@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -74,27 +73,6 @@ class Windows(Protocol):
         """Draw ``size`` windows without repetition, or all when there are fewer."""
 
 
-def keyed(seed: int, client: str) -> Callable[[str, int], np.random.Generator]:
-    """Return ``(purpose, round) -> Generator`` for one device of a run.
-
-    The key is a hash of all four, so that a restart in any line draws the same again, and no two
-    devices, purposes or rounds share a stream. Not for privacy noise, which is never repeatable.
-
-    >>> draw = keyed(7, "meter-1")
-    >>> first, again, later = (draw("batch", number).integers(1000) for number in (1, 1, 2))
-    >>> first == again, first == later
-    (True, False)
-    """
-
-    def generator(purpose: str, number: int) -> np.random.Generator:
-        parts = (str(seed), client, purpose, str(number))
-        text = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
-        key = hashlib.sha256(b"gridfed/1/draw\0" + text).digest()[:16]
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
-
-    return generator
-
-
 def nothing() -> None:
     """Do nothing: the turn of a shell that has no one to serve."""
 
@@ -109,7 +87,8 @@ class Lent:
         graphs: The bundle's graphs by name.
         windows: What there is to learn from; the shell lends anew when readings came.
         size: Windows in a minibatch.
-        key: ``(purpose, round) -> Generator``, counter-based.
+        key: ``(purpose, round) -> Generator``, e.g. ``partial(keyed, run, device)`` of
+            ``edge_sdk.chance``.
         turn: Called between two batches; may raise to stop the training.
     """
 

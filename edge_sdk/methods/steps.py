@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,7 +89,7 @@ def steps(local: Local, settings: Steps) -> Half[Fitted]:
             return state, ()
         placed = local.spec.place(state.p, received)
         trained, report = _train(local, settings, state, placed, event)
-        if not report or not np.isfinite(trained.p).all():
+        if not report or not _finite(report["loss"], trained.p):
             return replace(state, p=placed), ()
         return trained, (_answer(local, event, received - local.spec.shared(trained.p), report),)
 
@@ -110,7 +111,7 @@ def gradient(local: Local, settings: Steps) -> Half[Fitted]:
             loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
             plain = sgd(float(event.values.get("rate", settings.rate)))
             stepped, _ = plain.update(p, g, plain.init(p))
-            if not np.isfinite(stepped).all():
+            if not _finite(float(loss), stepped):
                 break
             report = {"loss": float(loss), "n": float(len(batch))}
             after = Fitted(local.spec.place(stepped, received))
@@ -151,6 +152,10 @@ def _train(
             p, moments = optimiser.update(p, pulled, moments)
     report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
     return Fitted(p, moments if settings.keep_moments else None), report
+
+
+def _finite(loss: float, p: Vector) -> bool:
+    return math.isfinite(loss) and bool(np.isfinite(p).all())
 
 
 def _answer(local: Local, task: Task, vector: Vector, report: dict[str, float]) -> Update:

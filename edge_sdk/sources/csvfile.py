@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, tzinfo
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from edge_sdk.errors import ConfigError
@@ -54,7 +54,12 @@ class CsvFile:
     def __iter__(self) -> Iterator[Reading]:
         """Yield the file's readings in its order; what cannot be read is counted and skipped."""
         try:
-            with _open(self.path) as lines:
+            with (
+                gzip.open(self.path)
+                if self.path.suffix == ".gz"
+                else self.path.open("rb") as packed
+            ):
+                lines = io.TextIOWrapper(packed, "utf-8-sig", errors="replace", newline="")
                 yield from self._readings(csv.DictReader(lines, delimiter=self.delimiter))
         except (OSError, EOFError, zlib.error, csv.Error):
             self.rejected["unreadable file"] += 1
@@ -134,11 +139,6 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
     keys["start"] = _bound(keys["start"], zone)
     keys["until"] = _bound(keys.get("until", math.inf), zone)
     return CsvFile(**keys)
-
-
-def _open(path: Path) -> TextIO:
-    packed = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    return io.TextIOWrapper(packed, encoding="utf-8-sig", errors="replace", newline="")
 
 
 def _zone(name: object) -> tzinfo:

@@ -1,0 +1,150 @@
+"""CSV files as people have them."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from datetime import UTC, date, datetime
+
+import pytest
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.sources import SOURCES
+
+LOAD = "elec.import.energy"
+
+
+@pytest.fixture
+def source(tmp_path):
+    def build(text, name="load.csv", **section):
+        path = tmp_path / name
+        raw = text if isinstance(text, bytes) else text.encode()
+        path.write_bytes(gzip.compress(raw) if name.endswith(".gz") and text else raw)
+        section.setdefault("columns", {"kwh": LOAD})
+        return SOURCES["csv"]({"type": "csv", "path": str(path), **section})
+
+    return build
+
+
+def pairs(source):
+    return [(reading.time, reading.value) for reading in source]
+
+
+@pytest.mark.parametrize("name", ["load.csv", "load.csv.gz"])
+def test_times_with_an_offset_mean_themselves(source, name):
+    csv = source("time,kwh\n2024-01-01T00:00:00Z,1.5\n2024-01-01T02:00:00+01:00,2\n", name)
+    assert pairs(csv) == [(1_704_067_200, 1.5), (1_704_070_800, 2.0)]
+    assert not csv.rejected
+
+
+def test_times_without_one_are_utc_unless_a_zone_is_named(source):
+    text = "time,kwh\n2024-07-01 00:00,1\n"
+    assert pairs(source(text))[0][0] == 1_719_792_000
+    assert pairs(source(text, zone="Europe/Amsterdam"))[0][0] == 1_719_792_000 - 7200
+
+
+def test_the_hour_that_a_clock_shows_twice_becomes_two_hours(source):
+    rows = "".join(f"2024-10-27 {h:02d}:00,{i}\n" for i, h in enumerate([1, 2, 2, 3]))
+    times = [t for t, _ in pairs(source("time,kwh\n" + rows, zone="Europe/Amsterdam"))]
+    assert [b - a for a, b in itertools.pairwise(times)] == [3600] * 3
+
+
+def test_seconds_since_1970(source):
+    assert pairs(source("t,kwh\n3600,1\nx,2\nnan,3\n", time="t", form="epoch")) == [(3600.0, 1.0)]
+
+
+def test_several_columns_and_only_the_rows_of_one_device(source):
+    csv = source(
+        "id;time;kwh;temp\na;2024-01-01;1;20\nb;2024-01-01;9;9\n",
+        delimiter=";",
+        where={"id": "a"},
+        columns={"kwh": LOAD, "temp": "weather.temperature"},
+        seconds=900,
+    )
+    readings = list(csv)
+    assert [(r.stream, r.value) for r in readings] == [(LOAD, 1.0), ("weather.temperature", 20.0)]
+    assert readings[0].seconds == 900
+
+
+def test_one_column_may_be_named_shortly(tmp_path):
+    (tmp_path / "x.csv").write_text("time,v\n2024-01-01,1\n")
+    section = {"type": "csv", "path": tmp_path / "x.csv", "column": "v", "stream": LOAD}
+    assert [r.stream for r in SOURCES["csv"](section)] == [LOAD]
+
+
+@pytest.mark.parametrize(
+    ("start", "until"),
+    [
+        ("2024-01-02", "2024-01-04"),
+        (date(2024, 1, 2), datetime(2024, 1, 4, tzinfo=UTC)),
+        (1_704_153_600, 1_704_326_400.0),
+    ],
+)
+def test_a_stretch_begins_with_its_first_moment_and_ends_before_its_last(source, start, until):
+    text = "time,kwh\n" + "".join(f"2024-01-0{day},{day}\n" for day in range(1, 6))
+    csv = source(text, **{"from": start, "until": until})
+    assert [value for _, value in pairs(csv)] == [2.0, 3.0]
+
+
+def test_bad_rows_are_counted_by_reason_and_the_good_ones_come(source):
+    csv = source(
+        "time,kwh\n2024-01-01,1\nbananas,2\n2024-01-02,\n2024-01-03,NaN\n2024-01-04,lots\n"
+        "2024-01-05,inf\n2024-01-06\n2024-01-07,1e400\n2024-01-08,3,extra\n"
+    )
+    assert [value for _, value in pairs(csv)] == [1.0, 3.0]
+    assert csv.rejected == {"bad time": 1, "no value": 3, "bad value": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "reason"),
+    [
+        ("", "a.csv", "no column kwh"),
+        ("zeit,kwh\n1,2\n", "a.csv", "no column time"),
+        (b"not gzip at all" * 9, "raw.gz", "unreadable file"),
+    ],
+)
+def test_a_file_that_is_something_else_raises_nothing(tmp_path, content, name, reason):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    csv = SOURCES["csv"]({"path": path, "columns": {"kwh": LOAD}})
+    assert list(csv) == []
+    assert csv.rejected == {reason: 1}
+
+
+def test_a_torn_gzip_file_gives_what_came_before_the_tear(tmp_path):
+    rows = "".join(f"{t},{t % 97}\n" for t in range(0, 3600 * 20000, 3600))
+    path = tmp_path / "torn.csv.gz"
+    path.write_bytes(gzip.compress(f"time,kwh\n{rows}".encode())[:30_000])
+    csv = SOURCES["csv"]({"path": path, "columns": {"kwh": LOAD}, "form": "epoch"})
+    assert len(list(csv)) > 1000
+    assert csv.rejected["unreadable file"] == 1
+
+
+def test_bytes_of_no_encoding_and_a_mark_at_the_start_do_no_harm(source):
+    csv = source(b"\xef\xbb\xbftime,kwh\n2024-01-01,1\n\xff\xfe,\x00\n2024-01-02,2\n")
+    assert [value for _, value in pairs(csv)] == [1.0, 2.0]
+    assert csv.rejected["bad time"] == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "word"),
+    [
+        ({"colums": {}}, "colums"),
+        ({"columns": {}}, "columns"),
+        ({"form": "excel"}, "excel"),
+        ({"zone": "Mars/Olympus"}, "Mars"),
+        ({"from": "yesterday"}, "yesterday"),
+        ({"until": [1]}, "neither"),
+        ({"path": "/nowhere/at/all.csv"}, "no file"),
+    ],
+)
+def test_a_section_that_cannot_be_meant_is_refused_in_words(tmp_path, section, word):
+    (tmp_path / "x.csv").write_text("time,kwh\n")
+    base = {"path": tmp_path / "x.csv", "columns": {"kwh": LOAD}}
+    with pytest.raises(ConfigError, match=word):
+        SOURCES["csv"]({**base, **section})
+
+
+def test_a_file_can_be_read_again_from_the_start(source):
+    csv = source("time,kwh\n2024-01-01,1\n")
+    assert pairs(csv) == pairs(csv)
