@@ -147,9 +147,9 @@ class MqttLink:
 
     def poll(self, timeout: float) -> Sequence[Happening]:
         """Serve the poller (all its links) for at most ``timeout`` seconds; return our share."""
-        until = self._poller.clock() + timeout
+        until = time.monotonic() + timeout  # real seconds: the sockets do not know another clock
         self._poller.serve(0.0 if self._happened else timeout)
-        while not self._happened and (left := until - self._poller.clock()) > 0:
+        while not self._happened and (left := until - time.monotonic()) > 0:
             self._poller.serve(left)
         happened = tuple(self._happened)
         self._happened.clear()
@@ -236,9 +236,8 @@ class MqttLink:
                 self._client.loop_write()
         except _WindowShrankError:
             self._counts["abandoned"] += len(self._held)
-            self._hang_up()
-            self._client = self._new_client()
             self._lost("the broker's window is smaller than what was in flight")
+            self._client = self._new_client()
         except _UNREADABLE as error:
             self._lost(f"the connection failed: {error!r}")
 
