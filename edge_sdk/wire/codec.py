@@ -205,7 +205,9 @@ def unpack_tensor(blob: bytes, enc: str, size: int) -> NDArray[np.float64]:
     """
     if enc not in _UNPACKERS:
         raise Refused(Reason.WRONG_ENCODING, f"{enc[:16]!r}; known: {', '.join(ENCODINGS)}")
-    return _finite(_UNPACKERS[enc](blob, size))
+    with np.errstate(invalid="ignore"):  # a signalling NaN is refused below, not warned about
+        values = _UNPACKERS[enc](blob, size)
+    return _finite(values)
 
 
 def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 """A second decoder, written from PROTOCOL.md alone, in the way one would write it in C.
 
 It shares no line with ``edge_sdk``: no import, no msgpack library, no dataclasses. One pass over
-the bytes, an index, and a table of what each kind must say. It returns plain dicts or raises ``Bad``.
+the bytes, an index, and a table of what each kind must say. It returns dicts or raises ``Bad``.
 """
 
 import hashlib
