@@ -252,15 +252,16 @@ class Series:
         return True
 
     def _move(self, room: int) -> None:
-        """Copy the kept slots into arrays with space ahead, so that a move is rare."""
+        """Copy the kept slots into arrays with space on the side that grows: moves stay rare."""
         used = self._end - self._first
-        size = max(64, used + used // 4, min(room, self.capacity))
+        spare = used // 4
+        base = self._first - (spare if self._first < self._base else 0)
+        size = max(64, used + spare, min(room, self.capacity))
         for name, old in self._columns.items():
             new = np.full(size, np.nan)
             low = max(self._first, self._base)
             high = min(self._end, self._base + old.size)
             if low < high:
-                kept = old[low - self._base : high - self._base]
-                new[low - self._first : high - self._first] = kept
+                new[low - base : high - base] = old[low - self._base : high - self._base]
             self._columns[name] = new
-        self._base = self._first
+        self._base = base

@@ -33,6 +33,15 @@ def test_order_does_not_matter():
     assert mixed.times().tolist() == [hour * HOUR for hour in range(500)]
 
 
+@pytest.mark.parametrize("capacity", [70, 5000])
+def test_a_history_told_backwards_and_then_continued_is_the_same(capacity):
+    series = hourly(capacity)
+    for hour in [*range(600, 99, -1), *range(601, 700)]:
+        series.add(load(hour, float(hour)))
+    kept = min(capacity, 600)
+    assert series.values(LOAD).tolist() == list(range(700 - kept, 700))
+
+
 def test_an_instant_falls_into_its_slot_and_other_streams_stay_open():
     series = hourly()
     series.add(load(10))
