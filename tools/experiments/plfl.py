@@ -1,0 +1,236 @@
+"""E5 and E6: the server algorithms and the personalisation layers of PL-FL, on real buildings.
+
+Paper values are printed beside ours and never asserted: other data, other scale, other length. A
+claim is judged over seeds; one that does not hold here is printed as "not reproduced".
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.forecast import rolling
+from edge_sdk.methods.local import Windows
+from edge_sdk.scores import mae, naive_lag1
+from edge_sdk.windows import PARTS, Drawable, Frame, Ints
+from edge_sdk.wire.spec import Vector
+from tools.experiments import buildings as data
+from tools.experiments.together import Fleet, Plan, Pooled, gather, rounds
+
+HEAD = ("lstm.", "head.")
+CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
+    "FL": ("",),
+    "cfg 1": ("lstm.",),
+    "cfg 2": ("lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"),
+    "cfg 3": (),
+}
+SERVERS: Mapping[str, Mapping[str, float]] = {
+    "fedavg": {},
+    "fedavgm": {"beta": 0.99},
+    "fedadam": {"server_rate": 0.01, "beta1": 0.99, "beta2": 0.999},
+}
+PAPER_E5 = {  # [PLFL] Table III: MAE / MASE
+    "CA": {"fedavg": (0.3302, 2.2622), "fedavgm": (0.3181, 2.1246), "fedadam": (0.2861, 1.9540)},
+    "IL": {"fedavg": (1.7534, 2.6551), "fedavgm": (2.9235, 4.3619), "fedadam": (1.9070, 2.8521)},
+    "NY": {"fedavg": (9.8462, 3.0918), "fedavgm": (10.4671, 4.3502), "fedadam": (8.3716, 2.6585)},
+}
+PAPER_E6 = {  # [PLFL] Table IV: MAE / MASE
+    "CA": {
+        "pooled": (21.3557, 23.5128),
+        "FL": (22.5103, 29.3381),
+        "cfg 1": (20.7145, 0.8443),
+        "cfg 2": (20.7486, 0.9201),
+        "cfg 3": (20.7406, 1.2528),
+    },
+    "IL": {
+        "pooled": (18.3858, 5.3659),
+        "FL": (22.8306, 22.3734),
+        "cfg 1": (18.0419, 0.7152),
+        "cfg 2": (18.0878, 0.6928),
+        "cfg 3": (18.0989, 0.6984),
+    },
+    "NY": {
+        "pooled": (25.7914, 28.4246),
+        "FL": (26.7211, 32.3417),
+        "cfg 1": (24.8082, 0.8449),
+        "cfg 2": (24.8322, 0.8340),
+        "cfg 3": (24.8119, 0.7571),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One cell of a table before it is run: everything that its numbers depend on.
+
+    Attributes:
+        experiment: ``e5`` or ``e6``.
+        dataset: Folder name of the set.
+        name: Row of the table.
+        form: ``paper`` (level, squared error, common scale) or ``week`` (change, Huber, own scale).
+        seed: Of initial vectors and minibatches.
+        rounds: Server rounds (K).
+        steps: Local steps a round (K').
+        clients: How many buildings.
+    """
+
+    experiment: str
+    dataset: str
+    name: str
+    form: Literal["paper", "week"]
+    seed: int
+    rounds: int
+    steps: int
+    clients: int
+
+    @property
+    def file(self) -> str:
+        """Where its result is kept, below the output folder."""
+        words = (self.experiment, self.dataset, self.form, self.name.replace(" ", ""))
+        return "-".join((*words, f"k{self.rounds}x{self.steps}", f"s{self.seed}")) + ".json"
+
+
+def run(arm: Arm, folder: Path, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+    """Train one arm and score every building on its test part.
+
+    Args:
+        arm: What to run.
+        folder: Folder of the data sets.
+        progress: Told the number of each finished round.
+    """
+    began = time.perf_counter()
+    houses = data.load(folder, arm.dataset, arm.clients)
+    shipped = "load-lstm" if arm.form == "paper" else "load-lstm-week"
+    bundle = Bundle.open(shipped, trust=Trust())
+    shape = data.paper_form if arm.form == "paper" else data.week_form
+    frames = data.frames(houses, shape(bundle.manifest, houses))
+    windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
+    vectors = _trained(arm, bundle, frames, windows, progress)
+    rows = {x: _scored(bundle, vectors[x], frame) for x, frame in frames.items()}
+    return {
+        "arm": {name: getattr(arm, name) for name in Arm.__slots__},
+        "seconds": round(time.perf_counter() - began, 1),
+        "stations": rows,
+        "mean": {
+            "MAE": float(np.mean([row["MAE"] for row in rows.values()])),
+            "MASE": float(np.mean([row["MASE"] for row in rows.values() if row["MASE"]])),
+        },
+        "forecasts": {x: _told(bundle, vectors[x], frame) for x, frame in frames.items()},
+    }
+
+
+def _trained(
+    arm: Arm,
+    bundle: Bundle,
+    frames: Mapping[str, Frame],
+    windows: Mapping[str, Drawable],
+    progress: Callable[[int], None],
+) -> dict[str, Vector]:
+    if arm.name == "pooled":
+        everybody = Pooled(tuple(windows[x] for x in sorted(windows)))
+        one = _run(arm, bundle, CONFIGURATIONS["cfg 3"], "fedavg", {"_": everybody}, progress)
+        return dict.fromkeys(frames, one.vectors()["_"])
+    if arm.name == "local long":
+        return _converged(arm, bundle, frames, windows, progress)
+    method = arm.name if arm.experiment == "e5" else "fedadam"
+    tuned = arm.name.endswith(" tuned")
+    shared = CONFIGURATIONS.get(arm.name.removesuffix(" tuned"), ("",))
+    fleet = _run(arm, bundle, shared, method, windows, progress)
+    if tuned:
+        return _converged(arm, bundle, frames, windows, progress, fleet.vectors())
+    return fleet.vectors()
+
+
+def _run(
+    arm: Arm,
+    bundle: Bundle,
+    shared: tuple[str, ...],
+    method: str,
+    windows: Mapping[str, Windows],
+    progress: Callable[[int], None],
+) -> Fleet:
+    settings = {"steps": arm.steps, "rate": 1e-3, **(SERVERS[method] if shared else {})}
+    minibatch: Literal["fixed", "fresh"] = "fixed" if arm.form == "paper" else "fresh"
+    plan = Plan(method, settings, shared, arm.rounds, 64, minibatch, arm.seed)
+    fleet = gather(plan, **_parts(bundle), windows=windows)
+    for number, after in rounds(plan, fleet):
+        fleet = after
+        progress(number)
+    return fleet
+
+
+def _converged(
+    arm: Arm,
+    bundle: Bundle,
+    frames: Mapping[str, Frame],
+    windows: Mapping[str, Drawable],
+    progress: Callable[[int], None],
+    starts: Mapping[str, Vector] | None = None,
+) -> dict[str, Vector]:
+    """Train every building alone, with fresh minibatches, and keep its best vector.
+
+    The last tenth of the training part is held back to choose by, as the anchors do; the test part
+    is not looked at. Step 0 counts, so tuning can only help on what is held back.
+    """
+    plan = Plan("fedavg", {"steps": 50, "rate": 1e-3}, (), _long(arm), 64, "fresh", arm.seed + 1000)
+    learn, choose = {}, {}
+    for name, some in windows.items():
+        cut = int(0.9 * PARTS["train"][1] * len(frames[name]))
+        learn[name] = replace(some, origins=some.origins[some.origins < cut - 1])
+        choose[name] = some.origins[some.origins >= cut]
+    fleet = gather(plan, **_parts(bundle), windows=learn, starts=starts)
+    best = {x: (_error(bundle, v, frames[x], choose[x]), v) for x, v in fleet.vectors().items()}
+    for number, after in rounds(plan, fleet):
+        progress(number)
+        for name, vector in after.vectors().items():
+            error = _error(bundle, vector, frames[name], choose[name])
+            if error < best[name][0]:
+                best[name] = (error, vector)
+    return {name: vector for name, (_, vector) in best.items()}
+
+
+def _long(arm: Arm) -> int:
+    """Checkpoints of 50 steps: three times a federated arm's steps, and never fewer than 1,500."""
+    return max(30, 3 * arm.rounds * arm.steps // 50)
+
+
+def _parts(bundle: Bundle) -> dict[str, Any]:
+    return {
+        "layout": bundle.manifest.spec(("",)),
+        "initial": bundle.initial,
+        "gradient": bundle.gradient,
+    }
+
+
+def _error(bundle: Bundle, p: Vector, frame: Frame, origins: Ints) -> float:
+    return mae(frame.truth(origins), rolling(bundle.forecast, p, frame, origins))
+
+
+def _scored(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, float | None]:
+    origins = frame.origins("test", observed=False)
+    start, stop = (int(len(frame) * share) for share in PARTS["test"])
+    naive = naive_lag1(frame.raw[start:stop])
+    error = _error(bundle, p, frame, origins)
+    return {"MAE": error, "MASE": error / naive if naive > 1e-12 else None}
+
+
+def _told(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, list[float]]:
+    """Forecasts by target row, for a scorer that is not ours."""
+    origins = frame.origins("test", observed=False)
+    told = rolling(bundle.forecast, p, frame, origins)[:, 0]
+    return {"target_index": (origins + 1).tolist(), "point": np.round(told, 6).tolist()}
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """Return a result that is already there, or None."""
+    if not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result

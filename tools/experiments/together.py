@@ -1,0 +1,189 @@
+"""Both halves of a method in one loop: the product's own learning, without a wire or a clock.
+
+What it leaves out (links, restarts, receipts) changes no number: the same halves, fed the same
+events, are what devices and daemon drive. Bytes are therefore never taken from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from aggregator.methods import METHODS as SERVER
+from aggregator.methods import OPEN, Rounds
+from aggregator.rules import bind
+from edge_sdk.methods import METHODS as DEVICE
+from edge_sdk.methods.local import Batch, Graph, Lent, Windows
+from edge_sdk.methods.optim import adam
+from edge_sdk.methods.steps import Fitted, Steps
+from edge_sdk.windows import Drawable
+from edge_sdk.wire.method import ALL, Closed, Half, Task, Update
+from edge_sdk.wire.spec import ParamSpec, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One arm of an experiment.
+
+    Attributes:
+        method: A key of ``METHODS``.
+        settings: Its server settings by name (``steps``, ``rate``, ``server_rate`` …).
+        shared: Name prefixes; ``()`` is configuration 3: everybody alone.
+        rounds: Rounds.
+        batch: Windows in a minibatch.
+        minibatch: ``fixed`` or ``fresh``, see ``Steps``.
+        seed: Of the initial vectors and the minibatches.
+        own_heads: Whether personal layers start differently on every device.
+    """
+
+    method: str
+    settings: Mapping[str, float]
+    shared: tuple[str, ...]
+    rounds: int
+    batch: int
+    minibatch: Literal["fixed", "fresh"]
+    seed: int
+    own_heads: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """Everybody's windows in one place: what federated learning exists to avoid, as a mark."""
+
+    parts: tuple[Drawable, ...]
+
+    def __len__(self) -> int:
+        """How many windows there are in all."""
+        return sum(len(part) for part in self.parts)
+
+    def draw(self, rng: np.random.Generator, size: int) -> Batch:
+        """Draw ``size`` windows, each equally likely whoever owns it."""
+        ends = np.cumsum([len(part) for part in self.parts])
+        picks = rng.choice(int(ends[-1]), size, replace=False)
+        owner = np.searchsorted(ends, picks, side="right")
+        starts = ends - [len(part) for part in self.parts]
+        some = [
+            part.take(part.origins[picks[owner == i] - starts[i]])
+            for i, part in enumerate(self.parts)
+            if (owner == i).any()
+        ]
+        return Batch(np.concatenate([b.x for b in some]), np.concatenate([b.y for b in some]))
+
+
+def key(seed: int, client: str, purpose: str, number: int) -> np.random.Generator:
+    """Return a counter-based generator: the same words, the same draw."""
+    words = f"{seed}\0{client}\0{purpose}\0{number}".encode()
+    return np.random.Generator(
+        np.random.Philox(key=int.from_bytes(hashlib.sha256(words).digest()[:16], "little"))
+    )
+
+
+def redrawn(spec: ParamSpec, initial: Vector, rng: np.random.Generator) -> Vector:
+    """Draw each layer anew, uniformly in the range the exported initial vector shows.
+
+    A layer whose exported values are all alike (the slopes of a PReLU) keeps them.
+    """
+    out = initial.copy()
+    for layer in spec.layers:
+        part = slice(layer.offset, layer.offset + layer.size)
+        bound = float(np.abs(initial[part]).max())
+        if np.ptp(initial[part]) > 0:
+            out[part] = rng.uniform(-bound, bound, layer.size)
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fleet:
+    """All devices of a plan, between two rounds."""
+
+    spec: ParamSpec
+    halves: Mapping[str, Half[Fitted]]
+    states: dict[str, Fitted]
+    common: Vector
+
+    def vectors(self) -> dict[str, Vector]:
+        """What each device would forecast with: its own layers around the newest common ones."""
+        return {
+            name: self.spec.place(np.asarray(half.model(self.states[name])["p"]), self.common)
+            for name, half in self.halves.items()
+        }
+
+
+def gather(
+    plan: Plan,
+    *,
+    layout: ParamSpec,
+    initial: Vector,
+    gradient: Graph,
+    windows: Mapping[str, Windows],
+    starts: Mapping[str, Vector] | None = None,
+) -> Fleet:
+    """Set up every device of a plan.
+
+    Args:
+        plan: The arm.
+        layout: Of the whole vector.
+        initial: The bundle's initial vector; redrawn by the plan's seed.
+        gradient: The bundle's gradient graph.
+        windows: What each device may learn from, by device name.
+        starts: Vectors to continue from instead of fresh ones.
+    """
+    spec = layout.with_shared(plan.shared)
+    first = redrawn(spec, initial, key(plan.seed, "_agg", "initial", 0))
+    halves, states = {}, {}
+    for name in sorted(windows):
+        keyed = partial(key, plan.seed, name)
+        lent = Lent(name, spec, {"gradient": gradient}, _given(windows[name]), plan.batch, keyed)
+        halves[name] = DEVICE[plan.method](lent, Steps(adam, minibatch=plan.minibatch))
+        own = redrawn(spec, initial, keyed("initial", 0)) if plan.own_heads else first
+        own = own if starts is None else starts[name]
+        states[name] = halves[name].init(own)
+    return Fleet(spec, halves, states, spec.shared(first))
+
+
+def rounds(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
+    """Drive both sides and yield the fleet after each round, numbered from 1.
+
+    Raises:
+        RuntimeError: A round did not close, which only a plan without windows can bring about.
+    """
+    if fleet.spec.shared_size:
+        yield from _with_server(plan, fleet)
+    else:
+        yield from _alone(plan, fleet)
+
+
+def _alone(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
+    """Configuration 3: nobody is asked, everybody asks oneself."""
+    values = {k: float(v) for k, v in plan.settings.items() if k in {"steps", "rate", "prox"}}
+    for number in range(1, plan.rounds + 1):
+        task = Task(ALL, number, "train", values=values, arrays={"w": fleet.common})
+        for name, half in fleet.halves.items():
+            fleet.states[name], _ = half.apply(fleet.states[name], task)
+        yield number, fleet
+
+
+def _with_server(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
+    method = SERVER[plan.method]
+    every = Rounds(quorum=len(fleet.halves), limit=plan.rounds)
+    server = method.half(bind("mean"), method.settings(**plan.settings), every)
+    state, effects = server.apply(server.init(fleet.common), OPEN)
+    while task := next((x for x in effects if isinstance(x, Task)), None):
+        effects = ()
+        for name, half in fleet.halves.items():
+            fleet.states[name], answers = half.apply(fleet.states[name], task)
+            for update in (x for x in answers if isinstance(x, Update)):
+                state, effects = server.apply(state, update)
+        if not any(isinstance(x, Closed) and x.moved for x in effects):
+            raise RuntimeError(f"round {task.round} did not close: a device gave no answer")
+        fleet = replace(fleet, common=np.asarray(server.model(state)["p"], np.float32))
+        yield task.round, fleet
+
+
+def _given(windows: Windows) -> Callable[[], Windows]:
+    return lambda: windows

@@ -1,0 +1,264 @@
+"""Repeat the papers' experiments on real data and say what holds.
+
+    python tools/reproduce.py e5 e6 --data DATA --out runs
+    python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
+    python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
+
+One JSON per arm and seed is kept in --out; an interrupted call continues where it stopped. Tables
+are printed and written to RESULTS.md and RESULTS.html there. Numbers of the paper stand beside ours
+and are never asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from tools.experiments import buildings, claims, plfl, traffic
+from tools.experiments.plfl import Arm
+
+E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
+E6_WEEK = ("local long", "FL", "cfg 1", "FL tuned", "cfg 1 tuned")
+
+
+def arms(options: argparse.Namespace) -> list[Arm]:
+    """List every cell of the tables that were asked for."""
+    out = []
+    for seed in range(options.seeds):
+        for dataset in options.sets:
+            common = {"dataset": dataset, "seed": seed, "rounds": options.rounds, "steps": 4}
+            if "e5" in options.experiments:
+                out += [Arm("e5", name=x, form="paper", clients=3, **common) for x in plfl.SERVERS]
+            if "e6" in options.experiments:
+                n = options.clients
+                out += [Arm("e6", name=x, form="paper", clients=n, **common) for x in E6_PAPER]
+                out += [Arm("e6", name=x, form="week", clients=n, **common) for x in E6_WEEK]
+    return out
+
+
+def one(arm: Arm, folder: Path, out: Path) -> Path:
+    """Run an arm unless its result is there, and write it whole or not at all."""
+    path = out / arm.file
+    if plfl.finished(path) is None:
+        result = plfl.run(arm, folder)
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps(result))
+        draft.replace(path)
+    return path
+
+
+def run_all(todo: Sequence[Arm], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run arms side by side with one bar, in worker processes."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with (
+        Progress(console=Console(stderr=True)) as bar,
+        ProcessPoolExecutor(options.workers) as pool,
+    ):
+        task = bar.add_task("arms", total=len(todo))
+        jobs = [pool.submit(one, arm, options.data, options.out) for arm in todo]
+        for job in as_completed(jobs):
+            paths.append(job.result())
+            bar.advance(task)
+    return [json.loads(path.read_text()) for path in sorted(paths)]
+
+
+def table(results: claims.Results, paper: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
+    """Ours as mean ± std over seeds, the paper's three states in the last columns (MAE / MASE)."""
+    errors, scaled = claims.cells(results, "MAE"), claims.cells(results, "MASE")
+    sets = sorted({dataset for dataset, _ in errors})
+    names = list(dict.fromkeys(r["arm"]["name"] for r in results))
+    head = ["arm", *(x.removeprefix("building_") for x in sets), *(f"paper {x}" for x in paper)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name in names:
+        ours = [_cell(errors.get((x, name)), scaled.get((x, name))) for x in sets]
+        theirs = [_pair(paper[state].get(name)) for state in paper]
+        lines.append("| " + " | ".join([name, *ours, *theirs]) + " |")
+    return "\n".join(lines)
+
+
+def _cell(mae: Sequence[float] | None, mase: Sequence[float] | None) -> str:
+    if not mae or not mase:
+        return ""
+    return f"{np.mean(mae):.4g} ± {np.std(mae):.2g} / {np.mean(mase):.3f} ± {np.std(mase):.2g}"
+
+
+def _pair(value: tuple[float, float] | None) -> str:
+    return "" if value is None else f"{value[0]:.4f} / {value[1]:.4f}"
+
+
+def judged(found: Iterable[claims.Claim]) -> str:
+    """One line a claim."""
+    rows = [f"| {x.text} | **{x.verdict}** | {x.detail} |" for x in found]
+    return "\n".join(["| claim | on our data | by |", "|---|---|---|", *rows])
+
+
+def beside_anchors(results: claims.Results, options: argparse.Namespace) -> str:
+    """Score our forecasts with the anchors' own scorer, on their windows, beside their methods."""
+    scorer = options.anchors / "score.py"
+    parts = []
+    for dataset in sorted({r["arm"]["dataset"] for r in results}):
+        wanted = {"local long", "cfg 1 tuned", "FL tuned", "cfg 1"}
+        for result in results:
+            arm = result["arm"]
+            chosen = arm["form"] == "week" and arm["seed"] == 0 and arm["name"] in wanted
+            if arm["dataset"] == dataset and chosen:
+                text = _score(scorer, result, options)
+                parts += [f"#### {dataset.removeprefix('building_')}: {arm['name']}", "", text, ""]
+    return "\n".join(parts)
+
+
+def _score(scorer: Path, result: Mapping[str, Any], options: argparse.Namespace) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "forecast.csv"
+        with path.open("w") as out:
+            out.write("station,target_index,step,point\n")
+            for station, told in result["forecasts"].items():
+                for row, value in zip(told["target_index"], told["point"], strict=True):
+                    out.write(f"{station},{row},1,{value}\n")
+        command = [sys.executable, scorer, "--data", options.data, "--forecast", path, "--markdown"]
+        command += [
+            "--task",
+            result["arm"]["dataset"] + ":1",
+            "--anchors",
+            scorer.parent / "results",
+        ]
+        done = subprocess.run(
+            [str(x) for x in command], capture_output=True, text=True, check=False, timeout=600
+        )
+    return done.stdout.strip() if done.returncode == 0 else f"not scored: {done.stderr.strip()}"
+
+
+def report(results: claims.Results, options: argparse.Namespace) -> str:
+    """Everything that was found, as one Markdown page."""
+    page = ["# PL-FL on real buildings", "", _preamble(options)]
+    for experiment, title in (
+        ("e5", "E5: server algorithms"),
+        ("e6", "E6: personalisation layers"),
+    ):
+        mine = [r for r in results if r["arm"]["experiment"] == experiment]
+        if not mine:
+            continue
+        paper = [r for r in mine if r["arm"]["form"] == "paper"]
+        theirs = plfl.PAPER_E5 if experiment == "e5" else plfl.PAPER_E6
+        page += ["", f"## {title}", "", "MAE / MASE, mean ± std over seeds.", ""]
+        page += [table(paper, theirs), ""]
+        page += [judged(claims.of_e5(paper) if experiment == "e5" else claims.of_e6(paper))]
+        if week := [r for r in mine if r["arm"]["form"] == "week"]:
+            page += [
+                "",
+                "### The named option: change from the last value, Huber, a week of lags",
+                "",
+            ]
+            page += [table(week, {}), "", judged(claims.gains(week))]
+            if options.anchors:
+                page += ["", "### Beside other methods on the same windows (seed 0)", ""]
+                page += [beside_anchors(mine, options)]
+    if "e6" in options.experiments and not options.no_traffic:
+        page += ["", "## Table V: traffic, from the links' own counters", "", traffic.table()]
+    return "\n".join(page) + "\n"
+
+
+def _preamble(options: argparse.Namespace) -> str:
+    return (
+        f"K = {options.rounds} rounds of 4 local steps, batch 64, {options.seeds} seeds; E5 with 3 and "
+        f"E6 with {options.clients} clients. The paper: K = 2000, simulated ComStock buildings of three "
+        "states. A claim holds when it holds in every seed of every set it speaks of."
+    )
+
+
+def as_html(markdown: str) -> str:
+    """Wrap the page for a browser: tables become tables, the rest stays text."""
+    body = []
+    for line in markdown.splitlines():
+        cells = [html.escape(x.strip()) for x in line.strip("|").split("|")]
+        if line.startswith("|---"):
+            continue
+        if line.startswith("|"):
+            body.append(
+                "<tr>" + "".join(f"<td>{x.replace('**', '')}</td>" for x in cells) + "</tr>"
+            )
+        else:
+            level = len(line) - len(line.lstrip("#"))
+            text = html.escape(line.lstrip("# "))
+            body.append(f"<h{level}>{text}</h{level}>" if level else f"<p>{text}</p>")
+    style = "body{font:15px sans-serif;margin:2em}td{border:1px solid #ccc;padding:.3em .6em}"
+    return f"<!doctype html><meta charset=utf-8><style>{style}</style>" + "\n".join(
+        f"<table>{x}</table>" if x.startswith("<tr>") else x for x in _joined(body)
+    )
+
+
+def _joined(lines: Iterable[str]) -> Iterable[str]:
+    rows = ""
+    for line in lines:
+        if line.startswith("<tr>"):
+            rows += line
+        else:
+            if rows:
+                yield rows
+            rows = ""
+            yield line
+    if rows:
+        yield rows
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiments", nargs="+", choices=("e5", "e6"))
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of data sets (tools/fetch.py)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--rounds", type=int, default=300, help="server rounds K (paper: 2000)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=buildings.CLIENTS)
+    parser.add_argument("--sets", nargs="+", default=buildings.SETS, choices=buildings.SETS)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--anchors", type=Path, help="folder with score.py and results/ to set beside ours"
+    )
+    parser.add_argument(
+        "--no-traffic", action="store_true", help="leave out the federation that counts bytes"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for, print and write the page."""
+    options = parse(arguments)
+    missing = [x for x in options.sets if not (options.data / x).is_dir()]
+    if missing:
+        print(
+            f"reproduce: {options.data} has no {', '.join(missing)}; see docs/data.md",
+            file=sys.stderr,
+        )
+        return 2
+    page = report(run_all(arms(options), options), options)
+    (options.out / "RESULTS.md").write_text(page)
+    (options.out / "RESULTS.html").write_text(as_html(page))
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
