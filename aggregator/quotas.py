@@ -1,0 +1,121 @@
+"""How much one device may ask of us: token buckets, and answers that are no amplifier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from edge_sdk.wire.errors import Reason, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What one device may use.
+
+    Attributes:
+        control: Messages a minute that are neither chunks nor statuses of others.
+        volume: Bytes an hour.
+        failures: Bad signatures a minute under its name, before it is ignored.
+        ignore: Seconds it is then ignored.
+        pulls: Requests for content a second that are answered; as many chunks' worth may burst.
+    """
+
+    control: int = 60
+    volume: int = 8 * 1024 * 1024
+    failures: int = 5
+    ignore: float = 600.0
+    pulls: float = 1.0
+
+
+class Buckets:
+    """Token buckets by key. A bucket nobody touched is full; the oldest are forgotten.
+
+    Example:
+        >>> two_a_minute = Buckets(capacity=2, rate=2 / 60)
+        >>> [two_a_minute.take("meter-1", now=0.0) for _ in range(3)]
+        [True, True, False]
+        >>> two_a_minute.take("meter-1", now=30.0)
+        True
+    """
+
+    def __init__(self, capacity: float, rate: float, most: int = 65_536) -> None:
+        """Make empty books.
+
+        Args:
+            capacity: Tokens of a full bucket.
+            rate: Tokens a second.
+            most: Buckets remembered; a forgotten one counts as full.
+        """
+        self._capacity = capacity
+        self._rate = rate
+        self._most = most
+        self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: Hashable, now: float, tokens: float = 1.0) -> bool:
+        """Take tokens if the bucket has them; False leaves it as it is."""
+        level, at = self._levels.get(key, (self._capacity, now))
+        level = min(self._capacity, level + max(0.0, now - at) * self._rate)
+        is_enough = level >= tokens
+        self._levels[key] = (level - tokens if is_enough else level, now)
+        self._levels.move_to_end(key)
+        while len(self._levels) > self._most:
+            self._levels.popitem(last=False)
+        return is_enough
+
+
+class Guard:
+    """The books of one intake: who has used what, and who was answered when."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        """Open empty books."""
+        self._control = Buckets(quotas.control, quotas.control / 60)
+        self._volume = Buckets(quotas.volume, quotas.volume / 3600)
+        self._failures = Buckets(quotas.failures, quotas.failures / 60)
+        self._pulls = Buckets(8.0, quotas.pulls)
+        self._minutely = Buckets(1.0, 1 / 60)
+        self._hourly = Buckets(1.0, 1 / 3600)
+        self._each_second = Buckets(1.0, 1.0)
+        self._ignore = quotas.ignore
+        self._ignored: dict[str, float] = {}
+
+    def is_ignored(self, device: str, now: float) -> bool:
+        """Whether so many bad signatures came under this name that nothing is looked at."""
+        until = self._ignored.get(device)
+        if until is not None and now >= until:
+            del self._ignored[device]
+        return device in self._ignored
+
+    def charge(self, device: str, kind: str, size: int, now: float) -> None:
+        """Book one message.
+
+        Raises:
+            Refused: QUOTA.
+        """
+        if kind != "chunk" and not self._control.take(device, now):
+            raise Refused(Reason.QUOTA, f"{device}: too many messages")
+        if not self._volume.take(device, now, size):
+            raise Refused(Reason.QUOTA, f"{device}: too many bytes")
+
+    def failed(self, device: str, now: float) -> None:
+        """Book a bad signature; too many and the name is ignored for a while."""
+        if not self._failures.take(device, now):
+            self._ignored[device] = now + self._ignore
+
+    def may_pull(self, device: str, now: float) -> bool:
+        """Whether a request for content is answered now."""
+        return self._pulls.take(device, now)
+
+    def may_answer(self, device: str, reason: Reason, now: float) -> bool:
+        """Whether a refusal is said aloud: an answer must not be an amplifier.
+
+        Codes 1 to 6 and QUOTA once a minute per device, REVOKED once an hour, what only tells of
+        a chunk that came too late once a second; all others always.
+        """
+        if reason is Reason.REVOKED:
+            return self._hourly.take(device, now)
+        if reason <= Reason.BAD_SIGNATURE or reason is Reason.QUOTA:
+            return self._minutely.take((device, reason is Reason.QUOTA), now)
+        if reason in (Reason.EXPIRED, Reason.BAD_CHUNK):
+            return self._each_second.take(device, now)
+        return True
