@@ -22,7 +22,7 @@ from aggregator.rules import bind as bind_rule
 from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.wire.admit import Limits
 from edge_sdk.wire.errors import LinkError
-from edge_sdk.wire.keys import read_public
+from edge_sdk.wire.keys import KeyFileError, read_public
 from edge_sdk.wire.manifest import ManifestError
 from edge_sdk.wire.messages import CHUNK_LIMIT
 from edge_sdk.wire.method import CONTRACTS, Ask, Half
@@ -124,6 +124,11 @@ class Config:
         return self.state / "aggregator.db"
 
     @cached_property
+    def inbox(self) -> Path:
+        """Where commands leave orders for a running daemon."""
+        return self.state / "inbox"
+
+    @cached_property
     def signing_key(self) -> Path:
         """The online key, PEM, mode 0600."""
         return self.keys.signing or self.state / "aggregator.key"
@@ -182,6 +187,12 @@ class Run:
         said = self.config.run.shared
         return self.bundle.manifest.shared if said is None else said
 
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Numbers of every task of this run, as the contract names them."""
+        values: Mapping[str, float] = settings_of(self.config).bound(self.rounds).values
+        return values
+
     def first_state(self) -> Averaged:
         """Return the half's state before its first round, from the bundle's first vector."""
         return self.half.init(self.spec.shared(self.bundle.initial))
@@ -201,7 +212,7 @@ def bind(config: Config) -> Run:
     ask = CONTRACTS[run.method]["train"]
     _check_graphs(config, bundle, ask)
     spec, rounds = _spec(config, bundle), _rounds(config)
-    half = METHODS[run.method].half(_rule(config, rounds), _settings(config), rounds)
+    half = METHODS[run.method].half(_rule(config, rounds), settings_of(config), rounds)
     limits = Limits(
         spec=spec.digest,
         size=spec.shared_size,
@@ -210,6 +221,21 @@ def bind(config: Config) -> Run:
         n_cap=config.admission.n_cap,
     )
     return Run(config, bundle, spec, half, ask, rounds, limits)
+
+
+def root_of(config: Config) -> bytes:
+    """Return the root's raw public key.
+
+    Raises:
+        SettingsError: There is no such file, or no key in it.
+    """
+    try:
+        return read_public(config.root_public)
+    except KeyFileError as error:
+        raise SettingsError(
+            f"{config.file.name}: keys.root: {error}",
+            hint=f"make this fleet's keys: gridfed-aggregator init {config.file}",
+        ) from error
 
 
 def _open(config: Config) -> ModelBundle:
@@ -257,7 +283,12 @@ def _rounds(config: Config) -> Rounds:
     return rounds
 
 
-def _settings(config: Config) -> Any:  # noqa: ANN401 - each method has its own settings class
+def settings_of(config: Config) -> Any:  # noqa: ANN401 - each method has its own settings class
+    """Return the method's settings, defaults filled in.
+
+    Raises:
+        SettingsError: Naming the key that does not fit.
+    """
     try:
         return build(METHODS[config.run.method].settings, config.run.settings, where="run.settings")
     except Misfit as misfit:

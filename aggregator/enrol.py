@@ -136,28 +136,42 @@ def read_claims(path: Path) -> Iterator[Claim]:
         raise EnrolError(f"{path}: not UTF-8 text") from error
 
 
-def make_keys(folder: Path) -> tuple[SigningKey, SigningKey]:
-    """Make root and aggregator keys in a folder, or load those that are there.
+def keys_of(
+    folder: Path, online: Path, public: Path, root_key: Path | None = None
+) -> tuple[SigningKey, SigningKey]:
+    """Make the keys of a fleet, or load those that are there.
+
+    Args:
+        folder: The state folder; a new root key is made in it.
+        online: The aggregator's private key; made if missing.
+        public: The root's public half; written if missing.
+        root_key: The root's private key, if it was moved away.
 
     Returns:
-        The root's key and the aggregator's. The root's may be moved away afterwards; then
-        ``root.pub`` stays, and nothing here makes another root in its place.
+        The root's key and the aggregator's.
 
     Raises:
-        EnrolError: The root's private key is needed and has been moved away.
+        EnrolError: The root's private key is needed and has been moved away, or is another one:
+            no second root is ever made in its place.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    root_file, root_public = folder / "root.key", folder / "root.pub"
-    if root_public.exists() and not root_file.exists():
+    root_file = root_key or folder / "root.key"
+    if not root_file.exists() and (public.exists() or root_key is not None):
         raise EnrolError(
-            f"{root_public} exists, but {root_file.name} does not: this fleet has a root already",
+            f"{root_file}: no such key, and {public.name} says that this fleet has a root",
             hint="give its private key with --root-key FILE",
         )
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     root = _made(root_file)
-    save_public(root_public, root.public)
-    online = _made(folder / "aggregator.key")
-    save_public(folder / "aggregator.pub", online.public)
-    return root, online
+    if not public.exists():
+        save_public(public, root.public)
+    if read_public(public) != root.public:
+        raise EnrolError(
+            f"{root_file} (key id {root.kid.hex()}) is not the private half of {public}",
+            hint="devices trust that root; sign with its key",
+        )
+    signer = _made(online)
+    save_public(online.with_suffix(".pub"), signer.public)
+    return root, signer
 
 
 def _made(path: Path) -> SigningKey:

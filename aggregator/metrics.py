@@ -5,6 +5,8 @@ Prometheus's own client renders them; the registry is ours, so a process may hol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edge_sdk.program import installed_version
@@ -54,6 +56,10 @@ class Metrics:
         self.unknown_fields = Counter(
             "gridfed_unknown_fields", "Header keys that were passed over.", registry=own
         )
+        self.events = Counter(
+            "gridfed_events", "What else happened at the door.", ["what"], registry=own
+        )
+        self._followed: dict[str, int] = {}
         for reason in Reason:
             if reason is not Reason.ACCEPTED:
                 self.refused.labels(reason.name)
@@ -117,6 +123,31 @@ class Metrics:
     def refuse(self, reason: Reason | int) -> None:
         """Count one message that was not accepted."""
         self.refused.labels(Reason(reason).name).inc()
+
+    def follow(self, counts: Mapping[str, int]) -> None:
+        """Catch up with the intake's counts, which only rise.
+
+        Example:
+            >>> metrics = Metrics()
+            >>> metrics.follow({"LATE": 2, "ACCEPTED": 1})
+            >>> metrics.follow({"LATE": 3, "ACCEPTED": 1})
+            >>> metrics.refusals()
+            {'LATE': 3}
+        """
+        named: Mapping[str, Counter] = {
+            Reason.ACCEPTED.name: self.updates,
+            "REPLAYED": self.replayed,
+            "UNKNOWN_KEYS": self.unknown_fields,
+        }
+        for name, count in counts.items():
+            more = count - self._followed.get(name, 0)
+            self._followed[name] = count
+            if name in named:
+                named[name].inc(more)
+            elif name in Reason.__members__:
+                self.refused.labels(name).inc(more)
+            else:
+                self.events.labels(name.lower()).inc(more)
 
     def refusals(self) -> dict[str, int]:
         """Return the reasons that occurred and how often, for the status page."""

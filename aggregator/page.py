@@ -21,6 +21,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.records import Version
 from edge_sdk.program import TEMPORARY, Failure, installed_version
 
 SCHEMA = 1
@@ -74,6 +75,19 @@ class Snapshot:
             "checks": dict(self.checks),
             **self.status,
         }
+
+
+def round_line(version: Version) -> dict[str, Any]:
+    """Return what status and page tell of a closed round."""
+    report = version.report
+    return {
+        "round": version.round,
+        "version": version.version,
+        "result": "moved" if version.moved else f"abandoned: {report.get('why', '')}",
+        "updates": len(report.get("cohort", ())),
+        "seconds": report.get("seconds"),
+        "loss": report.get("loss"),
+    }
 
 
 class Page:

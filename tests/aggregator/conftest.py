@@ -1,13 +1,18 @@
 """A bundle of three scalars that no graph engine has to read, and a configuration around it."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.bundles import CONTEXT
-from edge_sdk.wire import keys
+from aggregator.config import Config, bind
+from aggregator.founding import found
+from aggregator.records import Client
+from aggregator.store import SqliteStore
+from edge_sdk.wire import codec, envelope, keys, topics
 from edge_sdk.wire.manifest import (
     Feature,
     Golden,
@@ -18,6 +23,8 @@ from edge_sdk.wire.manifest import (
     Training,
     Window,
 )
+from edge_sdk.wire.messages import Hello, Model, Update
+from edge_sdk.wire.transport import LinkUp, Message
 
 ROOT = keys.from_seed(bytes(range(32)))
 
@@ -95,3 +102,143 @@ def workplace(tmp_path):
         return path
 
     return write
+
+
+# --- a device that does as it is told, over any link ----------------------------------------------
+
+
+class Puppet:
+    """A device of twenty lines: it says hello, and answers rounds with a delta it is given."""
+
+    def __init__(self, broker, fleet="north", name="meter-1", seed=1):
+        self.fleet, self.name = fleet, name
+        self.key = keys.from_seed(bytes([seed]) * 32)
+        self.link = broker.link(name)
+        self.heard = []
+        self.life = self.seq = 0
+        self.link.open()
+        self.poll()
+
+    def poll(self):
+        for happening in self.link.poll(0):
+            if isinstance(happening, LinkUp):
+                self.link.subscribe(*topics.device_filters(self.fleet, self.name))
+                self.link.subscribe(topics.parts_filter(self.fleet))
+            if isinstance(happening, Message) and happening.payload:
+                self.link.acknowledge(happening)
+                self.heard.append(self._read(happening))
+        return self.heard
+
+    def _read(self, message):
+        address = topics.parse(message.topic)
+        sender = "_root" if address.kind in ("keys", "bundle") else "_agg"
+        recipient = "_all" if address.direction == "all" else self.name
+        sealed = envelope.unseal(
+            message.payload,
+            kind=address.kind,
+            sender=sender,
+            recipient=recipient,
+            fleet=self.fleet,
+            key_of=lambda _sender, kid: TRUSTED.get(kid),
+        )
+        return codec.decode(address.kind, sealed.body)
+
+    def say(self, message):
+        payload = envelope.seal(
+            codec.encode(message),
+            kind=message.kind,
+            sender=self.name,
+            recipient="_agg",
+            fleet=self.fleet,
+            signer=self.key,
+        )
+        kind = message.kind
+        topic = (
+            topics.status(self.fleet, self.name)
+            if kind == "status"
+            else topics.up(self.fleet, self.name, kind)
+        )
+        return self.link.publish(topic, payload, retain=kind == "status")
+
+    def hello(self, life):
+        self.life, self.seq = life, 0
+        nonce = bytes([life]) * 16
+        self.say(Hello(life, nonce, 0, False, (), (1, 1), (), "0", 1))
+
+    def last(self, cls):
+        found = [message for message in self.poll() if isinstance(message, cls)]
+        return found[-1] if found else None
+
+    def answer(self, delta, **changes):
+        """Answer the newest manifest; returns what was said, to be said again."""
+        asked = self.last(Model)
+        self.seq += 1
+        update = Update(
+            run=asked.run,
+            round=asked.round,
+            base=asked.version,
+            life=self.life,
+            seq=self.seq,
+            spent=self.seq,
+            spec=asked.spec,
+            part="delta",
+            enc="f4",
+            n=10,
+            vals={"loss": 0.5},
+            blob=np.asarray(delta, "<f4").tobytes(),
+        )
+        update = replace(update, **changes)
+        self.say(update)
+        return update
+
+
+ONLINE = keys.from_seed(bytes(range(32, 64)))
+TRUSTED = {key.kid: key.public for key in (ROOT, ONLINE)}
+
+
+class StillClock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def wall(self):
+        return 1_800_000_000_000 + int(self.now * 1000)
+
+
+@pytest.fixture
+def founded(workplace):
+    """A fleet with three enrolled puppets' keys; returns its configuration."""
+
+    def make(more="", replacing=(), devices=3):
+        path = workplace(more, replacing)
+        config = Config.load(path, {})
+        if not config.signing_key.exists():
+            keys.save_signing_key(config.signing_key, ONLINE)
+        with SqliteStore.open(config.database) as store:
+            run = bind(config)
+            found(run, store, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
+            for i in range(1, devices + 1):
+                public = keys.from_seed(bytes([i]) * 32).public
+                store.put_client(Client(f"meter-{i}", (public,)))
+        return config
+
+    return make
+
+
+@pytest.fixture
+def puppets():
+    """Makes puppets on a broker."""
+
+    def make(broker, count=2):
+        return [Puppet(broker, name=f"meter-{i}", seed=i) for i in range(1, count + 1)]
+
+    return make
+
+
+@pytest.fixture
+def still_clock():
+    return StillClock()

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from aggregator.enrol import Claim, EnrolError, check, claim_of, make_keys, read_claims, statement
+from aggregator.enrol import Claim, EnrolError, check, claim_of, keys_of, read_claims, statement
 from edge_sdk.wire import keys
 
 KEY = keys.from_seed(bytes(range(32)))
@@ -61,16 +61,28 @@ def test_a_bad_file_says_where(tmp_path, text, says):
         list(read_claims(path))
 
 
+def made(folder, **more):
+    return keys_of(folder, folder / "aggregator.key", folder / "root.pub", **more)
+
+
 def test_keys_are_private_and_made_once(tmp_path):
-    root, online = make_keys(tmp_path / "state")
-    assert make_keys(tmp_path / "state")[0].public == root.public
+    root, online = made(tmp_path / "state")
+    assert made(tmp_path / "state")[0].public == root.public
     assert root.public != online.public
     for name in ("root.key", "aggregator.key"):
         assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o600
 
 
 def test_no_second_root_is_made_when_the_first_was_moved_away(tmp_path):
-    make_keys(tmp_path)
-    (tmp_path / "root.key").unlink()
-    with pytest.raises(EnrolError, match="has a root already"):
-        make_keys(tmp_path)
+    root, _ = made(tmp_path)
+    (tmp_path / "root.key").rename(tmp_path / "offline.key")
+    with pytest.raises(EnrolError, match="this fleet has a root"):
+        made(tmp_path)
+    assert made(tmp_path, root_key=tmp_path / "offline.key")[0].public == root.public
+
+
+def test_another_root_key_is_refused(tmp_path):
+    made(tmp_path)
+    keys.save_signing_key(tmp_path / "other.key", KEY)
+    with pytest.raises(EnrolError, match="is not the private half"):
+        made(tmp_path, root_key=tmp_path / "other.key")

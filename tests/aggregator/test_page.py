@@ -75,7 +75,7 @@ def test_no_metric_has_a_label_per_device():
         for sample in metric.samples
         for name in sample.labels
     }
-    assert labels <= {"kind", "reason", "way", "how", "state", "le", "version"}
+    assert labels <= {"kind", "reason", "way", "how", "state", "le", "version", "what"}
 
 
 def test_page_is_escaped(served):

@@ -1,0 +1,170 @@
+"""gridfed-aggregator: one table of subcommands; each is imported when it is used."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from importlib import import_module
+
+from edge_sdk.program import Answer, Command, Program
+
+DEFAULT = "aggregator.toml"
+
+EPILOGUE = """\
+a new fleet:
+  gridfed-aggregator init aggregator.toml              keys, and a signed announcement of the run
+  gridfed-aggregator enrol meter-1 --public meter-1.pub --config aggregator.toml
+  gridfed-aggregator check aggregator.toml             what is in force, and where it was said
+  gridfed-aggregator run aggregator.toml               until SIGTERM
+  gridfed-aggregator status aggregator.toml            round, devices, what was refused and why
+
+exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 state needs migration · \
+75 try again
+"""
+
+
+def _later(name: str) -> Callable[[Namespace], Answer]:
+    """Return a command of ``aggregator.commands``, imported at its first call."""
+
+    def run(args: Namespace) -> Answer:
+        answer: Answer = getattr(import_module("aggregator.commands"), name)(args)
+        return answer
+
+    return run
+
+
+def _config(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "config", nargs="?", default=DEFAULT, help=f"configuration file (default: {DEFAULT})"
+    )
+
+
+def _config_option(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", default=DEFAULT, metavar="FILE", help=f"configuration file ({DEFAULT})"
+    )
+
+
+def _run(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument(
+        "--exit-when-done", action="store_true", help="end with 0 once run.rounds have moved"
+    )
+    parser.add_argument("--log", default="info", help="debug, info, warning or error")
+
+
+def _root(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument(
+        "--root-key", metavar="FILE", help="the root's private key, if it was moved away"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin another run, from the bundle's first vector"
+    )
+
+
+def _enrol(parser: ArgumentParser) -> None:
+    parser.add_argument("id", nargs="?", help="the device's id")
+    parser.add_argument("--public", metavar="HEX|FILE", help="its public key")
+    parser.add_argument(
+        "--proof", metavar="HEX", default="", help="its proof that it holds the key"
+    )
+    parser.add_argument("--from-file", metavar="CSV", help="many: columns id, public, proof")
+    _config_option(parser)
+
+
+def _revoke(parser: ArgumentParser) -> None:
+    parser.add_argument("id", help="the device's id")
+    parser.add_argument("--why", default="", help="for the record")
+    _config_option(parser)
+
+
+def _command(parser: ArgumentParser) -> None:
+    parser.add_argument("id", help="the device's id")
+    parser.add_argument("op", help="stop, resume, reenrol, report, budget, hello or wipe")
+    _config_option(parser)
+
+
+def _backup(parser: ArgumentParser) -> None:
+    parser.add_argument("file", help="where the copy goes")
+    _config_option(parser)
+
+
+def _broker(parser: ArgumentParser) -> None:
+    parser.add_argument("what", choices=("find", "start", "config", "check"))
+    parser.add_argument("--kind", default="auto", choices=("auto", "mosquitto", "embedded"))
+    parser.add_argument("--port", type=int, default=1883, help="where it listens (1883)")
+    parser.add_argument("--folder", default="broker", help="its configuration and sessions")
+    parser.add_argument("--fleet", default="", help="config: write this fleet's access rules too")
+    parser.add_argument("--url", default="auto", help="find: an address, or auto")
+    parser.add_argument("--file", default="", help="check: a mosquitto.conf")
+    parser.add_argument("--ca", default="", help="config: authority that signs devices (PEM)")
+    parser.add_argument("--cert", default="", help="config: the broker's certificate (PEM)")
+    parser.add_argument("--key", default="", help="config: its private key (PEM)")
+
+
+def _export(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="a model's name, or module:Class of a torch module")
+    parser.add_argument("out", help="folder of the new bundle")
+    parser.add_argument("--for", dest="method", default="fedavg", help="method that will use it")
+    parser.add_argument("--key", metavar="FILE", help="the root's private key, to sign it with")
+    parser.add_argument("--bundle-version", type=int, default=1, help="rises with every release")
+
+
+COMMANDS = {
+    "run": Command(
+        "Serve a fleet until SIGTERM.",
+        _later("run"),
+        _run,
+        "SIGTERM or SIGINT finishes what is at hand; a second one stops at once. Killed at any\n"
+        "point, the next start continues on the same trajectory.",
+    ),
+    "check": Command(
+        "Say what is configured, by whom, and whether it can run.", _later("check"), _config
+    ),
+    "check-config": Command("The same as check.", _later("check"), _config),
+    "init": Command(
+        "Make keys, begin a run, sign what devices must trust.",
+        _later("init"),
+        _root,
+        "Copy root.pub to every device. root.key may then be kept offline: the daemon never\n"
+        "needs it. Run twice, it changes nothing that is there.",
+    ),
+    "announce": Command(
+        "Sign keys and bundle again; begin another run if the configuration changed.",
+        _later("announce"),
+        _root,
+    ),
+    "enrol": Command("Let a device in.", _later("enrol"), _enrol),
+    "revoke": Command("Shut a device out.", _later("revoke"), _revoke),
+    "list": Command("List the devices and their standing.", _later("listing"), _config),
+    "command": Command(
+        "Tell one device to do something.",
+        _later("command"),
+        _command,
+        "It is sent again after every hello until the device says that it is done.",
+    ),
+    "status": Command("Say what it is doing, or where it stopped.", _later("status"), _config),
+    "health": Command(
+        "End with 0 if the daemon is alive and ready, else with 1.", _later("health"), _config
+    ),
+    "audit": Command(
+        "Recompute every round from the journal and compare.", _later("audit"), _config
+    ),
+    "backup": Command("Copy the database while the daemon runs.", _later("backup"), _backup),
+    "broker": Command(
+        "Find, start, configure or check a broker.", _later("broker"), _broker
+    ),
+    "export": Command("Turn a torch module into a signed bundle.", _later("export"), _export),
+}  # fmt: skip
+
+
+def program() -> Program:
+    """Return the command line."""
+    about = "Turns the updates of a fleet into models worth downloading."
+    return Program("gridfed-aggregator", about, COMMANDS, EPILOGUE)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; return its exit code."""
+    return program().main(argv)

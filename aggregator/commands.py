@@ -1,0 +1,310 @@
+"""What the subcommands do: parsed arguments in, an answer for person and program out."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aggregator import config as configs
+from aggregator.orders import Order, apply, leave
+from aggregator.page import SCHEMA, round_line
+from aggregator.store import SqliteStore, StoreBusyError
+from edge_sdk.clock import SystemClock
+from edge_sdk.program import RUNTIME, USAGE, Answer, Failure
+from edge_sdk.settings import SettingsError, shown
+
+PATIENCE = 5.0  # s for the page to answer
+
+
+class CommandError(Failure):
+    """A command that makes no sense as it was given."""
+
+    exit_code = USAGE
+
+
+def run(args: Namespace) -> Answer:
+    """Serve until a signal, or until the rounds are done if asked so."""
+    from aggregator.daemon import serve  # noqa: PLC0415 - numpy halves, TLS, prometheus
+    from edge_sdk.program import start_logging  # noqa: PLC0415 - only the daemon logs
+
+    start_logging(args.log)
+    outcome = serve(configs.Config.load(args.config), exit_when_done=args.exit_when_done)
+    return Answer(outcome, f"stopped after round {outcome['round']}, version {outcome['version']}")
+
+
+def check(args: Namespace) -> Answer:
+    """Bind the configuration as the daemon would, and show where each value was said."""
+    loaded = configs.load_with_origins(args.config)
+    bound = configs.bind(loaded.value)
+    rows = [row for row in shown(loaded.value, loaded.origins) if row[0] != "file"]
+    manifest = bound.bundle.manifest
+    facts = {
+        "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
+        "scalars": bound.spec.size,
+        "shared": bound.spec.shared_size,
+        "bytes_per_update": 4 * bound.spec.shared_size,
+    }
+    settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]
+    width = max(len(key) for key, _, _ in rows)
+    text = "\n".join(f"{key:<{width}}  {value}  ({origin})" for key, value, origin in rows)
+    told = "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+    return Answer({"settings": settings, **facts}, f"{text}\n\n{told}\n{args.config}: all well")
+
+
+def init(args: Namespace) -> Answer:
+    """Make what is missing; begin the run; say what devices need."""
+    config = configs.Config.load(args.config)
+    config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _found(args, config)
+
+
+def announce(args: Namespace) -> Answer:
+    """Sign again, and begin another run where the configuration wants one."""
+    config = configs.Config.load(args.config)
+    if not config.database.exists():
+        raise CommandError(
+            f"{config.database}: there is no fleet here yet",
+            hint=f"begin: gridfed-aggregator init {args.config}",
+        )
+    return _found(args, config)
+
+
+def _found(args: Namespace, config: configs.Config) -> Answer:
+    from aggregator.enrol import keys_of  # noqa: PLC0415 - the cryptography library
+    from aggregator.founding import found  # noqa: PLC0415 - as above
+
+    root_key = Path(args.root_key) if args.root_key else None
+    root, online = keys_of(config.state, config.signing_key, config.root_public, root_key)
+    bound = configs.bind(config)
+    with SqliteStore.open(config.database) as store:
+        done = found(
+            bound,
+            store,
+            root=root,
+            online=online.public,
+            now=SystemClock().wall(),
+            fresh=args.fresh,
+        )
+    model = "from the model of the run before" if done.continued else "from the bundle's vector"
+    what = f"run {done.number} begins {model}" if done.is_new else f"run {done.number} goes on"
+    text = (
+        f"fleet {config.fleet}: {what}\n"
+        f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}\n"
+        f"copy to every device: {config.root_public}\n"
+        f"keep offline, the daemon does not need it: {config.state / 'root.key'}"
+    )
+    data = {
+        **asdict(done),
+        "fleet": config.fleet,
+        "root": root.public.hex(),
+        "aggregator": online.public.hex(),
+        "root_public": str(config.root_public),
+    }
+    return Answer(data, text)
+
+
+def enrol(args: Namespace) -> Answer:
+    """Check one claim or a file of them, and let the devices in."""
+    from aggregator.enrol import check as checked  # noqa: PLC0415 - the cryptography library
+    from aggregator.enrol import claim_of, read_claims  # noqa: PLC0415 - as above
+
+    if bool(args.from_file) == bool(args.id):
+        raise CommandError("enrol: give an id with --public, or --from-file")
+    if args.id and not args.public:
+        raise CommandError("enrol: give the device's public key: --public HEX or FILE")
+    config = configs.Config.load(args.config)
+    claims = (
+        list(read_claims(Path(args.from_file)))
+        if args.from_file
+        else [claim_of(args.id, args.public, args.proof)]
+    )
+    for claim in claims:
+        checked(claim, config.fleet)
+    orders = [Order("enrol", claim.device, public=claim.public.hex()) for claim in claims]
+    return _order(config, orders)
+
+
+def revoke(args: Namespace) -> Answer:
+    """Shut a device out."""
+    return _order(configs.Config.load(args.config), [Order("revoke", args.id, why=args.why)])
+
+
+def command(args: Namespace) -> Answer:
+    """Tell one device to do something."""
+    return _order(configs.Config.load(args.config), [Order("command", args.id, op=args.op)])
+
+
+def _order(config: configs.Config, orders: list[Order]) -> Answer:
+    """Apply orders here, or hand them to the daemon that holds the database."""
+    _require(config)
+    try:
+        with SqliteStore.open(config.database) as store:
+            told = [apply(order, store) for order in orders]
+    except StoreBusyError:
+        for order in orders:
+            leave(config.inbox, order)
+        told = [f"{order.do} {order.device}: handed to the running daemon" for order in orders]
+    return Answer({"done": told}, "\n".join(told))
+
+
+def listing(args: Namespace) -> Answer:
+    """List the devices and their standing."""
+    config = _require(configs.Config.load(args.config))
+    with SqliteStore.open(config.database, read_only=True) as store:
+        rows = [
+            {
+                "id": client.id,
+                "state": client.state,
+                "generation": client.generation,
+                "why": client.why,
+                "life": store.ledger(client.id).cur,
+                "spent": store.ledger(client.id).spent,
+            }
+            for client in store.clients()
+        ]
+    text = "\n".join(f"{r['id']:<24} {r['state']:<12} releases {r['spent']}" for r in rows)
+    return Answer({"devices": rows}, text or "no device is enrolled")
+
+
+def status(args: Namespace) -> Answer:
+    """Ask the daemon's page; where none answers, read the store."""
+    config = configs.Config.load(args.config)
+    document = _from_page(config) or _from_store(config)
+    return Answer(document, _prose(document))
+
+
+def health(args: Namespace) -> Answer:
+    """Whether the daemon is alive and ready."""
+    document = _from_page(configs.Config.load(args.config))
+    if document is None:
+        return Answer({"ready": False, "running": False}, "not running", RUNTIME)
+    code = 0 if document["ready"] else RUNTIME
+    missing = [name for name, ok in document["checks"].items() if not ok]
+    said = "ready" if document["ready"] else f"not ready: {', '.join(missing) or 'starting'}"
+    return Answer({"ready": document["ready"], "running": True, "missing": missing}, said, code)
+
+
+def audit(args: Namespace) -> Answer:
+    """Recompute every round from the journal."""
+    from aggregator.audit import recompute  # noqa: PLC0415 - only here
+
+    config = _require(configs.Config.load(args.config))
+    bound = configs.bind(config)
+    with SqliteStore.open(config.database, read_only=True) as store:
+        found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
+    text = (
+        f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
+        f"moved the model, {sum(found.updates.values())} updates used"
+    )
+    verdict = "every round was recomputed to the same bits" if found.is_sound else ""
+    lines = [text, *found.faults, *([verdict] if verdict else [])]
+    data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
+    return Answer(data, "\n".join(lines), 0 if found.is_sound else RUNTIME)
+
+
+def backup(args: Namespace) -> Answer:
+    """Copy the database while the daemon runs."""
+    config = _require(configs.Config.load(args.config))
+    target = Path(args.file)
+    with SqliteStore.open(config.database, read_only=True) as store:
+        store.backup(target)
+    size = target.stat().st_size
+    return Answer({"file": str(target), "bytes": size}, f"{target}: {size} bytes")
+
+
+def broker(args: Namespace) -> Answer:
+    """Find, start, configure or check a broker."""
+    from aggregator import brokering  # noqa: PLC0415 - starts processes
+
+    deeds: Mapping[str, Callable[[Namespace], Answer]] = {
+        "find": brokering.find,
+        "start": brokering.start,
+        "config": brokering.config,
+        "check": brokering.check,
+    }
+    return deeds[args.what](args)
+
+
+def export(args: Namespace) -> Answer:
+    """Turn a torch module into a signed bundle."""
+    try:
+        from aggregator.models.export import export_command  # noqa: PLC0415 - loads torch
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "onnx"}:
+            raise
+        raise CommandError(
+            f"export needs {error.name}, which is not installed",
+            hint="pip install 'gridfed[train]'; nothing else here needs it",
+        ) from error
+    answer: Answer = export_command(args)
+    return answer
+
+
+def _require(config: configs.Config) -> configs.Config:
+    if not config.database.exists():
+        raise CommandError(
+            f"{config.database}: there is no fleet here yet",
+            hint=f"begin: gridfed-aggregator init {config.file}",
+        )
+    return config
+
+
+def _from_page(config: configs.Config) -> dict[str, Any] | None:
+    if config.page.listen == "off":
+        return None
+    try:
+        with urllib.request.urlopen(
+            f"http://{config.page.listen}/status", timeout=PATIENCE
+        ) as page:
+            document: dict[str, Any] = json.load(page)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+    is_ours = document.get("schema") == SCHEMA and document.get("fleet") == config.fleet
+    return {"running": True, **document} if is_ours else None
+
+
+def _from_store(config: configs.Config) -> dict[str, Any]:
+    """Say where a daemon that is not running stopped."""
+    _require(config)
+    with SqliteStore.open(config.database, read_only=True) as store:
+        begun = store.run()
+        if begun is None:
+            raise SettingsError(f"{config.database} has no run yet")
+        closed = store.versions(begun.run, last=10)
+        clients = store.clients()
+    last = closed[-1] if closed else None
+    return {
+        "schema": SCHEMA,
+        "running": False,
+        "ready": False,
+        "fleet": config.fleet,
+        "run": {
+            "run": begun.run,
+            "method": begun.method,
+            "bundle": begun.bundle,
+            "round": last.round if last else 0,
+            "version": last.version if last else 0,
+        },
+        "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
+        "rounds": [round_line(version) for version in reversed(closed)],
+    }
+
+
+def _prose(document: Mapping[str, Any]) -> str:
+    head = "running" if document["running"] else "not running; as the store has it"
+    lines = [f"fleet {document['fleet']}: {head}"]
+    for name in ("checks", "run", "devices", "refused"):
+        pairs = document.get(name) or {}
+        if pairs:
+            lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))
+    for entry in document.get("rounds", ())[:5]:
+        loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
+        told = f"{entry['result']}, {entry['updates']} updates{loss}"
+        lines.append(f"round {entry['round']}: version {entry['version']}, {told}")
+    return "\n".join(lines)

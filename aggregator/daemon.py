@@ -1,0 +1,438 @@
+"""The aggregator's one loop and one state: what arrives is judged, journalled, applied, answered.
+
+Crash anywhere: either the broker and the devices send again and the ledger refuses the double, or
+the state is already safe and start-up publishes it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from aggregator import announce, founding
+from aggregator.announce import Ends, Publication
+from aggregator.config import Config, bind, broker_of
+from aggregator.fold import Fold, Folded, restored
+from aggregator.intake import Answer, Intake, Taken, Terms
+from aggregator.metrics import Metrics
+from aggregator.orders import carry_out
+from aggregator.outgoing import Outgoing
+from aggregator.page import Page, Snapshot, round_line
+from aggregator.records import Entry, Version
+from aggregator.registry import Registry
+from aggregator.store import SqliteStore, StoreFullError
+from aggregator.uploads import Room
+from edge_sdk.clock import Clock, SystemClock
+from edge_sdk.program import fields, notify, stop_signals
+from edge_sdk.wire import codec, envelope, topics
+from edge_sdk.wire.keys import load_signing_key
+from edge_sdk.wire.messages import Command
+from edge_sdk.wire.method import Event
+from edge_sdk.wire.transfer import chunk_size
+from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
+
+logger = logging.getLogger(__name__)
+
+TURN = 1.0  # s, longest wait for the link: snapshot, orders and broker are looked at so often
+TIME_EVERY = 60.0  # s
+LINGER = 2.0  # s after the last round for receipts and the last announcement
+GOODBYE = 10.0  # s to publish what waits when the daemon is told to stop
+DISK_FLOOR = 64 * 1024 * 1024  # bytes free below which the daemon is not ready
+MQTT_PORT = 1883  # of a broker that is started here: devices have to find it
+REMEMBERED = 10  # closed rounds on the page
+
+
+class Asked(Protocol):
+    """Whether somebody asked to stop."""
+
+    def is_set(self) -> bool:
+        """Whether to finish what is at hand and leave."""
+
+
+class Daemon:
+    """Serves one fleet. Open it, then ``run`` it, or call ``turn`` as a simulator does.
+
+    Args:
+        config: What the operator wrote.
+        transport: The link; by default one to the configured broker, or to one that is started.
+        clock: Wall and monotonic time.
+        rng: Jitter of waits; no result depends on it.
+
+    Raises:
+        Failure: Configuration, keys, bundle or store do not fit together; one sentence.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        transport: Transport | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._closing = ExitStack()
+        try:
+            self._build(config, transport, clock or SystemClock(), rng)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _build(
+        self, config: Config, transport: Transport | None, clock: Clock, rng: random.Random | None
+    ) -> None:
+        run, signer = bind(config), load_signing_key(config.signing_key)
+        self.config, self._clock = config, clock
+        self._store = self._closing.enter_context(SqliteStore.open(config.database))
+        begun = founding.check(run, self._store, signer)
+        state, saved = founding.resumed(run, self._store, begun.run)
+        self.metrics = Metrics()
+        self._registry = Registry(self._store)
+        self._ends = Ends(config.fleet, signer)
+        self._intake = Intake(
+            self._store,
+            self._registry,
+            fleet=config.fleet,
+            signer=signer,
+            clock=clock,
+            terms=_terms(config),
+            rng=rng,
+        )
+        self._fold = Fold(
+            run,
+            begun.run,
+            state,
+            saved.timers,
+            store=self._store,
+            ends=self._ends,
+            clock=clock,
+            devices=lambda: len(self._registry),
+        )
+        self._upto = saved.upto
+        self._broker = None if transport else self._closing.enter_context(_found_broker(config))
+        self._transport = transport or _link(config, self._broker)
+        self._outgoing = Outgoing(self._transport, self.metrics)
+        self._backlog: deque[Entry] = deque()
+        self._closed = deque(map(restored, self._store.versions(begun.run, REMEMBERED)), REMEMBERED)
+        self._snapshot = Snapshot()
+        self._time_at = self._look_at = clock.monotonic()
+        self._done_since: float | None = None
+
+    # --- life
+
+    def open(self) -> None:
+        """Continue the run where the journal ends, show the page, and connect."""
+        if self.config.page.listen != "off":
+            page = Page(self.config.page.listen, lambda: self._snapshot, self.metrics.text)
+            self._closing.callback(page.close)
+            logger.info("page %s", fields(address=page.address))
+        for folded in self._fold.begin(self._upto):
+            self._tell(folded)
+        self._intake.open(self._fold.turn)
+        self._transport.open()
+        self._closing.callback(self._transport.close)
+        self._look()
+        told = {"fleet": self.config.fleet, "run": self._fold.number, "round": self.state.round}
+        logger.info("started %s", fields(**told, version=self.state.version))
+
+    def run(self, stopping: Asked, *, exit_when_done: bool = False) -> None:
+        """Serve until asked to stop, or until the run's rounds are done."""
+        while not stopping.is_set() and not (exit_when_done and self.is_done):
+            self.turn(self._patience())
+        self._finish()
+
+    def turn(self, timeout: float = 0.0) -> None:
+        """Serve the link for at most so many seconds, and do what is due."""
+        happened = self._transport.poll(timeout)
+        began = time.perf_counter()
+        for happening in happened:
+            self._meet(happening)
+        self._wake()
+        self._say(self._intake.tick())
+        if self._clock.monotonic() >= self._look_at:
+            self._look()
+        self._outgoing.flush()
+        self.metrics.lag.observe(time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Free link, page, broker and store. What is not saved now was never receipted."""
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        """Open, and return the daemon."""
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    @property
+    def state(self) -> Any:  # noqa: ANN401 - the half's own state
+        """The run's state, to look at."""
+        return self._fold.state
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What page and status tell."""
+        return self._snapshot
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the rounds are done and everybody had a moment to hear it."""
+        since = self._done_since
+        return since is not None and self._clock.monotonic() - since >= LINGER
+
+    # --- what happens
+
+    def _meet(self, happening: Happening) -> None:
+        match happening:
+            case Message():
+                self._take(happening)
+            case LinkUp(max_payload=largest):
+                self._linked(largest)
+            case LinkDown(why=why):
+                self._outgoing.forget()
+                logger.info("link down %s", fields(why=why))
+
+    def _take(self, message: Message) -> None:
+        """Judge and journal, apply and save, answer; only then is the broker told to forget it."""
+        address = topics.parse(message.topic)
+        if address is not None and address.direction in ("up", "status"):
+            self.metrics.messages.labels(_counted(address.kind)).inc()
+            self.metrics.payload.labels("up").inc(len(message.payload))
+        self._say(self._intake.take(message))
+        self._transport.acknowledge(message)
+
+    def _say(self, taken: Taken) -> None:
+        """Apply what was journalled, then let the answers go."""
+        self._backlog.extend(taken.entries)
+        self._catch_up()
+        if taken.member is not None:
+            self._journal(self._fold.meet, taken.member)
+        self._outgoing.answer(taken.answers)
+
+    def _wake(self) -> None:
+        self._catch_up()
+        for due in self._fold.due():
+            self._journal(self._fold.wake, due)
+
+    def _journal(self, write: Callable[[Event], Entry | None], event: Event) -> None:
+        try:
+            entry = write(event)
+        except StoreFullError as error:
+            self._full(error)
+            return
+        if entry is not None:
+            self._backlog.append(entry)
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Apply journalled events in order; what cannot be saved now waits and is tried again."""
+        while self._backlog:
+            try:
+                folded = self._fold.take(self._backlog[0])
+            except StoreFullError as error:
+                self._full(error)
+                return
+            self._backlog.popleft()
+            self._tell(folded)
+
+    def _full(self, error: StoreFullError) -> None:
+        if not self._intake.is_full:
+            logger.error("store full %s", fields(why=error))
+        self._intake.is_full = True
+
+    def _tell(self, folded: Folded) -> None:
+        if folded.closed is not None:
+            self._count(folded.closed)
+        if folded.publications:
+            self._intake.open(self._fold.turn)
+            self._outgoing.announce(folded.publications)
+
+    def _count(self, version: Version) -> None:
+        self._closed.append(restored(version))
+        self.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
+        self.metrics.cohort.set(len(version.report.get("cohort", ())))
+        if "seconds" in version.report:
+            self.metrics.round_seconds.observe(version.report["seconds"])
+        if version.moved:
+            self.metrics.moved_at.set(version.time / 1000)
+        else:
+            self.metrics.quorum_failed.inc()
+        notify(f"STATUS=round {version.round}, version {version.version}")
+
+    # --- the link
+
+    def _linked(self, largest: int) -> None:
+        """Subscribe and say again everything that is retained, whatever the broker remembers."""
+        self._transport.subscribe(*topics.aggregator_filters(self.config.fleet))
+        self._outgoing.forget()
+        if (chunk := chunk_size(largest)) != self._fold.chunk:
+            self._fold.chunk = chunk
+            self._fold.announced()
+        kept = self._store.announcements()
+        last = topics.common(self.config.fleet, "model")
+        order = sorted(kept, key=lambda topic: (topic == last, topic))
+        self._outgoing.announce(Publication(topic, kept[topic]) for topic in order)
+        self._announce_time()
+        logger.info("link up %s", fields(announcements=len(kept)))
+        notify("READY=1")
+
+    def _announce_time(self) -> None:
+        serial, now = self._store.next_serial(), self._clock.wall()
+        self._outgoing.announce([announce.time(self._ends, serial=serial, now=now)])
+        self._time_at = self._clock.monotonic() + TIME_EVERY
+
+    # --- once a second
+
+    def _look(self) -> None:
+        """Look after what needs no message: orders, the broker, time, the page, the watchdog."""
+        now = self._clock.monotonic()
+        self._look_at = now + TURN
+        if self._broker is not None and self._broker.ensure():
+            logger.warning("broker restarted")
+        if self.config.inbox.is_dir():
+            self._obey()
+        if now >= self._time_at and self._transport.is_up:
+            self._announce_time()
+        if self._fold.is_done and self._done_since is None and not len(self._outgoing):
+            self._done_since = now
+        self._measure()
+        self._snapshot = self._said()
+        notify("WATCHDOG=1")
+
+    def _obey(self) -> None:
+        """Carry out what commands left for us; a device hears at once if it is there."""
+        if not carry_out(self.config.inbox, self._store, lambda text: logger.info("%s", text)):
+            return
+        self._registry.reload()
+        for client in self._registry.clients():
+            self._outgoing.answer(
+                self._sealed(client.id, command) for command in self._store.issued(client.id)
+            )
+
+    def _sealed(self, device: str, command: Command) -> Answer:
+        payload = envelope.seal(
+            codec.encode(command),
+            kind=command.kind,
+            sender=envelope.AGGREGATOR,
+            recipient=device,
+            fleet=self.config.fleet,
+            signer=self._ends.signer,
+        )
+        return Answer(topics.down(self.config.fleet, device, command.kind), payload)
+
+    def _measure(self) -> None:
+        metrics, state = self.metrics, self.state
+        metrics.follow(self._intake.counts)
+        metrics.round.set(state.round)
+        metrics.version.set(state.version)
+        metrics.pending.set(len(state.pending))
+        metrics.connected.set(self._transport.is_up)
+        metrics.enrolled.set(len(self._registry))
+        metrics.store.set(self._store.size())
+        metrics.disk.set(shutil.disk_usage(self.config.state).free)
+        states = self._registry.states()
+        for name in ("online", "sleeping", "draining", "offline", "lost"):
+            metrics.devices.labels(name).set(states[name])
+
+    def _said(self) -> Snapshot:
+        free = shutil.disk_usage(self.config.state).free
+        checks = {
+            "broker": self._transport.is_up,
+            "store": not self._intake.is_full and not self._backlog,
+            "disk": free >= DISK_FLOOR,
+        }
+        state, said = self.state, self.config.run
+        status = {
+            "fleet": self.config.fleet,
+            "run": {
+                "run": self._fold.number,
+                "method": said.method,
+                "bundle": self._fold.run.bundle.manifest.name,
+                "rule": said.rule["name"],
+                "phase": "stop" if self._fold.is_done else "train",
+                "round": state.round,
+                "version": state.version,
+                "updates": f"{len(state.pending)} of {said.quorum}",
+            },
+            "devices": {"enrolled": len(self._registry), **self._registry.states()},
+            "refused": self.metrics.refusals(),
+            "rounds": [round_line(version) for version in reversed(self._closed)],
+        }
+        return Snapshot(time.monotonic(), checks, status)
+
+    def _patience(self) -> float:
+        """How long the link may be served before something else is due."""
+        now = self._clock.monotonic()
+        due = [self._look_at, self._fold.next_due, self._intake.next_due]
+        return max(0.0, min(at for at in due if at is not None) - now)
+
+    def _finish(self) -> None:
+        """Let what waits go out, for a while; everything that counts is saved already."""
+        notify("STOPPING=1")
+        until = self._clock.monotonic() + GOODBYE
+        while len(self._outgoing) and self._transport.is_up and self._clock.monotonic() < until:
+            self._outgoing.flush()
+            for happening in self._transport.poll(0.05):
+                if isinstance(happening, LinkDown):
+                    self._outgoing.forget()
+        self._measure()
+        logger.info("stopped %s", fields(round=self.state.round, version=self.state.version))
+
+
+def serve(config: Config, *, exit_when_done: bool = False) -> dict[str, Any]:
+    """Run a daemon until a signal comes; return where it stands."""
+    with stop_signals() as stopping, Daemon(config) as daemon:
+        daemon.run(stopping, exit_when_done=exit_when_done)
+        return {"round": daemon.state.round, "version": daemon.state.version}
+
+
+def _terms(config: Config) -> Terms:
+    said = config.admission
+    return Terms(
+        inline=said.inline, quota=said.quota, hold=said.hold, room=Room(uploads=said.window)
+    )
+
+
+_KNOWN = frozenset(
+    ("status", "hello", "offer", "chunk", "have", "receipt", "refusal", "update", "metrics")
+)
+
+
+def _counted(kind: str) -> str:
+    """A label of ours; what devices make up shares one."""
+    return kind if kind in _KNOWN else "other"
+
+
+def _found_broker(config: Config) -> Any:  # noqa: ANN401 - ``aggregator.broker.BrokerProcess``
+    from aggregator import broker  # noqa: PLC0415 - only where no link was given
+
+    port = MQTT_PORT if config.broker.url == "auto" else 0
+    found = broker.find(config.broker.url, folder=config.state / "broker", port=port)
+    logger.info("%s", found.sentence)
+    return found
+
+
+def _link(config: Config, found: Any) -> Transport:  # noqa: ANN401 - as above
+    from edge_sdk.wire.mqtt import MqttLink  # noqa: PLC0415 - only where no link was given
+
+    url = found.url_v4 if config.broker.protocol == 4 else found.url
+    link: Transport = MqttLink(broker_of(config, url))
+    return link

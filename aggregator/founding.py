@@ -1,0 +1,233 @@
+"""Begin a fleet and its runs: what the root signs once, so that the daemon never needs its key.
+
+A run is defined by what a replay of its journal depends on. Whoever changes that begins another
+run, which takes the common model along if its layout still fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from aggregator import announce, config, records
+from aggregator.leaves import flatten, layout, rebuild
+from aggregator.methods import Averaged
+from aggregator.records import Content
+from aggregator.store import SqliteStore
+from edge_sdk.program import USAGE, Failure
+from edge_sdk.wire import topics
+from edge_sdk.wire.codec import decode
+from edge_sdk.wire.envelope import ALL, ROOT, unseal
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.keys import SigningKey, kid_of
+from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Keys, Message
+
+M = TypeVar("M", bound=Message)
+
+
+class FoundingError(Failure):
+    """The store's signed announcements are missing, or are not for this configuration."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """What founding did.
+
+    Attributes:
+        number: The run that is in force now.
+        is_new: Whether it began just now.
+        continued: Whether it took the model of the run before along.
+    """
+
+    number: int
+    is_new: bool
+    continued: bool
+
+
+def definition(run: config.Run) -> str:
+    """Return, as JSON, what a replay of the run depends on besides its bundle.
+
+    The deadline is not in it: what a deadline did is in the journal.
+    """
+    said = run.config.run
+    method = config.settings_of(run.config)
+    told = {
+        "settings": dataclasses.asdict(method),
+        "rule": dict(said.rule),
+        "rounds": {
+            "quorum": run.rounds.quorum,
+            "least": run.rounds.least,
+            "rounds": run.rounds.limit,
+            "weighting": run.rounds.weighting,
+            "weight_cap": run.rounds.cap,
+        },
+        "admission": {"max_norm": said_norm(run), "n_cap": run.limits.n_cap},
+    }
+    return json.dumps(told, sort_keys=True)
+
+
+def said_norm(run: config.Run) -> float | None:
+    """Return the largest norm, or None where there is none: JSON has no infinity."""
+    return float(run.limits.max_norm) if np.isfinite(run.limits.max_norm) else None
+
+
+def found(
+    run: config.Run,
+    store: SqliteStore,
+    *,
+    root: SigningKey,
+    online: bytes,
+    now: int,
+    fresh: bool = False,
+) -> Founded:
+    """Sign keys and bundle into the store; begin a run if the configuration wants another one.
+
+    Args:
+        run: The bound configuration.
+        store: Opened for writing.
+        root: The root's private key.
+        online: The aggregator's public key.
+        now: Unix milliseconds.
+        fresh: Begin another run in any case, from the bundle's first vector.
+    """
+    ends = announce.Ends(run.config.fleet, root)
+    before = store.run()
+    is_new = fresh or store.was_restored or before is None or bool(differences(run, store, before))
+    if store.was_restored:
+        store.adopt()
+    number = (before.run if before else 0) + is_new
+    signed = [
+        announce.keys(ends, online, serial=store.next_serial(), now=now),
+        announce.bundle(
+            ends, announce.bundle_message(run, number=number, serial=store.next_serial())
+        ),
+    ]
+    published = {one.topic: one.payload for one in signed}
+    archive = Content("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT)
+    if not is_new:
+        store.announce(published, [archive])
+        return Founded(number, is_new=False, continued=False)
+    state, continued = _start(run, store, None if fresh else before)
+    store.begin(_record(run, number), flatten(state), published)
+    store.announce({}, [archive])
+    return Founded(number, is_new=True, continued=continued)
+
+
+def differences(run: config.Run, store: SqliteStore, begun: records.Run) -> list[str]:
+    """Return what the configuration wants otherwise than the run that was begun, as sentences."""
+    said = _announced(run, store, "bundle", Bundle)
+    wanted = announce.bundle_message(run, number=begun.run, serial=1)
+    found = [
+        f"{name}: {_short(getattr(said, name))} was announced, now {_short(getattr(wanted, name))}"
+        for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
+        if getattr(said, name) != getattr(wanted, name)
+    ]
+    before, after = json.loads(begun.settings), json.loads(definition(run))
+    return found + _changed(before, after)
+
+
+def check(run: config.Run, store: SqliteStore, online: SigningKey) -> records.Run:
+    """Return the run that the daemon continues, if store, keys and configuration agree.
+
+    Raises:
+        FoundingError: They do not; the hint is the command that mends it.
+    """
+    begun = store.run()
+    where = run.config.file
+    if begun is None:
+        raise FoundingError(
+            f"{store.path} has no run yet", hint=f"begin: gridfed-aggregator init {where}"
+        )
+    announced = _announced(run, store, "keys", Keys)
+    if online.public not in announced.sign:
+        raise FoundingError(
+            f"{run.config.signing_key.name} (key id {online.kid.hex()}) is not announced; "
+            f"announced: {', '.join(kid_of(key).hex() for key in announced.sign)}",
+            hint=f"sign it with the root key: gridfed-aggregator announce {where}",
+        )
+    if store.was_restored:
+        raise FoundingError(
+            f"{store.path} was restored from a backup; run {begun.run} may have gone on since",
+            hint=f"begin another run: gridfed-aggregator announce {where}",
+        )
+    if wrong := differences(run, store, begun):
+        raise FoundingError(
+            f"the configuration is not what run {begun.run} was begun with: {'; '.join(wrong)}",
+            hint=f"take it back, or begin another run: gridfed-aggregator announce {where}",
+        )
+    return begun
+
+
+def _record(run: config.Run, number: int) -> records.Run:
+    return records.Run(
+        run=number,
+        method=run.config.run.method,
+        settings=definition(run),
+        bundle=run.bundle.manifest.name,
+        spec=run.spec.digest,
+        layout=layout(run.first_state()),
+    )
+
+
+def _start(
+    run: config.Run, store: SqliteStore, before: records.Run | None
+) -> tuple[Averaged, bool]:
+    """Take the last run's model along where the shared layout is the same."""
+    first = run.first_state()
+    if before is None or before.spec != run.spec.digest:
+        return first, False
+    leaves = store.load(before.run).leaves
+    return run.half.init(np.asarray(leaves["w"])), True
+
+
+def resumed(run: config.Run, store: SqliteStore, number: int) -> tuple[Averaged, records.Saved]:
+    """Return a run's saved state, and the record it came from.
+
+    Raises:
+        WireError: The saved leaves are damaged, or not of this method.
+    """
+    saved = store.load(number)
+    return rebuild(run.first_state(), saved.leaves), saved
+
+
+def _announced(run: config.Run, store: SqliteStore, kind: str, cls: type[M]) -> M:
+    fleet, root = run.config.fleet, config.root_of(run.config)
+    payload = store.announcements().get(topics.common(fleet, kind), b"")
+    try:
+        sealed = unseal(
+            payload,
+            kind=kind,
+            sender=ROOT,
+            recipient=ALL,
+            fleet=fleet,
+            key_of=lambda _sender, kid: root if kid_of(root) == kid else None,
+        )
+        return decode(cls, sealed.body)
+    except Refused as error:
+        raise FoundingError(
+            f"the {kind} announcement in {store.path.name} was not signed by "
+            f"{run.config.root_public.name} for fleet {fleet!r} ({error.reason.name})",
+            hint=f"sign it: gridfed-aggregator announce {run.config.file}",
+        ) from error
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[str]:
+    found: list[str] = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _changed(old, new, f"{at}{key}.")
+        elif old != new:
+            found.append(f"{at}{key}: {old} at the start, now {new}")
+    return found
+
+
+def _short(value: object) -> str:
+    return value.hex()[:12] if isinstance(value, bytes) else str(value)

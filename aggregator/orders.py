@@ -1,0 +1,139 @@
+"""How a command reaches a daemon that holds its database: one small file each, in a folder.
+
+An order is written whole or not at all, applied in the daemon's own loop, and then removed. A
+crash between applying and removing applies it twice, so every order can be applied twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from aggregator.records import Client, Store
+from edge_sdk.program import RUNTIME, Failure
+from edge_sdk.wire.strict import Length, Misfit, build
+
+OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
+"""What an operator may tell a device."""
+
+LIMIT = 65_536  # bytes of one order
+
+
+class OrderError(Failure):
+    """An order that cannot be carried out."""
+
+    exit_code = RUNTIME
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something an operator wants of the database.
+
+    Attributes:
+        do: ``enrol`` or ``revoke`` a device, or ``command`` it.
+        device: Which.
+        public: Its raw public key as hex, for ``enrol``.
+        op: What it should do, for ``command``.
+        why: For the record, with ``revoke``.
+        args: Numbers of the command.
+        until: Useless after this server time, Unix milliseconds.
+    """
+
+    do: Literal["enrol", "revoke", "command"]
+    device: Annotated[str, Length(1, 64)]
+    public: Annotated[str, Length(0, 64)] = ""
+    op: str = ""
+    why: Annotated[str, Length(0, 200)] = ""
+    args: Mapping[str, float] = field(default_factory=dict)
+    until: int | None = None
+
+
+def apply(order: Order, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
+    """Carry an order out and say in one sentence what was done.
+
+    Raises:
+        OrderError: The device is not enrolled, or the command is unknown.
+    """
+    known = {client.id: client for client in store.clients()}
+    if order.do == "enrol":
+        return _enrol(order, store, known.get(order.device))
+    if order.device not in known:
+        raise OrderError(f"{order.device!r} is not enrolled")
+    if order.do == "revoke":
+        before = known[order.device]
+        revoked = Client(before.id, before.sign, before.generation, "revoked", order.why)
+        store.put_client(revoked)
+        return f"{order.device} is revoked"
+    if order.op not in OPS:
+        raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
+    waiting = [c for c in store.issued(order.device) if c.op == order.op and c.until == order.until]
+    command = (
+        waiting[0] if waiting else store.issue(order.device, order.op, order.args, order.until)
+    )
+    return f"command {command.num} for {order.device}: {order.op}"
+
+
+def _enrol(order: Order, store: Store, before: Client | None) -> str:
+    public = bytes.fromhex(order.public)
+    if before is None:
+        store.put_client(Client(order.device, (public,)))
+        return f"{order.device} is enrolled"
+    if before.sign == (public,) and before.state == "enrolled":
+        return f"{order.device} was enrolled with this key already"
+    store.put_client(Client(order.device, (public,), before.generation + 1))
+    return f"{order.device} is enrolled anew, generation {before.generation + 1}"
+
+
+def leave(folder: Path, order: Order) -> Path:
+    """Write an order for the daemon: whole, or not at all."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{secrets.token_hex(8)}.json"
+    told = {name: getattr(order, name) for name in order.__dataclass_fields__}
+    raw = json.dumps({name: value for name, value in told.items() if value not in (None, {})})
+    beside = path.with_suffix(".part")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return path
+
+
+def waiting(folder: Path) -> Iterator[tuple[Path, Order | None]]:
+    """Return the orders in a folder, oldest first; None for a file that is no order."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    for path in paths:
+        yield path, _read(path)
+
+
+def carry_out(folder: Path, store: object, tell: Callable[[str], None]) -> int:
+    """Apply and remove every order; return how many were applied.
+
+    One that cannot be carried out is told and removed: it would not get better.
+    """
+    done = 0
+    for path, order in waiting(folder):
+        if order is None:
+            tell(f"{path.name} is not an order")
+        else:
+            try:
+                tell(apply(order, store))
+                done += 1
+            except OrderError as error:
+                tell(str(error))
+        path.unlink(missing_ok=True)
+    return done
+
+
+def _read(path: Path) -> Order | None:
+    try:
+        if path.stat().st_size > LIMIT:
+            return None
+        return build(Order, json.loads(path.read_text("utf-8")))
+    except (Misfit, ValueError, OSError, RecursionError):
+        return None

@@ -1,0 +1,323 @@
+"""The daemon over a loopback link, with devices that are scripts: rounds, deadlines, restarts."""
+
+import numpy as np
+import pytest
+
+from aggregator import leaves
+from aggregator.daemon import Daemon
+from aggregator.orders import Order, leave
+from edge_sdk.wire import envelope
+from edge_sdk.wire.codec import decode
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.loopback import LoopbackBroker
+from edge_sdk.wire.messages import Command, Content, Model, Part, Receipt, Refusal, Time, Welcome
+
+
+@pytest.fixture
+def serve(still_clock):
+    """Starts daemons on one broker and one clock, and closes them."""
+    opened = []
+
+    def make(config, broker):
+        daemon = Daemon(config, transport=broker.link("_agg"), clock=still_clock)
+        opened.append(daemon)
+        daemon.open()
+        daemon.turn()
+        return daemon
+
+    yield make
+    for daemon in opened:
+        daemon.close()
+
+
+def turns(daemon, *puppets, count=6):
+    for _ in range(count):
+        daemon.turn()
+        for puppet in puppets:
+            puppet.poll()
+
+
+def greeted(daemon, puppets, life=1):
+    for puppet in puppets:
+        puppet.hello(life)
+    turns(daemon, *puppets)
+
+
+def model_of(puppet):
+    """The model a device would take over: the parts of the newest manifest."""
+    manifest = puppet.last(Model)
+    parts = {
+        p.i: p.blob for p in puppet.heard if isinstance(p, Part) and p.id == manifest.digest[:16]
+    }
+    content = decode(Content, b"".join(parts[i] for i in sorted(parts)))
+    return manifest.version, np.frombuffer(content.blob, "<f4")
+
+
+def test_a_round_from_hello_to_receipt_to_the_next_model(founded, serve, puppets):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    assert one.last(Welcome).run == 1
+    np.testing.assert_array_equal(model_of(one)[1], [1.0, -2.0])
+    one.answer([0.5, 0.0])
+    two.answer([1.5, 1.0])
+    turns(daemon, one, two)
+    assert (one.last(Receipt).code, two.last(Receipt).code) == (0, 0)
+    version, w = model_of(one)
+    assert version == 1
+    np.testing.assert_array_equal(w, [0.0, -2.5])
+    manifest = one.last(Model)
+    assert (manifest.round, manifest.phase, manifest.vals["steps"]) == (2, "train", 4.0)
+
+
+def test_the_manifest_comes_after_its_slots(founded, serve, puppets):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    one.heard.clear()
+    for puppet, asked in ((one, two.last(Model)), (two, two.last(Model))):
+        puppet.heard.append(asked)
+        puppet.answer([0.5, 0.0])
+    one.heard.clear()
+    turns(daemon, one, two)
+    assert [type(m) for m in one.heard if isinstance(m, Model | Part)] == [Part, Model]
+
+
+def test_a_deadline_abandons_a_round_and_keeps_the_version(founded, serve, puppets, still_clock):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    one.answer([0.5, 0.0])
+    turns(daemon, one)
+    still_clock.now += 61
+    turns(daemon, one)
+    manifest = one.last(Model)
+    assert (manifest.round, manifest.version) == (2, 0)
+    two.poll()
+    late = two.answer([1.0, 1.0], round=1)
+    turns(daemon, two)
+    assert two.last(Receipt).code == Reason.LATE
+    assert late.round == 1
+    assert b"gridfed_quorum_failed_total 1.0" in daemon.metrics.text()
+
+
+def test_a_wake_up_of_a_closed_round_changes_nothing(founded, serve, puppets, still_clock):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    still_clock.now += 30
+    one.answer([0.5, 0.0])
+    two.answer([0.5, 0.0])
+    turns(daemon, one, two)
+    still_clock.now += 31  # round 1 would be over by now, round 2 is not
+    turns(daemon, one)
+    assert one.last(Model).round == 2
+
+
+def test_rounds_reached_stop_the_run(founded, serve, puppets, still_clock):
+    broker = LoopbackBroker()
+    daemon = serve(founded("rounds = 1"), broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    one.answer([0.5, 0.0])
+    two.answer([0.5, 0.0])
+    turns(daemon, one, two)
+    manifest = one.last(Model)
+    assert (manifest.phase, manifest.version) == ("stop", 1)
+    np.testing.assert_array_equal(model_of(one)[1], [0.5, -2.0])
+    assert not daemon.is_done
+    still_clock.now += 2
+    turns(daemon)
+    still_clock.now += 3
+    turns(daemon)
+    assert daemon.is_done
+
+
+def test_the_same_update_again_is_receipted_again_and_counted_once(founded, serve, puppets):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    one, _ = puppets(broker)
+    greeted(daemon, [one])
+    said = one.answer([0.5, 0.0])
+    one.say(said)
+    turns(daemon, one)
+    assert [m.code for m in one.heard if isinstance(m, Receipt)] == [0, 0]
+    assert len(daemon.state.pending) == 1
+
+
+def test_strangers_and_garbage_are_counted_and_change_nothing(founded, serve, puppets, still_clock):
+    broker = LoopbackBroker()
+    daemon = serve(founded(devices=1), broker)
+    one, stranger = puppets(broker)
+    stranger.hello(1)
+    one.link.publish("gf/1/north/meter-1/up/update", b"\x95nonsense")
+    turns(daemon, one, stranger)
+    still_clock.now += 2
+    turns(daemon)
+    assert stranger.last(Welcome) is None
+    refused = daemon.snapshot.status["refused"]
+    assert refused == {"MALFORMED": 1, "UNKNOWN_CLIENT": 1}
+    assert daemon.state.round == 1
+
+
+def test_everything_retained_is_said_again_after_a_broker_lost_it(founded, serve, puppets):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    turns(daemon)
+    before = {t: p for t, p in broker.retained().items() if not t.endswith("/time")}
+    broker.restart(forget=True)
+    turns(daemon)
+    after = {t: p for t, p in broker.retained().items() if not t.endswith("/time")}
+    assert after == before
+    assert {topic.rsplit("/", 1)[1] for topic in after} == {"keys", "bundle", "model", "0"}
+
+
+def test_server_time_every_minute(founded, serve, puppets, still_clock):
+    broker = LoopbackBroker()
+    daemon = serve(founded(), broker)
+    (one,) = puppets(broker, 1)
+    turns(daemon, one)
+    still_clock.now += 61
+    turns(daemon, one)
+    said = [message for message in one.heard if isinstance(message, Time)]
+    assert [said[-1].t, said[-1].serial > said[0].serial] == [still_clock.wall(), True]
+
+
+def test_an_order_reaches_a_running_daemon(founded, serve, puppets, still_clock):
+    config, broker = founded(devices=1), LoopbackBroker()
+    daemon = serve(config, broker)
+    one, two = puppets(broker)
+    turns(daemon)
+    leave(config.inbox, Order("enrol", "meter-2", public=two.key.public.hex()))
+    leave(config.inbox, Order("command", "meter-1", op="report"))
+    still_clock.now += 2
+    turns(daemon, one)
+    assert one.last(Command).op == "report"
+    two.hello(1)
+    turns(daemon, two)
+    assert two.last(Welcome) is not None
+    assert not list(config.inbox.iterdir())
+
+
+def test_a_stopped_run_refuses_late_work_for_good(founded, serve, puppets):
+    broker = LoopbackBroker()
+    daemon = serve(founded("rounds = 1"), broker)
+    one, two, three = puppets(broker, 3)
+    greeted(daemon, [one, two, three])
+    first = three.last(Model)
+    one.answer([0.5, 0.0])
+    two.answer([0.5, 0.0])
+    turns(daemon, one, two)
+    three.answer([0.5, 0.0], round=first.round, base=first.version)
+    turns(daemon, three)
+    assert three.last(Receipt).code == Reason.TOO_STALE
+    assert three.last(Refusal) is None
+
+
+# --- restarts -------------------------------------------------------------------------------------
+
+
+class CrashedError(Exception):
+    """The process died here."""
+
+
+STEPS = (("append", 6), ("commit", 3), ("save_ledger", 2), ("publish", 8), ("acknowledge", 4))
+"""What a daemon does that lasts or is seen, and how often at least in three rounds of two."""
+
+
+def crash_at(daemon, step, nth, before):
+    """Make the nth call of a step kill the daemon, before or after it took effect."""
+    target = daemon._transport if step in ("publish", "acknowledge") else daemon._store
+    real, left = getattr(target, step), [nth]
+
+    def dying(*args, **kwargs):
+        left[0] -= 1
+        if left[0] == 0 and before:
+            raise CrashedError
+        done = real(*args, **kwargs)
+        if left[0] == 0:
+            raise CrashedError
+        return done
+
+    setattr(target, step, dying)
+
+
+class Play:
+    """Three rounds, in which devices repeat what was not receipted; the daemon may die once."""
+
+    def __init__(self, start, crew, crash=None):
+        self.start, self.crew = start, crew
+        self.daemon = start()
+        self.said = {puppet.name: {} for puppet in crew}
+        self.crashes = 0
+        if crash:
+            crash_at(self.daemon, *crash)
+
+    def act(self):
+        try:
+            turns(self.daemon, *self.crew, count=3)
+        except CrashedError:
+            self.crashes += 1
+            self.daemon.close()
+            self.daemon = self.start()
+            turns(self.daemon, *self.crew, count=3)
+
+    def move(self, puppet, number):
+        """What a device does next: greet, answer, or say again what nobody receipted."""
+        manifest = puppet.last(Model)
+        if puppet.last(Welcome) is None:
+            puppet.hello(1)
+        elif manifest.phase == "train" and manifest.round not in self.said[puppet.name]:
+            step = [0.25 * number * manifest.round, -0.125 * manifest.round]
+            self.said[puppet.name][manifest.round] = puppet.answer(step)
+        else:
+            settled = {message.seq for message in puppet.heard if isinstance(message, Receipt)}
+            for update in self.said[puppet.name].values():
+                if update.seq not in settled:
+                    puppet.say(update)
+
+    def to_the_end(self):
+        for _ in range(20):
+            for number, puppet in enumerate(self.crew, 1):
+                self.move(puppet, number)
+                self.act()
+        return [v.digest for v in self.daemon._store.versions(1)], leaves.digest(self.daemon.state)
+
+
+def decode_model(payload):
+    model = decode(Model, envelope._outer(payload)[3])
+    return model.round, model.version, model.phase, model.digest
+
+
+@pytest.fixture
+def play(founded, serve, puppets):
+    """Plays a run to its end on a broker of its own; returns digests and the last manifest."""
+
+    def run(crash=None):
+        config, broker = founded("rounds = 3"), LoopbackBroker()
+        for file in config.state.glob("aggregator.db*"):
+            file.unlink()
+        config = founded("rounds = 3")
+        acted = Play(lambda: serve(config, broker), puppets(broker), crash)
+        digests = acted.to_the_end()
+        acted.daemon.close()
+        manifest = broker.retained("gf/1/north/_all/model")["gf/1/north/_all/model"]
+        return acted.crashes, digests, decode_model(manifest)
+
+    return run
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("step", "nth"), [(s, n) for s, most in STEPS for n in range(1, most + 1)])
+def test_killed_at_any_step_the_run_takes_the_same_path(play, step, nth, *, before):
+    crashes, digests, manifest = play((step, nth, before))
+    assert crashes == 1
+    calm = play()
+    assert calm[0] == 0
+    assert len(calm[1][0]) == 3
+    assert manifest == (3, 3, "stop", manifest[3])
+    assert (digests, manifest) == calm[1:]
