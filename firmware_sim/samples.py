@@ -20,11 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.program import USAGE, Failure
+
 DATA = Path(__file__).parent / "data"
 
 
-class SampleError(Exception):
+class SampleError(Failure):
     """A set, a file or a column that is not there, or is not what the index says."""
+
+    exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)

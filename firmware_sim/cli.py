@@ -1,0 +1,181 @@
+"""gridfed-sim: a fleet on this machine, from recorded readings."""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_sdk.program import Answer, Command, Program
+
+if TYPE_CHECKING:
+    from firmware_sim.samples import SampleSet
+    from firmware_sim.scenario import Scenario
+
+ABOUT = "Runs devices of the real SDK on this machine, from recorded readings."
+
+EPILOGUE = """\
+  gridfed-sim demo                            eight homes, three ways to learn, one page
+  gridfed-sim fleet --devices 200 --in-process --rounds 20
+  gridfed-sim list                            what is shipped, and under which licence
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; return its exit code."""
+    return Program("gridfed-sim", ABOUT, COMMANDS, EPILOGUE).main(argv)
+
+
+def _demo(args: Namespace) -> Answer:
+    from firmware_sim.demo import Demo, clear, publish  # noqa: PLC0415 - numpy, and more
+    from firmware_sim.display import display  # noqa: PLC0415 - as above
+    from firmware_sim.scenario import scenario  # noqa: PLC0415 - as above
+
+    clear(args.out)
+    with display(is_quiet=args.json) as shown:
+        demo = Demo(scenario(args.scenario), args.out, shown, args.limit, args.broker)
+        outcome = demo.run()
+    made = publish(outcome, args.out)
+    files = "\n".join(f"{what}: {path}" for what, path in made.items())
+    data = outcome.as_json() | {"files": {what: str(path) for what, path in made.items()}}
+    return Answer(data, f"\n{outcome.text()}\n\n{files}")
+
+
+def _demo_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("demo-run"), help="folder (demo-run)")
+    parser.add_argument("--scenario", default="demo", help="a shipped name, or a TOML file (demo)")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds a run may take (300)")
+    _broker_kind(parser, "--broker")
+
+
+def _fleet(args: Namespace) -> Answer:
+    from firmware_sim.display import display  # noqa: PLC0415 - numpy, and more
+    from firmware_sim.running import MOST_PROCESSES, FleetRun  # noqa: PLC0415 - as above
+
+    chosen, samples = _chosen(args)
+    inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
+    with tempfile.TemporaryDirectory(prefix="gridfed-sim-") as scratch:
+        out = args.out or Path(scratch)
+        with display(is_quiet=args.json) as shown:
+            run = FleetRun(
+                chosen,
+                samples,
+                out,
+                shown,
+                inside,
+                broker=args.broker,
+                kind=args.kind,
+                aggregator=args.aggregator,
+                limit=args.limit,
+                seed=args.seed,
+            )
+            cost = run.run()
+    data: dict[str, Any] = {
+        "devices": cost.devices,
+        "rounds": cost.rounds,
+        "in_process": inside,
+        "seconds": cost.wall,
+        "per_device_and_round": cost.each,
+        "refused": run.refused,
+    }
+    return Answer(data, cost.text())
+
+
+def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
+    """Put the options on top of the scenario."""
+    from firmware_sim.samples import sample_set  # noqa: PLC0415 - numpy
+    from firmware_sim.scenario import Scenario, scenario  # noqa: PLC0415 - as above
+
+    base = scenario(args.scenario) if args.scenario else Scenario("a fleet")
+    options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
+    learned = {"method": args.method, "rounds": args.rounds, "shared": args.shared}
+    settings = {"steps": args.steps, "rate": args.rate}
+    given = {key: value for key, value in settings.items() if value is not None}
+    learning = replace(
+        base.learning,
+        settings={**base.learning.settings, **given},
+        **{key: value for key, value in learned.items() if value is not None},
+    )
+    chosen = replace(
+        base,
+        learning=learning,
+        **{key: value for key, value in options.items() if value is not None},
+    )
+    samples = sample_set(chosen.samples)
+    return chosen, samples.of_folder(args.data) if args.data else samples
+
+
+def _layers(text: str) -> tuple[str, ...]:
+    """Read ``--shared``: prefixes with commas between; ``all`` and ``none`` are words.
+
+    >>> _layers("lstm.,head.0"), _layers("all"), _layers("none")
+    (('lstm.', 'head.0'), ('',), ())
+    """
+    words = {"all": ("",), "none": ()}
+    return words.get(text, tuple(part for part in text.split(",") if part))
+
+
+def _fleet_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--devices", type=int, metavar="N", help="how many (8)")
+    add("--rounds", type=int, metavar="N", help="how often the model moves (20)")
+    add("--method", help="fedavg, fedprox, fedavgm, fedadam or fedsgd (fedavg)")
+    add("--shared", type=_layers, metavar="LAYERS", help="prefixes with commas, all, or none")
+    add("--steps", type=int, help="local steps in a round (the bundle's)")
+    add("--rate", type=float, help="learning rate (the bundle's)")
+    add("--bundle", help="a shipped name, or a path (load-lstm)")
+    add("--seed", type=int, default=0, help="of what the simulator draws (0)")
+    add("--scenario", default="", help="start from this scenario: a name, or a TOML file")
+    add("--like", metavar="SET", help="the shipped set to use, or that --data resembles (homes)")
+    add("--data", type=Path, metavar="FOLDER", help="CSV files of your own, one a device")
+    where = parser.add_mutually_exclusive_group()
+    inside: dict[str, Any] = {"action": "store_const", "dest": "is_inside"}
+    where.add_argument("--processes", const=False, help="a process a device (up to 16)", **inside)
+    where.add_argument("--in-process", const=True, help="all in this process (above)", **inside)
+    add("--broker", default="", metavar="URL", help="a running broker; left out: start one")
+    _broker_kind(parser, "--kind")
+    add("--aggregator", type=Path, metavar="CONFIG", help="join this aggregator of yours")
+    add("--limit", type=float, default=600.0, help="seconds the run may take (600)")
+    add("--out", type=Path, metavar="FOLDER", help="keep every file (else a temporary folder)")
+
+
+def _broker_kind(parser: ArgumentParser, option: str) -> None:
+    kinds = ("auto", "mosquitto", "embedded")
+    parser.add_argument(option, choices=kinds, default="auto", help="which broker to start (auto)")
+
+
+def _list(_: Namespace) -> Answer:
+    from firmware_sim.samples import sample_sets  # noqa: PLC0415 - numpy
+    from firmware_sim.scenario import names, scenario  # noqa: PLC0415 - as above
+
+    sets = sample_sets()
+    scenarios = {name: scenario(name).title for name in names()}
+    lines = ["samples:"]
+    for name, row in sets.items():
+        lines.append(f"  {name:10} {row.title} ({row.kind}; {row.licence})")
+        lines.append(f"  {'':10} {', '.join(sample.device for sample in row.samples)}")
+    lines += ["scenarios:", *(f"  {name:10} {title}" for name, title in scenarios.items())]
+    kept = ("title", "kind", "licence", "attribution", "step_seconds", "target", "unit")
+    data = {
+        name: {key: getattr(row, key) for key in kept}
+        | {"devices": [sample.device for sample in row.samples]}
+        for name, row in sets.items()
+    }
+    return Answer({"samples": data, "scenarios": scenarios}, "\n".join(lines))
+
+
+COMMANDS = {
+    "demo": Command(
+        "Eight homes learn three ways; a table and a page say what it was worth.",
+        _demo,
+        _demo_arguments,
+        "Starts a broker, an aggregator and eight devices, each a process of its own, and stops\n"
+        "all of them. Needs no network and no torch.",
+    ),
+    "fleet": Command(
+        "Run N devices and print what a device and a round cost.", _fleet, _fleet_arguments
+    ),
+    "list": Command("List the shipped readings and scenarios.", _list),
+}

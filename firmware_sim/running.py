@@ -1,0 +1,146 @@
+"""``gridfed-sim fleet``: one run of many devices, in processes of their own or all in this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from firmware_sim.display import Display
+from firmware_sim.federation import CLOSING, Federation, Progress, free_port, start_broker
+from firmware_sim.fleet import Cost, Fleet, over_mqtt, populate, processor_seconds
+from firmware_sim.folders import Prepared, join, prepare
+from firmware_sim.judging import traffic_of
+from firmware_sim.processes import Family
+from firmware_sim.results import Traffic
+from firmware_sim.samples import SampleSet
+from firmware_sim.scenario import Scenario
+
+MOST_PROCESSES = 16
+"""Up to so many devices get a process each, unless told otherwise."""
+
+
+@dataclass
+class FleetRun:
+    """One run in one folder.
+
+    Attributes:
+        scenario: What to run.
+        samples: Whose readings.
+        out: Everything is written below it.
+        shown: Where progress goes.
+        is_in_process: All devices in this process, instead of one each.
+        broker: Address of a running broker, or empty to start one of ``kind``.
+        aggregator: Configuration of an aggregator of one's own to join, instead of a new one.
+        limit: Seconds that the run may take.
+        seed: Of what the fleet's own processes draw.
+    """
+
+    scenario: Scenario
+    samples: SampleSet
+    out: Path
+    shown: Display
+    is_in_process: bool
+    broker: str = ""
+    kind: str = "auto"
+    aggregator: Path | None = None
+    limit: float = 600.0
+    seed: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> Cost:
+        """Start what is missing, run, stop all of it, and count.
+
+        Raises:
+            Died: A program ended in failure.
+            TooSlow: The run was not done in time.
+        """
+        with Family(self.out / "logs") as family:
+            url = self.broker or start_broker(family, self.out / "broker", self.kind)
+            self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
+            prepared = self._prepared(url)
+            run = Federation(prepared, self.scenario.learning.rounds, family)
+            if self.aggregator is None:
+                run.start_aggregator()
+            try:
+                return self._inside(run) if self.is_in_process else self._outside(run)
+            finally:
+                run.stop()
+
+    def _prepared(self, url: str) -> Prepared:
+        if self.aggregator is not None:
+            return join(self.out, self.aggregator, self.scenario, self.samples, broker=url)
+        page = f"127.0.0.1:{free_port()}"
+        return prepare(
+            self.out / "fleet", "sim", self.scenario, self.samples, broker=url, page=page
+        )
+
+    def _inside(self, run: Federation) -> Cost:
+        """Serve every device from this thread."""
+        with Fleet() as fleet:
+            connect = over_mqtt(self.seed)
+            populate(fleet, run.prepared.devices, self.samples, self.scenario, connect)
+            self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
+            meter = Meter(run, processor_seconds)
+            self._watch(run, meter, lambda: fleet.turn(0.02))
+            return meter.cost(fleet.traffic())
+
+    def _outside(self, run: Federation) -> Cost:
+        """Start a process a device, and wait until each holds the final model."""
+        run.start_devices()
+        meter = Meter(run, lambda: sum(one.measure() for one in run.devices))
+        self._watch(run, meter, lambda: None)
+        until = time.monotonic() + CLOSING
+        for device in run.devices:
+            device.wait(max(0.0, until - time.monotonic()))
+        run.family.stop(run.devices)
+        return meter.cost(list(traffic_of(run.prepared.devices, run.devices).values()))
+
+    def _watch(self, run: Federation, meter: Meter, tend: Callable[[], None]) -> None:
+        for now in run.watch(self.limit, tend):
+            meter.see(now)
+            self.refused = now.refused
+            self.shown.update("fleet", "done" if now.is_done else "learning", now)
+
+
+@dataclass
+class Meter:
+    """Counts what the rounds cost, from the first look at which every device is there.
+
+    Attributes:
+        run: What is measured.
+        devices_cpu: Returns the processor seconds that all devices have used so far.
+    """
+
+    run: Federation
+    devices_cpu: Callable[[], float]
+    _begun: tuple[float, float, float, int] | None = None
+    _last: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+
+    def see(self, now: Progress) -> None:
+        """Take a reading."""
+        aggregator = self.run.aggregator
+        own = 0.0 if aggregator is None else aggregator.measure()
+        self._last = (time.monotonic(), self.devices_cpu(), own, now.version)
+        if self._begun is None and now.present >= len(self.run.prepared.devices):
+            self._begun = self._last
+
+    def cost(self, traffic: list[Traffic]) -> Cost:
+        """Return the cost of the rounds seen; bytes are those of the whole run."""
+        begun = self._begun or (self._last[0], 0.0, 0.0, 0)
+        seconds, devices, aggregator, moved = (
+            last - first for last, first in zip(self._last, begun, strict=True)
+        )
+        count = len(self.run.prepared.devices)
+        rounds = self._last[3]
+        share = rounds / moved if moved else 1.0  # of rounds that closed before the first look
+        return Cost(
+            devices=count,
+            rounds=rounds,
+            wall=seconds * share,
+            device_cpu=devices * share,
+            aggregator_cpu=aggregator * share,
+            up=sum(one.up for one in traffic),
+            down=sum(one.down for one in traffic),
+        )

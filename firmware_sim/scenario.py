@@ -1,0 +1,87 @@
+"""What a simulated fleet does: a TOML file, or the options of a command, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from edge_sdk.settings import Duration, load
+from edge_sdk.wire.strict import Between, Length
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+
+Count = Annotated[int, Between(1, 100_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """One run of a fleet: what the aggregator is configured with.
+
+    Attributes:
+        method: Of the averaging family.
+        shared: Prefixes of the layers that travel; left out: what the bundle says.
+        rounds: How often the model moves.
+        settings: The method's own numbers, such as ``steps`` and ``rate``.
+        quorum: Devices that close a round; left out: all of them.
+        deadline: From opening a round to closing or abandoning it.
+    """
+
+    method: str = "fedavg"
+    shared: tuple[str, ...] | None = None
+    rounds: Count = 20
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quorum: Count | None = None
+    deadline: Duration = "60s"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A set of devices, their readings, and what they learn.
+
+    Attributes:
+        title: For people.
+        samples: Name of a shipped set.
+        devices: How many; a set with fewer is used over again under other names.
+        bundle: A shipped name, or a path.
+        learning: The run.
+        start: First reading (ISO 8601).
+        until: First reading that is not learned from; empty takes all.
+        judge: First and last moment of the part that forecasts are judged on.
+        why: What was tried before these numbers were chosen, and on which part.
+    """
+
+    title: Annotated[str, Length(1, 200)]
+    samples: str = "homes"
+    devices: Count = 8
+    bundle: str = "load-lstm"
+    learning: Learning = field(default_factory=Learning)
+    start: str = ""
+    until: str = ""
+    judge: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The judged part in Unix seconds."""
+        first, last = (datetime.fromisoformat(text) for text in self.judge)
+        return first.replace(tzinfo=first.tzinfo or UTC).timestamp(), last.replace(
+            tzinfo=last.tzinfo or UTC
+        ).timestamp()
+
+
+def scenario(name: str) -> Scenario:
+    """Read a shipped scenario by name, or any by path.
+
+    Raises:
+        SettingsError: Naming the file and the key that does not fit.
+    """
+    shipped = SCENARIOS / f"{name}.toml"
+    return load(Scenario, shipped if shipped.is_file() else Path(name)).value
+
+
+def names() -> list[str]:
+    """Return the shipped scenarios' names, sorted."""
+    return sorted(path.stem for path in SCENARIOS.glob("*.toml"))
