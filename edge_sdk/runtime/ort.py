@@ -28,10 +28,9 @@ class OrtGraph:
             self._session = ort.InferenceSession(
                 data, _options(threads), providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # noqa: BLE001 - its exceptions share no public base class
-            raise GraphError(
-                f"onnxruntime {ort.__version__} cannot load the graph: {error}"
-            ) from error
+        except Exception as error:  # its exceptions share no public base class
+            engine = f"onnxruntime {ort.__version__}"
+            raise GraphError(f"{engine} cannot load the graph: {error}") from error
         self.inputs = tuple(node.name for node in self._session.get_inputs())
         self.outputs = tuple(node.name for node in self._session.get_outputs())
 
@@ -42,14 +41,12 @@ class OrtGraph:
             GraphError: A feed is missing, unknown, or of a shape or type the graph refuses.
         """
         if feeds.keys() != set(self.inputs):
-            raise GraphError(
-                f"the graph takes {', '.join(self.inputs)}; got {', '.join(sorted(feeds)) or 'nothing'}"
-            )
+            given = ", ".join(sorted(feeds)) or "nothing"
+            raise GraphError(f"the graph takes {', '.join(self.inputs)}; got {given}")
+        arrays = {name: np.asarray(value, np.float32) for name, value in feeds.items()}
         try:
-            results = self._session.run(
-                None, {k: np.asarray(v, np.float32) for k, v in feeds.items()}
-            )
-        except Exception as error:  # noqa: BLE001 - as above
+            results = self._session.run(None, arrays)
+        except Exception as error:  # as above
             raise GraphError(f"the graph could not run: {error}") from error
         return tuple(results)
 

@@ -1,0 +1,349 @@
+"""Open a bundle: who signed it, is every byte what was signed, and does it forecast right here?
+
+A bundle defines a model on this device: a signed manifest, exported graphs, and a first vector.
+Nothing of it is used before all of it has been checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from edge_sdk.errors import EdgeError
+from edge_sdk.runtime import Graph, GraphError, load_graph
+from edge_sdk.wire.archive import (
+    INITIAL,
+    MANIFEST,
+    SIGNATURE,
+    ArchiveError,
+    is_sealed,
+    pack,
+    unpack,
+)
+from edge_sdk.wire.keys import read_public
+from edge_sdk.wire.manifest import FORECAST, GRADIENT, Manifest, ManifestError
+from edge_sdk.wire.spec import ParamSpec, Vector
+
+SDK_VERSION = (0, 1, 0)
+"""What ``min_sdk`` of a manifest is compared with."""
+
+_RELEASE = "release.pub"
+_KEPT = 2
+
+
+class BundleError(EdgeError):
+    """A bundle that is missing, damaged, signed by nobody we trust, or does not run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whose signature on a manifest counts.
+
+    Attributes:
+        roots: Raw public keys of the fleet's pinned root or roots. A bundle that came with the
+            package is trusted as the package is; its own release key proves that it is whole.
+    """
+
+    roots: tuple[bytes, ...] = ()
+
+
+class Graphs(Mapping[str, Graph]):
+    """A bundle's functions by name, each loaded when it is first asked for."""
+
+    def __init__(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+        """Remember the bytes; load nothing."""
+        self._bytes = {name: contents[graph.file] for name, graph in manifest.graphs.items()}
+        self._wanted = {name: (g.inputs, g.outputs) for name, g in manifest.graphs.items()}
+        self._loaded: dict[str, Graph] = {}
+
+    def __getitem__(self, name: str) -> Graph:
+        """Return a loaded graph.
+
+        Raises:
+            KeyError: The bundle has no such graph.
+            BundleError: It does not load here, or its feeds are not the manifest's.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._bytes)
+
+    def __len__(self) -> int:
+        """Count the graphs."""
+        return len(self._bytes)
+
+    def _load(self, name: str) -> Graph:
+        data = self._bytes[name]
+        try:
+            graph = load_graph(data)
+        except GraphError as error:
+            raise BundleError(f"graph {name!r} does not load: {error}") from error
+        if (graph.inputs, graph.outputs) != self._wanted[name]:
+            raise BundleError(f"graph {name!r} has other feeds or results than the manifest says")
+        return graph
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle.
+
+    Attributes:
+        manifest: What it says of itself.
+        initial: The whole first vector, float32, shape ``(P,)``.
+        graphs: Its functions by name, loaded on first use.
+        digest: SHA-256 of its archive: how announcements name it.
+    """
+
+    manifest: Manifest
+    initial: Vector = field(repr=False)
+    graphs: Mapping[str, Graph] = field(repr=False)
+    digest: bytes
+
+    @classmethod
+    def open(cls, name_or_path: str | Path, *, trust: Trust) -> Bundle:
+        """Open a shipped bundle by name, or any bundle by its folder, and try it.
+
+        Raises:
+            BundleError: It is missing, damaged, signed by nobody we trust, needs a newer SDK, or
+                does not reproduce its golden forecast on this device.
+        """
+        shipped = shipped_folder()
+        if str(name_or_path) in shipped_names():
+            folder = shipped / str(name_or_path)
+            return _tried(_read(folder), (read_public(shipped / _RELEASE),))
+        folder = Path(name_or_path).expanduser()
+        if not (folder / MANIFEST).is_file():
+            raise BundleError(
+                f"bundle {str(name_or_path)!r} is neither shipped nor a folder with a {MANIFEST}",
+                hint=f"shipped bundles: {', '.join(shipped_names()) or 'none'}",
+            )
+        return _tried(_read(folder), trust.roots)
+
+    @cached_property
+    def spec(self) -> ParamSpec:
+        """The vector's layout, with the bundle's own default of what is shared."""
+        return self.manifest.spec()
+
+    @property
+    def gradient(self) -> Graph:
+        """``p [P], x [B, L, C], y [B, H]`` to ``loss [], g [P]``."""
+        return self.graphs[GRADIENT]
+
+    @property
+    def forecast(self) -> Graph:
+        """``p [P], x [B, L, C]`` to ``yhat [B, H]``, in scaled units."""
+        return self.graphs[FORECAST]
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the bundles that came with the package."""
+    return Path(str(files("edge_sdk"))) / "bundles"
+
+
+def shipped_names() -> list[str]:
+    """Return the names of the shipped bundles, sorted."""
+    return sorted(found.parent.name for found in shipped_folder().glob(f"*/{MANIFEST}"))
+
+
+def archive(folder: Path) -> bytes:
+    """Return a bundle's folder as the archive that crosses the wire; equal files, equal bytes.
+
+    Raises:
+        BundleError: A file is missing or cannot be read.
+    """
+    return pack(_read(folder))
+
+
+def install(data: bytes, folder: Path, *, trust: Trust, digest: bytes | None = None) -> Bundle:
+    """Install an archive beside its predecessors, whole or not at all, and open it.
+
+    The newest of another digest stays as the last good one; older ones go. A version never goes
+    back, and one version is one content: otherwise an old, signed bundle could be played again.
+
+    Args:
+        data: The archive.
+        folder: Where installed bundles live; each in a folder named by its digest.
+        trust: Whose signature counts.
+        digest: What the archive must hash to (32 bytes), when an announcement said so.
+
+    Raises:
+        BundleError: Refused; the folder is as it was.
+    """
+    found = hashlib.sha256(data).digest()
+    if digest is not None and found != digest:
+        raise BundleError("the archive's digest is not the announced one")
+    try:
+        contents = unpack(data)
+    except ArchiveError as error:
+        raise BundleError(str(error)) from error
+    bundle = _tried(contents, trust.roots)
+    _refuse_rollback(folder, bundle)
+    _write(folder, found.hex(), contents)
+    _prune(folder, keep=found.hex())
+    return bundle
+
+
+def load_installed(folder: Path, digest: bytes, *, trust: Trust) -> Bundle:
+    """Open an installed bundle by its digest.
+
+    Raises:
+        BundleError: It is not installed here, or damaged since.
+    """
+    path = folder / digest.hex()
+    if not path.is_dir():
+        raise BundleError(f"bundle {digest.hex()[:12]} is not installed in {folder}")
+    bundle = _tried(_read(path), trust.roots)
+    if bundle.digest != digest:
+        raise BundleError(f"{path}: the files are not those that were installed")
+    return bundle
+
+
+def _tried(contents: Mapping[str, bytes], keys: tuple[bytes, ...]) -> Bundle:
+    """Verify files as a bundle, in the order: signature, manifest, digests, SDK, vector, canary."""
+    raw = contents.get(MANIFEST, b"")
+    if not is_sealed(raw, contents.get(SIGNATURE, b""), keys):
+        raise BundleError(
+            "no key that this device trusts has signed the bundle's manifest",
+            hint="the fleet's root key must sign it; compare keys.root with root.pub",
+        )
+    try:
+        manifest = Manifest.parse(raw)
+        manifest.spec()
+    except ManifestError as error:
+        raise BundleError(str(error)) from error
+    _check_files(manifest, contents)
+    _check_sdk(manifest)
+    graphs = Graphs(manifest, contents)
+    digest = hashlib.sha256(pack(contents)).digest()
+    bundle = Bundle(manifest, _initial(manifest, contents[INITIAL]), graphs, digest)
+    _canary(bundle)
+    return bundle
+
+
+def _check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    needed = {INITIAL, *(graph.file for graph in manifest.graphs.values())}
+    if set(manifest.files) != needed or set(contents) != needed | {MANIFEST, SIGNATURE}:
+        raise BundleError(f"bundle {manifest.name}: files are missing, or more than it lists")
+    for name, wanted in manifest.files.items():
+        if hashlib.sha256(contents[name]).hexdigest() != wanted:
+            raise BundleError(
+                f"bundle {manifest.name}: {name} is not the file that was signed",
+                hint="fetch the bundle again",
+            )
+
+
+def _check_sdk(manifest: Manifest) -> None:
+    if tuple(int(part) for part in manifest.min_sdk.split(".")) > SDK_VERSION:
+        raise BundleError(
+            f"bundle {manifest.name} needs SDK {manifest.min_sdk} or newer",
+            hint="upgrade gridfed on this device first",
+        )
+
+
+def _initial(manifest: Manifest, data: bytes) -> Vector:
+    if len(data) != 4 * manifest.size:
+        raise BundleError(
+            f"bundle {manifest.name}: {INITIAL} has {len(data)} bytes, "
+            f"the layout needs {4 * manifest.size}"
+        )
+    vector = np.frombuffer(data, "<f4").astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise BundleError(f"bundle {manifest.name}: {INITIAL} holds values that are not finite")
+    return vector
+
+
+def _canary(bundle: Bundle) -> None:
+    """Forecast the golden sample: an engine that computes wrongly must not meet a customer."""
+    golden = bundle.manifest.golden
+    x = np.array([golden.x], np.float32)
+    try:
+        (yhat,) = bundle.forecast(p=bundle.initial, x=x)
+    except GraphError as error:
+        raise BundleError(f"bundle {bundle.manifest.name}: {error}") from error
+    wanted = np.array([golden.yhat], np.float32)
+    if yhat.shape != wanted.shape or not np.allclose(yhat, wanted, rtol=0, atol=golden.tolerance):
+        raise BundleError(
+            f"bundle {bundle.manifest.name}: the golden forecast comes out as "
+            f"{np.ravel(yhat).tolist()}, not {np.ravel(wanted).tolist()}",
+            hint="the engine on this device computes something else; report its version",
+        )
+
+
+def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
+    for path in folder.glob(f"*/{MANIFEST}"):
+        try:
+            other = Manifest.parse(path.read_bytes())
+        except (ManifestError, OSError):
+            continue  # a damaged predecessor holds nothing back
+        same = path.parent.name == bundle.digest.hex()
+        if other.name != bundle.manifest.name or same:
+            continue
+        if bundle.manifest.version <= other.version:
+            raise BundleError(
+                f"bundle {other.name} version {other.version} is installed; "
+                f"another version {bundle.manifest.version} is refused",
+                hint="release it again under a higher version",
+            )
+
+
+def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
+    """Write beside the target, flush, then rename: a power cut leaves all or nothing."""
+    if (folder / name).is_dir():
+        shutil.rmtree(folder / name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+        for file, data in contents.items():
+            with (beside / file).open("wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+        _sync(beside)
+        beside.rename(folder / name)
+        _sync(folder)
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot install the bundle: {error.strerror}") from error
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _prune(folder: Path, *, keep: str) -> None:
+    """Drop half-written folders, and all but the newest predecessor."""
+    others = [path for path in folder.iterdir() if path.is_dir() and path.name != keep]
+    for path in others:
+        if path.name.startswith(".new-"):
+            shutil.rmtree(path, ignore_errors=True)
+    whole = [path for path in others if not path.name.startswith(".new-")]
+    whole.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in whole[_KEPT - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    """Read the files a bundle's folder has: what the manifest will be held against."""
+    try:
+        return {
+            path.name: path.read_bytes()
+            for path in sorted(folder.iterdir())
+            if path.is_file() and not path.name.startswith(".")
+        }
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot read the bundle: {error.strerror}") from error
