@@ -1,0 +1,43 @@
+"""Learn on the device, forecast from its own copy, share only layers.
+
+The names below are loaded when they are first used: importing the package costs nothing, so that
+whoever needs only ``edge_sdk.wire`` pays for nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_sdk.bundle import Bundle
+    from edge_sdk.client import Client
+    from edge_sdk.config import Config
+    from edge_sdk.errors import EdgeError
+    from edge_sdk.forecast import Forecast
+    from edge_sdk.series import Reading
+
+__all__ = ["Bundle", "Client", "Config", "EdgeError", "Forecast", "Reading"]
+
+_HOMES = {
+    "Bundle": "edge_sdk.bundle",
+    "Client": "edge_sdk.client",
+    "Config": "edge_sdk.config",
+    "EdgeError": "edge_sdk.errors",
+    "Forecast": "edge_sdk.forecast",
+    "Reading": "edge_sdk.series",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
+    """Load a public name when it is first used (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'edge_sdk' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names without loading them."""
+    return sorted({*globals(), *__all__})

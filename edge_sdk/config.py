@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,6 +59,14 @@ class PaceSection:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnSection:
+    """What is learned from."""
+
+    part: Literal["all", "train"] = "all"  # train: the first 80 %, so that the rest can judge
+    keep: Annotated[int, Between(2, 1_000_000)] = 17_568  # slots of history (two years, hourly)
+
+
+@dataclass(frozen=True, slots=True)
 class MechanismSection:
     """How what leaves is perturbed. ``none`` must be said aloud."""
 
@@ -96,6 +104,7 @@ class Config:
     keys: KeysSection
     privacy: PrivacySection
     accept: AcceptSection = field(default_factory=AcceptSection)
+    learn: LearnSection = field(default_factory=LearnSection)
     pace: PaceSection = field(default_factory=PaceSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the place
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # where readings come from
@@ -116,4 +125,16 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
     Raises:
         SettingsError: As ``Config.load``.
     """
-    return load(Config, Path(path), prefix=PREFIX, environ=environ)
+    loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
+    folder = Path(path).parent.absolute()
+    sources = tuple(_rooted_source(section, folder) for section in loaded.value.source)
+    beside = folder / Path(loaded.value.bundle).expanduser()
+    bundle = str(beside) if beside.is_dir() else loaded.value.bundle
+    return replace(loaded, value=replace(loaded.value, source=sources, bundle=bundle))
+
+
+def _rooted_source(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Take a source's file from the folder of the configuration, as every other path."""
+    named = section.get("path")
+    where = {"path": str(folder / Path(named).expanduser())} if isinstance(named, str) else {}
+    return {**section, **where}

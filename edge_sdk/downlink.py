@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from random import Random
 
-from edge_sdk.uplink import bitmap
-from edge_sdk.wire.envelope import AGGREGATOR, ROOT, digest, ref
+from edge_sdk.wire.envelope import AGGREGATOR, ROOT
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Chunk, Have, Keys, Model, Part
 from edge_sdk.wire.method import Contract
-
-WINDOW = 8
-"""Chunks a device lets be on their way to it."""
+from edge_sdk.wire.transfer import Receiving
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,67 +64,63 @@ class KeyRing:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetch:
-    """A body that is being collected in chunks, from retained slots or on request.
+    """A body that is being collected: first from retained slots, after a while on request.
 
-    Example:
-        >>> whole = Fetch.of(digest(b"abcde"), size=5, chunk=2, due=0.0)
-        >>> for i, piece in [(2, b"e"), (0, b"ab"), (1, b"xx")]:
-        ...     whole = whole.add(whole.id, i, piece)
-        >>> whole.is_whole, whole.body() is None  # the digest decides
-        (True, True)
+    Attributes:
+        manifest: What announced it.
+        receiving: The chunks so far.
+        opens: When the slots are subscribed: the fleet does not fetch all at once.
+        asks: From when on what is missing is asked for.
+        is_open: Whether the slots are subscribed.
     """
 
-    digest: bytes
-    size: int
-    chunk: int
-    due: float  # when to begin, and from then on when to ask
-    parts: Mapping[int, bytes] = field(default_factory=dict)
-    is_open: bool = False  # whether the retained slots are subscribed
-    asked: int = 0
+    manifest: Model | Bundle
+    receiving: Receiving
+    opens: float
+    asks: float
+    is_open: bool = False
 
     @classmethod
-    def of(cls, whole: bytes, *, size: int, chunk: int = CHUNK_LIMIT, due: float) -> Fetch:
-        """Start collecting the body with this digest."""
-        return cls(whole, size, chunk, due)
+    def of(cls, manifest: Model | Bundle, *, opens: float, patience: float, rng: Random) -> Fetch:
+        """Plan to fetch what a manifest announces; an archive has no slots and is asked for.
+
+        Raises:
+            Refused: MALFORMED or TOO_LARGE sizes.
+        """
+        chunk = manifest.chunk if isinstance(manifest, Model) else CHUNK_LIMIT
+        wait = patience if isinstance(manifest, Model) else 0.0
+        receiving = Receiving(manifest.digest, manifest.size, chunk, now=opens, rng=rng)
+        return cls(manifest, receiving, opens, opens + wait)
 
     @property
-    def id(self) -> bytes:
-        """The 16 bytes that its chunks carry."""
-        return ref(self.digest)
+    def has_slots(self) -> bool:
+        """Whether the body also lies in retained slots."""
+        return isinstance(self.manifest, Model)
+
+    def take(self, message: Part | Chunk, now: float) -> None:
+        """Take a chunk in; one of another body is passed over.
+
+        Raises:
+            Refused: BAD_CHUNK for a wrong index or length.
+        """
+        if message.id == self.receiving.id:
+            self.receiving.add(message.id, message.i, message.blob, now)
+
+    def ask(self, now: float) -> Have | None:
+        """Return what to ask for now, if anything."""
+        report = self.receiving.report(now) if now >= self.asks else None
+        if report is None:
+            return None
+        return Have(id=self.receiving.id, have=report.having, win=report.window)
 
     @property
-    def count(self) -> int:
-        """How many chunks it has."""
-        return -(-self.size // self.chunk)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every chunk is here."""
-        return len(self.parts) == self.count
-
-    def add(self, which: bytes, i: int, data: bytes) -> Fetch:
-        """Take one chunk in; one of another body, index or length changes nothing."""
-        if which != self.id or i >= self.count or i in self.parts:
-            return self
-        if len(data) != min(self.chunk, self.size - i * self.chunk):
-            return self
-        return replace(self, parts={**self.parts, i: data})
-
-    def take(self, message: Part | Chunk) -> Fetch:
-        """Take the chunk in that a message carries."""
-        return self.add(message.id, message.i, message.blob)
-
-    def body(self) -> bytes | None:
-        """Join the chunks; None if they are not what was announced."""
-        whole = b"".join(self.parts[i] for i in range(self.count))
-        return whole if digest(whole) == self.digest else None
-
-    def ask(self, due: float) -> tuple[Fetch, Have]:
-        """Ask for what is missing, and again at ``due`` if nothing comes."""
-        have = Have(id=self.id, have=bitmap(self.parts), win=WINDOW)
-        return replace(self, due=due, asked=self.asked + 1), have
+    def next_due(self) -> float:
+        """When it wants the shell's attention again."""
+        if not self.is_open and self.has_slots:
+            return self.opens
+        return max(self.asks, self.receiving.next_due)
 
 
 def takes_part(client: str, model: Model) -> bool:
@@ -160,7 +154,8 @@ class Seen:
 class Wanted:
     """What this device is set up for, to hold a manifest against."""
 
-    spec: bytes
+    spec: bytes  # layout digest of the shared vector
+    size: int  # its scalars
     contract: Contract
     max_steps: int
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
+from edge_sdk.series import Row
 from edge_sdk.uplink import Entry, Numbers
 from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
 from edge_sdk.wire.errors import WireError
@@ -36,8 +37,8 @@ CREATE TABLE learned (one INTEGER PRIMARY KEY CHECK (one = 1),
     leaves BLOB NOT NULL);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE papers (name TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE readings (stream TEXT NOT NULL, time INTEGER NOT NULL, value REAL NOT NULL,
-    flags INTEGER NOT NULL, PRIMARY KEY (stream, time)) WITHOUT ROWID;
+CREATE TABLE readings (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
+    flags INTEGER NOT NULL, PRIMARY KEY (stream, slot)) WITHOUT ROWID;
 """
 
 _ENTRY = "life, seq, kind, body, proof, run, round, base, spec, spent, attempts"
@@ -60,10 +61,6 @@ class Learned:
     version: int
     spec: bytes
     leaves: Mapping[str, Leaf]
-
-
-Row = tuple[str, int, float, int]
-"""One reading: stream, Unix seconds, value, quality flags."""
 
 
 class Store:
@@ -229,21 +226,23 @@ class Store:
     # --- readings ---------------------------------------------------------------------------------
 
     def add_readings(self, rows: Iterable[Row]) -> None:
-        """Keep a batch of readings; one that comes again is passed over."""
+        """Keep a batch of readings; the last write of a slot wins."""
         with self._writing() as db:
-            db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?)", rows)
+            db.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?, ?)", rows)
 
-    def readings(self, since: int = 0) -> Iterator[Row]:
-        """Read back what was measured from a moment on, in order of time."""
-        yield from self._db.execute(
-            "SELECT stream, time, value, flags FROM readings WHERE time >= ? ORDER BY time, stream",
-            (since,),
-        )
+    def readings(self) -> Iterator[Row]:
+        """Read back what was measured, in order of time."""
+        rows = self._db.execute("SELECT stream, slot, value, flags FROM readings ORDER BY slot")
+        yield from (Row(*row) for row in rows)
+
+    def count_readings(self) -> int:
+        """Count the readings that are kept."""
+        return int(self._db.execute("SELECT count(*) FROM readings").fetchone()[0])
 
     def drop_readings(self, before: int) -> None:
-        """Forget readings older than a moment: the first thing to go when space is short."""
+        """Forget readings of slots before this one: the first thing to go when space is short."""
         with self._writing() as db:
-            db.execute("DELETE FROM readings WHERE time < ?", (before,))
+            db.execute("DELETE FROM readings WHERE slot < ?", (before,))
 
     # --- the file ---------------------------------------------------------------------------------
 

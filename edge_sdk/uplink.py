@@ -7,14 +7,13 @@ Times are seconds of the monotonic clock; randomness and nonces come in through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from edge_sdk.wire.codec import encode
 from edge_sdk.wire.envelope import digest, ref
-from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.messages import (
-    CHUNK_FLOOR,
     CHUNK_LIMIT,
     WIRE,
     Chunk,
@@ -27,6 +26,7 @@ from edge_sdk.wire.messages import (
     Refusal,
     Welcome,
 )
+from edge_sdk.wire.transfer import chunk_size, count_of, indices
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of an outbox entry."""
@@ -252,10 +252,13 @@ def greet(up: Uplink, chance: Chance, *, above: int = 0) -> Turn:
 
 def linked(up: Uplink, chance: Chance, *, max_payload: int, conn: int) -> Turn:
     """The link is there (again): say hello if this process has not, else go on where it broke."""
-    chunk = min(CHUNK_LIMIT, max_payload - 512)
-    stopped: Reason | None = Reason.UNUSABLE_LINK
-    if chunk >= CHUNK_FLOOR:
-        stopped = None if up.stopped == Reason.UNUSABLE_LINK else up.stopped
+    unusable = up.stopped == Reason.UNUSABLE_LINK
+    stopped: Reason | None = None if unusable else up.stopped
+    chunk = up.chunk
+    try:
+        chunk = chunk_size(max_payload)
+    except Refused as refused:
+        stopped = refused.reason
     up = replace(up, is_linked=True, chunk=chunk, stopped=stopped, conn=conn, transfer=None, due=())
     if up.greeting is None and up.welcome is None:
         return greet(up, chance)
@@ -278,7 +281,11 @@ def release(up: Uplink, entry: Entry, chance: Chance) -> Turn:
 def hear(
     up: Uplink, message: Welcome | Floor | Grant | Have | Receipt | Refusal, chance: Chance
 ) -> Turn:
-    """Take in what the aggregator said to us."""
+    """Take in what the aggregator said to us.
+
+    Raises:
+        Refused: MALFORMED: a bitmap that does not fit; nothing changed.
+    """
     match message:
         case Welcome():
             return _welcomed(up, message, chance)
@@ -369,15 +376,19 @@ def _must_queue(up: Uplink, entry: Entry) -> bool:
 
 
 def _send(up: Uplink, asked: Grant | Have, chance: Chance) -> Turn:
-    """Send what is missing, at most ``win`` chunks beyond what the receiver has."""
+    """Send what is missing, at most ``win`` chunks beyond what the receiver has.
+
+    Raises:
+        Refused: MALFORMED, if the bitmap does not fit the body.
+    """
     entry = next((entry for entry in up.entries if entry.id == asked.id), None)
     if entry is None or not up.is_linked:
         return Turn(up)
     worker = asked.to if isinstance(asked, Grant) else None
     before = up.transfer if up.transfer and up.transfer.key == entry.key else None
     before = before or Transfer(entry.key, b"")
-    count = -(-len(entry.body) // up.chunk)
-    have = frozenset(bits(asked.have, count))
+    count = count_of(len(entry.body), up.chunk)
+    have = frozenset(indices(asked.have, count))
     flying = _still_flying(before, have)
     wanted = [i for i in range(count) if i not in have and i not in flying]
     going = wanted[: max(0, asked.win - len(flying))]
@@ -468,22 +479,3 @@ def _put(up: Uplink, entry: Entry, due: float) -> Uplink:
 
 def _due(up: Uplink, key: Key) -> float:
     return dict(up.due).get(key, float("-inf"))
-
-
-def bits(bitmap: bytes, count: int) -> Iterable[int]:
-    """List the set bits, least significant first, of the first ``count``.
-
-    >>> list(bits(bytes([0b101, 1]), 8))
-    [0, 2]
-    """
-    return (i for i in range(min(count, 8 * len(bitmap))) if bitmap[i // 8] >> (i % 8) & 1)
-
-
-def bitmap(have: Iterable[int]) -> bytes:
-    """Write a set of indices as a bitmap, as short as it can be.
-
-    >>> bitmap([0, 2, 8]).hex(), bitmap([])
-    ('0501', b'')
-    """
-    whole = sum(1 << i for i in set(have))
-    return whole.to_bytes(-(-whole.bit_length() // 8), "little")

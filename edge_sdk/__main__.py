@@ -1,0 +1,10 @@
+"""``python -m edge_sdk`` is ``gridfed-edge``."""
+
+from __future__ import annotations
+
+import sys
+
+from edge_sdk.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

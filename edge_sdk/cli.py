@@ -1,0 +1,208 @@
+"""``gridfed-edge``: run a device, and look at one. Each command imports what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_sdk.program import OK, TEMPORARY, Answer, Command, Program
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from edge_sdk.config import Config
+
+_ABOUT = """\
+Make this device learn to forecast its own readings, together with its fleet.
+
+The model is trained here, on readings that never leave. Only the shared layers of the model are
+sent, over MQTT, signed; the others stay. Whether the link is there or not, the device forecasts."""
+
+_EPILOGUE = """\
+A first start:
+  gridfed-edge enrol meter.toml     make this device's key; hand the printed line to the operator
+  gridfed-edge check meter.toml     is everything right?
+  gridfed-edge run meter.toml       observe, learn, share, forecast, until SIGTERM
+
+Every setting can also come from the environment: GRIDFED_EDGE_BROKER__URL=mqtts://… overrides
+url in [broker]. Exit codes: 0 well, 1 failed, 2 wrong usage or configuration, 3 the state needs a
+newer version, 75 try again later."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; return its exit code."""
+    return Program("gridfed-edge", _ABOUT, _COMMANDS, _EPILOGUE).main(argv)
+
+
+def _config(args: Namespace) -> Config:
+    from edge_sdk.config import Config  # noqa: PLC0415 - each command loads what it needs
+
+    return Config.load(args.config)
+
+
+def _takes_config(parser: ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the device's TOML file")
+
+
+def _run_arguments(parser: ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument(
+        "--until-done", action="store_true", help="leave when the fleet's run has ended"
+    )
+    parser.add_argument("--log", default="info", choices=("debug", "info", "warning", "error"))
+
+
+def _run(args: Namespace) -> Answer:
+    from edge_sdk.agent import run  # noqa: PLC0415
+    from edge_sdk.program import start_logging  # noqa: PLC0415
+
+    start_logging(args.log)
+    return Answer(run(_config(args), until_done=args.until_done))
+
+
+def _check_arguments(parser: ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument(
+        "--broker", action="store_true", help="also try to reach the broker, for ten seconds"
+    )
+
+
+def _check(args: Namespace) -> Answer:
+    from edge_sdk.config import load_with_origins  # noqa: PLC0415
+    from edge_sdk.preflight import check, reach_broker  # noqa: PLC0415
+    from edge_sdk.settings import shown  # noqa: PLC0415
+
+    loaded = load_with_origins(args.config)
+    found = check(loaded.value)
+    code = OK
+    if args.broker:
+        found["broker"], is_there = reach_broker(loaded.value)
+        code = OK if is_there else TEMPORARY
+    rows = shown(loaded.value, loaded.origins)
+    lines = [f"{key} = {value}    ({origin})" for key, value, origin in rows]
+    lines += ["", *(f"{what}: {how}" for what, how in found.items())]
+    settings = {key: {"value": value, "origin": origin} for key, value, origin in rows}
+    return Answer({"settings": settings, "found": found}, "\n".join(lines), code)
+
+
+def _forecast_arguments(parser: ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument(
+        "--rolling",
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="forecast from every window that begins in this span (ISO times or Unix seconds)",
+    )
+    parser.add_argument("--out", type=Path, metavar="CSV", help="where --rolling writes")
+    parser.add_argument(
+        "--beyond",
+        action="store_true",
+        help="read, in memory only, what the sources hold after their 'until': the truth",
+    )
+
+
+def _forecast(args: Namespace) -> Answer:
+    from edge_sdk.errors import ConfigError  # noqa: PLC0415
+    from edge_sdk.review import Review  # noqa: PLC0415
+
+    review = Review.of(_config(args), beyond=args.beyond)
+    if args.rolling is None:
+        return _told(review.forecast())
+    if args.out is None:
+        raise ConfigError("--rolling needs --out CSV", hint="say where the forecasts go")
+    begin, end = map(_moment, args.rolling)
+    count = review.write_rolling(begin, end, args.out)
+    return Answer({"windows": count, "out": str(args.out)}, f"{count} windows in {args.out}")
+
+
+def _told(forecast: Any) -> Answer:  # noqa: ANN401 - a Forecast; naming it would load numpy
+    from datetime import UTC, datetime  # noqa: PLC0415
+
+    times = [datetime.fromtimestamp(int(t), UTC).isoformat() for t in forecast.times]
+    values = [float(v) if v == v else None for v in forecast.median]  # noqa: PLR0124 - NaN
+    data = {"source": forecast.source, "unit": forecast.unit, "times": times, "values": values}
+    lines = [
+        f"{time}  {'-' if v is None else f'{v:.6g}'}" for time, v in zip(times, values, strict=True)
+    ]
+    return Answer(data, "\n".join((f"{forecast.unit}, by {forecast.source}:", *lines)))
+
+
+def _moment(text: str) -> float:
+    from datetime import UTC, datetime  # noqa: PLC0415
+
+    from edge_sdk.errors import ConfigError  # noqa: PLC0415
+
+    try:
+        if text.replace(".", "", 1).isdecimal():
+            return float(text)
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no moment", hint="such as 2014-10-01T00:00 (UTC) or Unix seconds"
+        ) from error
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def _status(args: Namespace) -> Answer:
+    from edge_sdk.review import status  # noqa: PLC0415
+
+    found = status(_config(args))
+    return Answer(found, "\n".join(f"{key}: {value}" for key, value in found.items()))
+
+
+def _budget(args: Namespace) -> Answer:
+    from edge_sdk.review import budget  # noqa: PLC0415
+
+    found = budget(_config(args))
+    text = (
+        f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
+        f"a round costs {found['bytes_up']} bytes up and about {found['bytes_down']} down\n"
+        f"{found['releases']} updates released so far\n{found['privacy']}"
+    )
+    return Answer(found, text)
+
+
+def _enrol(args: Namespace) -> Answer:
+    from edge_sdk.preflight import enrol  # noqa: PLC0415
+
+    found = enrol(_config(args))
+    made = "made a new key" if found["is_new"] else "this device has its key already"
+    text = (
+        f"{made}: {found['key']}\nhand this line to the operator:\n"
+        f"{found['id']},{found['public']},{found['proof']}"
+    )
+    return Answer(found, text)
+
+
+_COMMANDS = {
+    "run": Command(
+        "Observe, learn, share and forecast, until SIGTERM.",
+        _run,
+        _run_arguments,
+        "The first SIGTERM or SIGINT finishes what is at hand; a second one stops at once.\n"
+        "Without a broker it keeps trying, and goes on forecasting.",
+    ),
+    "check": Command(
+        "Check configuration, keys, bundle and sources; print every setting and its origin.",
+        _check,
+        _check_arguments,
+        "Nothing is written and nothing is sent.",
+    ),
+    "forecast": Command(
+        "Forecast what follows the newest reading, or score a span of the past.",
+        _forecast,
+        _forecast_arguments,
+        "Reads the device's state beside a running agent.",
+    ),
+    "status": Command("Show what a device has learned, owes and spent.", _status, _takes_config),
+    "budget": Command(
+        "Show what a round costs in bytes, and what was released.", _budget, _takes_config
+    ),
+    "enrol": Command(
+        "Make this device's key, and print the line that the operator needs.",
+        _enrol,
+        _takes_config,
+        "The line is: id, public key, and a proof that this device holds the private half.\n"
+        "The private key never leaves this machine.",
+    ),
+}

@@ -1,0 +1,413 @@
+"""Client: the device's one stateful shell. It owns clocks, disk and keys; it knows no method.
+
+Crash anywhere: either the round was saved together with its release, and the same bytes go out, or
+nothing happened and the same round is learned again to the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edge_sdk.clock import Clock, SystemClock
+from edge_sdk.config import Config
+from edge_sdk.downlink import Wanted
+from edge_sdk.errors import EdgeError, StoreFull
+from edge_sdk.forecast import Forecast
+from edge_sdk.learner import Bundle, Learner
+from edge_sdk.methods import METHODS, Factory
+from edge_sdk.opening import (
+    connect,
+    load_ring,
+    load_signer,
+    open_bundle,
+    recall,
+    set_up,
+    take_over,
+)
+from edge_sdk.privacy.ledger import Budget, BudgetSpent
+from edge_sdk.privacy.mechanism import MECHANISMS
+from edge_sdk.program import fields
+from edge_sdk.runtime import GraphError
+from edge_sdk.series import Reading
+from edge_sdk.session import Connect, Found, Session
+from edge_sdk.settings import seconds
+from edge_sdk.store import Learned, Store
+from edge_sdk.uplink import Entry
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.codec import encode, pack_tensor
+from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.method import CONTRACTS, Task, Update
+from edge_sdk.wire.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+_READINGS_AT_ONCE = 256  # kept in memory until so many came, or a minute passed: flash wears out
+_READINGS_AFTER = 60.0
+_TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
+_NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
+_ALONE = 2**40  # rounds a device sets itself are numbered from here: no server gets that far
+
+
+class _GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened
+    """The training at hand is of no use any more."""
+
+
+class Client:
+    """A device that observes, learns when asked, forecasts, and shares what it must.
+
+    Single-threaded; everything happens inside ``tick``. Closing it is a goodbye, not a loss.
+
+    Args:
+        config: What the device is told.
+        transport: A link, or what makes one from our last words; None connects as configured.
+        clock: Where time is read from.
+        methods: The device halves by name; a method of one's own is one more entry.
+        stopping: Asked between two minibatches; true lets go of the training at hand.
+
+    Raises:
+        EdgeError: A key, bundle or store that cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        transport: Transport | Connect | None = None,
+        clock: Clock | None = None,
+        methods: Mapping[str, Factory] = METHODS,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config = config
+        self._clock = clock or SystemClock()
+        self._methods, self._stopping = methods, stopping
+        self._signer = load_signer(config.keys.device)
+        self._mechanism = MECHANISMS[config.privacy.mechanism.name]()
+        ring = load_ring(config.keys)
+        self._store = Store.open(config.state)
+        try:
+            self._session = Session(config, self._store, self._clock, self._signer, ring)
+            self._flushed = self._alone_at = self._session.now
+            self._state: Any = None
+            self._alone_state: Any = None
+            self._work_with(open_bundle(config, self._session.announced), self._session.announced)
+            self._recall()
+            self._store.set_facts(starts=self._store.fact("starts") + 1)
+            self._session.connect(_maker(config, transport))
+        except BaseException:
+            self._store.close()
+            raise
+
+    # --- what a user calls ------------------------------------------------------------------------
+
+    def observe(self, reading: Reading) -> None:
+        """Take one measurement in. Never raises for what a source may have read."""
+        wall = self._clock.wall()
+        latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
+        seen = self._learner.observe(reading, latest)
+        self._session.counts[f"readings {seen.value}"] += 1
+        overdue = self._session.now - self._flushed > _READINGS_AFTER
+        if overdue or len(self._learner.series.pending()) >= _READINGS_AT_ONCE:
+            self.flush()
+
+    def tick(self, timeout: float = 0.0) -> None:
+        """Serve the network for at most ``timeout`` seconds, and learn if there is a task.
+
+        Training takes as long as it takes; the network is served between two minibatches.
+        """
+        session = self._session
+        session.serve(0.0 if session.may_learn or session.bundle else timeout)
+        if session.bundle is not None:
+            self._follow(session.bundle)
+        if session.task is not None and self._is_answerable():
+            task, session.task = session.task, None
+            self._attempt(task)
+        elif self._is_time_alone():
+            self._learn_alone()
+
+    def forecast(self) -> Forecast:
+        """Forecast what follows the newest reading; ``source`` says by which means."""
+        state = self._state if self._alone_state is None else self._alone_state
+        return self._learner.forecast(state)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the readings reach far enough back for the model to forecast."""
+        return self._learner.is_ready
+
+    @property
+    def now(self) -> float:
+        """Seconds of the monotonic clock this client lives by."""
+        return self._session.now
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the broker has accepted us."""
+        return self._session.is_linked
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has ended, its final model is here, and nothing is owed."""
+        return self._session.is_done
+
+    @property
+    def learner(self) -> Learner:
+        """The bundle at work on the readings: for whoever judges forecasts over a longer span."""
+        return self._learner
+
+    @property
+    def state(self) -> Any:  # noqa: ANN401 - the half's own type
+        """What the half has learned so far."""
+        return self._state
+
+    def flush(self) -> None:
+        """Write readings that only memory holds."""
+        rows = self._learner.series.pending()
+        self._flushed = self._session.now
+        if not rows:
+            return
+        try:
+            self._store.add_readings(rows)
+        except StoreFull:  # readings go first; what is owed stays
+            self._session.counts["readings not kept"] += len(rows)
+        self._learner.series.saved(rows)
+
+    def status(self) -> dict[str, Any]:
+        """Say how things are, in plain words and numbers. Nothing measured is in it."""
+        session, learner = self._session, self._learner
+        return {
+            "id": self.config.id,
+            "fleet": self.config.fleet,
+            "linked": session.is_linked,
+            "ready": session.up.is_ready,
+            "stopped": session.why_stopped,
+            "bundle": learner.manifest.name,
+            "method": learner.role.method,
+            "run": session.seen.run,
+            "round": session.seen.round,
+            "version": session.seen.version,
+            "life": session.up.numbers.life,
+            "spent": session.up.numbers.spent,
+            "outbox": len(session.up.entries),
+            "windows": len(learner.windows()),
+            "can_forecast": self.is_ready,
+            "alone": self._alone_state is not None,
+            "privacy": self._mechanism.says,
+            "counts": {**session.counts, **session.traffic()},
+        }
+
+    def close(self) -> None:
+        """Say goodbye: readings are written, the status says offline, the file is free."""
+        self.flush()
+        self._session.close()
+        self._store.close()
+
+    def __enter__(self) -> Client:  # noqa: PYI034 - nobody derives from it
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    # --- the device's path of a round -------------------------------------------------------------
+
+    def handle(self, event: Task) -> None:
+        """Think, protect, charge, save, send: what leaves has been paid for and kept before, once.
+
+        Raises:
+            BudgetSpent: Or ``StoreError``: then nothing has happened.
+        """
+        state, effects = self._learner.learn(self._state, event)
+        updates = [e for e in effects if isinstance(e, Update) and self._leaves(e)]
+        released = [self._mechanism.release(update) for update in updates]
+        if released and not self._session.up.may_release:
+            raise _GivenUp  # the session changed meanwhile: its numbers are not confirmed yet
+        budget = Budget(self._session.up.numbers.spent).charge(len(released))
+        entry = self._sealed(released[0], budget) if released else None
+        numbers = replace(self._session.up.numbers, spent=budget.spent)
+        numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
+        learned = self._learned(state, event)
+        self._store.save(learned=learned, numbers=numbers, entry=entry)
+        self._state, self._alone_state = state, None
+        self._session.learned(learned.round, learned.version)
+        if entry is not None:
+            self._session.released(entry)
+
+    def _attempt(self, task: Task) -> None:
+        """Learn one round; give it up without a trace where it cannot be finished or paid for."""
+        session, begun = self._session, self._session.now
+        try:
+            self.handle(task)
+        except _GivenUp:
+            session.counts["rounds given up"] += 1
+        except (BudgetSpent, StoreFull, GraphError) as error:
+            session.counts["rounds not released"] += 1
+            logger.warning("round not released %s", fields(round=task.round, why=error))
+        else:
+            session.counts["rounds"] += 1
+            took = session.now - begun
+            logger.info(
+                "round learned %s",
+                fields(run=session.seen.run, round=task.round, base=task.base, seconds=took),
+            )
+
+    def _leaves(self, update: Update) -> bool:
+        """Whether an answer goes to the fleet: none does where nothing is shared, or asked."""
+        return (
+            update.round < _ALONE
+            and self._learner.spec.shared_size > 0
+            and not self._session.why_stopped
+        )
+
+    def _sealed(self, update: Update, budget: Budget) -> Entry:
+        """Number, encode and sign an update: from here on its bytes never change."""
+        numbers, spec = self._session.up.numbers, self._learner.spec
+        values = dict(update.values)
+        said = m.Update(
+            run=self._session.seen.run,
+            round=update.round,
+            base=update.base,
+            life=numbers.life,
+            seq=numbers.seq + 1,
+            spent=budget.spent,
+            spec=spec.digest,
+            part=CONTRACTS[self._learner.role.method]["train"].up.value,
+            enc="f4",
+            n=int(values.pop("n", 0)),
+            vals=values,
+            blob=pack_tensor(update.vector, "f4"),
+        )
+        body = encode(said)
+        proof = prove(
+            digest(body),
+            kind=said.kind,
+            sender=self.config.id,
+            recipient=AGGREGATOR,
+            fleet=self.config.fleet,
+            signer=self._signer,
+        )
+        return Entry(
+            life=said.life,
+            seq=said.seq,
+            body=body,
+            proof=proof,
+            run=said.run,
+            round=said.round,
+            base=said.base,
+            spec=said.spec,
+            spent=said.spent,
+        )
+
+    def _learned(self, state: Any, task: Task) -> Learned:  # noqa: ANN401 - the half's own type
+        """Describe what is to be saved; a round set by ourselves does not count as the run's."""
+        seen, scale = self._session.seen, self._learner.scale
+        is_ours = task.round >= _ALONE
+        return Learned(
+            run=seen.run,
+            round=seen.round if is_ours else task.round,
+            version=seen.version if is_ours else task.base,
+            spec=self._learner.spec.whole_digest,
+            leaves={"half": state.arrays(), "scale": [scale.low, scale.high] if scale else []},
+        )
+
+    def _is_answerable(self) -> bool:
+        """Whether the task may be learned now: the final model always may."""
+        session = self._session
+        return session.may_learn or session.is_final
+
+    def _between_batches(self) -> None:
+        """Serve the network while training; give up what a newer round or a stop made useless.
+
+        Raises:
+            _GivenUp: Nothing of this round has happened.
+        """
+        self._session.serve(0.0)
+        if self._stopping() or self._session.task is not None or self._session.bundle is not None:
+            raise _GivenUp
+
+    # --- alone ------------------------------------------------------------------------------------
+
+    def _is_time_alone(self) -> bool:
+        """Whether to set oneself a round: nothing is shared, or nobody was heard for long."""
+        session, now = self._session, self._session.now
+        shares = self._learner.spec.shared_size > 0
+        patience = seconds(self.config.accept.alone_after)
+        if shares and now - session.heard_at < patience:
+            return False
+        every = seconds(self.config.pace.alone_every)
+        return now - self._alone_at >= every and len(self._learner.windows()) > 0
+
+    def _learn_alone(self) -> None:
+        """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""
+        self._alone_at = self._session.now
+        rounds = self._store.fact("alone")
+        training = self._learner.manifest.training
+        spec, state = self._learner.spec, self._alone_state or self._state
+        task = Task(
+            to=self.config.id,
+            round=_ALONE + rounds,
+            ask="train",
+            values={"steps": float(training.steps), "rate": training.rate},
+            arrays={"w": spec.shared(self._learner.half.model(state)["p"])},
+        )
+        if not spec.shared_size:
+            self._attempt(task)
+        else:
+            try:
+                self._alone_state, _ = self._learner.learn(state, task)
+            except _GivenUp:
+                return
+        self._session.counts["rounds alone"] += 1
+        self._store.set_facts(alone=rounds + 1)
+
+    # --- bundles and runs -------------------------------------------------------------------------
+
+    def _work_with(self, bundle: Bundle, announced: m.Bundle | None) -> None:
+        """Put a bundle to work as the announced run, or the bundle alone, asks for."""
+        learner = set_up(self.config, self._store, bundle, announced, self._methods)
+        learner.turn = self._between_batches
+        self._learner = learner
+        self._session.holds = bundle.digest
+        self._session.wanted = Wanted(
+            learner.spec.digest,
+            learner.spec.shared_size,
+            CONTRACTS[learner.role.method],
+            self.config.accept.max_steps,
+        )
+
+    def _recall(self) -> None:
+        """Take over what was learned before, if it was learned for this layout."""
+        self._state, learned = recall(self._learner, self._store)
+        if learned is not None and learned.run == self._session.seen.run:
+            self._session.learned(learned.round, learned.version)
+
+    def _follow(self, found: Found) -> None:
+        """Put an announced run into force; install its bundle first if it is another one."""
+        self.flush()
+        self._session.bundle = None
+        try:
+            bundle = take_over(self.config, found, self._learner.bundle)
+            self._work_with(bundle, found.announced)
+        except (EdgeError, Refused) as error:
+            self._session.counts["bundles refused"] += 1
+            logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
+            return
+        self._session.adopt(found)
+        self._recall()
+        logger.info(
+            "run in force %s",
+            fields(
+                run=found.announced.run, bundle=found.announced.name, method=found.announced.method
+            ),
+        )
+        self._session.reconsider()
+
+
+def _maker(config: Config, transport: Transport | Connect | None) -> Connect:
+    if transport is None:
+        return lambda will: connect(config, will)
+    return transport if callable(transport) else lambda _will: transport

@@ -1,0 +1,211 @@
+"""What learns on this device: the bundle's graphs, its series, the run's half, the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_sdk.almanac import Floats, Ints
+from edge_sdk.chance import keyed
+from edge_sdk.config import Config
+from edge_sdk.forecast import Forecast, predict, rolling
+from edge_sdk.methods import Factory
+from edge_sdk.methods.local import Graph, Lent, nothing
+from edge_sdk.methods.optim import Rated, adam, sgd
+from edge_sdk.methods.steps import Steps
+from edge_sdk.series import Reading, Row, Seen, Series
+from edge_sdk.windows import Drawable, Frame, Scale
+from edge_sdk.wire.manifest import Manifest, Training
+from edge_sdk.wire.method import Effects, Half, Task
+from edge_sdk.wire.spec import ParamSpec, Vector
+
+
+class Bundle(Protocol):
+    """What a device needs of a verified bundle (``edge_sdk.bundle`` has the real one)."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it says of itself."""
+
+    @property
+    def initial(self) -> Vector:
+        """The whole first vector."""
+
+    @property
+    def graphs(self) -> Mapping[str, Graph]:
+        """Its functions by name, loaded."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of its archive: how announcements name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a run makes of this device: which run, by which method, sharing which layers."""
+
+    run: int
+    method: str
+    shared: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Learner:
+    """One bundle at work on one device's readings.
+
+    Attributes:
+        config: The device's configuration.
+        bundle: The bundle in use.
+        role: What the run makes of it.
+        factory: Makes the device half of the run's method.
+        series: The readings, on the bundle's grid.
+        scale: The scale the model learned on; fixed at the first training.
+        turn: Called between two minibatches.
+    """
+
+    config: Config
+    bundle: Bundle
+    role: Role
+    factory: Factory
+    series: Series
+    scale: Scale | None = None
+    turn: Callable[[], None] = nothing
+    spec: ParamSpec = field(init=False)
+    half: Half[Any] = field(init=False)
+    _frame: Frame | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Bind the half to what this device has."""
+        manifest = self.bundle.manifest
+        self.spec = manifest.spec(self.role.shared)
+        local = Lent(
+            client=self.config.id,
+            spec=self.spec,
+            graphs=self.bundle.graphs,
+            windows=self.windows,
+            size=manifest.training.batch,
+            key=partial(keyed, self.role.run, self.config.id),
+            turn=self._take_turn,
+        )
+        self.half = self.factory(local, _steps(manifest.training))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    def first_state(self) -> Any:  # noqa: ANN401 - the half's own type
+        """Return the half's state before any round: the bundle's vector, but our own head."""
+        initial = self.bundle.initial
+        if self.config.accept.personal_init == "device":
+            initial = own_start(initial, self.spec, self.config.id)
+        return self.half.init(initial)
+
+    def observe(self, reading: Reading, latest: float) -> Seen:
+        """Merge one reading into the series."""
+        seen = self.series.add(reading, latest=latest)
+        if seen in {Seen.NEW, Seen.CHANGED}:
+            self._frame = None
+        return seen
+
+    def load(self, rows: list[Row]) -> None:
+        """Take saved readings in."""
+        self.series.load(rows)
+        self._frame = None
+
+    def frame(self) -> Frame:
+        """Return the channels as the model sees them, made once after every change."""
+        if self._frame is None:
+            self._frame = Frame.of(
+                self.series,
+                self.manifest,
+                site=self.config.site,
+                scale=self.scale,
+                part=self.config.learn.part,
+            )
+        return self._frame
+
+    def windows(self) -> Drawable:
+        """Return what can be learned from now."""
+        if not len(self.series):
+            return Drawable(self.frame(), np.zeros(0, np.int64))
+        frame = self.frame()
+        return Drawable(frame, frame.origins(self.config.learn.part))
+
+    def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+        """Think: what the half makes of a task. Pure but for the series' scale, fixed hereby."""
+        if self.scale is None and len(self.windows()):
+            self.scale = self.frame().scale
+        return self.half.apply(state, task)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model can forecast from the newest window."""
+        return len(self.series) > 0 and self.frame().is_ready
+
+    def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
+        """Forecast what follows the newest reading."""
+        return predict(self.bundle.graphs["forecast"], self._vector(state), self.frame())
+
+    def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
+        """Forecast from every complete window whose first target lies in a span of time.
+
+        Returns:
+            Times of the first targets, forecasts and truth ``(n, horizon)``, NaN where unobserved.
+        """
+        frame = self.frame()
+        origins = frame.origins("all", observed=False)
+        first = frame.times[origins] + self.series.step
+        origins = origins[(first >= begin) & (first < end)]
+        told = rolling(self.bundle.graphs["forecast"], self._vector(state), frame, origins)
+        return frame.times[origins] + self.series.step, told, frame.truth(origins)
+
+    def _take_turn(self) -> None:
+        self.turn()  # looked up each time: the client puts it in later
+
+    def _vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
+        return np.asarray(self.half.model(state)["p"], np.float32)
+
+
+def series_for(manifest: Manifest, keep: int) -> Series:
+    """Make an empty series on a bundle's grid, with the streams that it reads."""
+    streams = {manifest.target.stream: None}
+    streams.update({f.stream: None for f in manifest.features if f.stream is not None})
+    return Series(manifest.window.step_seconds, list(streams), capacity=keep)
+
+
+def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
+    """Draw the personal layers anew from the device's id, each as spread as the bundle's.
+
+    A constant layer (a bias of zero) stays as it is. Shared layers are the bundle's.
+
+    Example:
+        >>> spec = ParamSpec.of([("body", (2,)), ("head", (3,))], shared=["body"])
+        >>> start = np.array([1, 2, 0.5, -0.5, 0.1], np.float32)
+        >>> a, b = own_start(start, spec, "meter-1"), own_start(start, spec, "meter-2")
+        >>> a[:2], bool((a[2:] == b[2:]).any())
+        (array([1., 2.], dtype=float32), False)
+    """
+    p = initial.copy()
+    for layer in spec.layers:
+        if layer.name in spec.shared_names:
+            continue
+        part = slice(layer.offset, layer.offset + layer.size)
+        centre, reach = initial[part].mean(), initial[part].std() * np.sqrt(3.0)
+        rng = keyed(0, device, f"start {layer.name}", 0)
+        p[part] = centre + reach * rng.uniform(-1.0, 1.0, layer.size)
+    return p
+
+
+def _steps(training: Training) -> Steps:
+    return Steps(optimiser=_rated(training), rate=training.rate, minibatch=training.minibatch)
+
+
+def _rated(training: Training) -> Rated:
+    if training.optimiser == "sgd":
+        return sgd
+    return partial(adam, beta1=training.beta1, beta2=training.beta2, eps=training.eps)

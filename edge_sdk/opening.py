@@ -1,0 +1,169 @@
+"""What must be right before a device can start: its keys, its bundle, its link."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.bundle import Bundle as OpenBundle
+from edge_sdk.bundle import Trust, install, load_installed
+from edge_sdk.config import Config, KeysSection
+from edge_sdk.downlink import KeyRing
+from edge_sdk.errors import ConfigError, EdgeError
+from edge_sdk.learner import Bundle, Learner, Role, series_for
+from edge_sdk.methods import Factory
+from edge_sdk.post import Will
+from edge_sdk.session import Found
+from edge_sdk.store import Learned, Store
+from edge_sdk.windows import Scale
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.broker import Broker
+from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
+from edge_sdk.wire.method import CONTRACTS
+from edge_sdk.wire.transport import Transport
+
+INSTALLED = "bundle"
+"""Folder below the device's state in which bundles from the fleet are installed."""
+
+
+def load_signer(path: Path) -> SigningKey:
+    """Read the device's own key; one that others on the machine can read is refused.
+
+    Raises:
+        ConfigError: No such key, or open to others.
+    """
+    try:
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ConfigError(
+                f"{path}: the device key can be read by others", hint=f"chmod 600 {path}"
+            )
+        return load_signing_key(path)
+    except KeyFileError as error:
+        raise ConfigError(str(error), hint="make one with `gridfed-edge enrol CONFIG`") from error
+
+
+def load_ring(keys: KeysSection) -> KeyRing:
+    """Read the keys whose signature counts.
+
+    Raises:
+        ConfigError: A file that is missing or holds no public key.
+    """
+    try:
+        pinned = None if keys.aggregator is None else read_public(keys.aggregator)
+        return KeyRing(read_public(keys.root), pinned)
+    except KeyFileError as error:
+        raise ConfigError(str(error), hint="the operator hands out root.pub") from error
+
+
+def open_bundle(config: Config, announced: m.Bundle | None) -> Bundle:
+    """Open the bundle that the fleet announced last and we installed, else the configured one.
+
+    Raises:
+        EdgeError: It is missing, damaged, or signed by nobody we trust.
+    """
+    trust, folder = _trust(config), config.state / INSTALLED
+    if announced is not None and (folder / announced.digest.hex()).is_dir():
+        return load_installed(folder, announced.digest, trust=trust)
+    return OpenBundle.open(config.bundle, trust=trust)
+
+
+def take_over(config: Config, found: Found, present: Bundle) -> Bundle:
+    """Return the bundle of an announcement: the present one, or the archive, installed.
+
+    Raises:
+        EdgeError: The archive is not what was announced, or cannot run here.
+    """
+    if found.archive is None:
+        return present
+    return install(
+        found.archive,
+        config.state / INSTALLED,
+        trust=_trust(config),
+        digest=found.announced.digest,
+    )
+
+
+def _trust(config: Config) -> Trust:
+    return Trust((load_ring(config.keys).root,))
+
+
+def set_up(
+    config: Config,
+    store: Store,
+    bundle: Bundle,
+    announced: m.Bundle | None,
+    methods: Mapping[str, Factory],
+) -> Learner:
+    """Make the learner that the announced run, or the bundle alone, asks for.
+
+    Raises:
+        EdgeError: The announcement does not fit the bundle, or names an unknown method.
+    """
+    method = announced.method if announced else config.accept.methods[0]
+    shared = announced.shared if announced else bundle.manifest.shared
+    if method not in methods or method not in CONTRACTS:
+        raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+    series = series_for(bundle.manifest, config.learn.keep)
+    series.load(store.readings())
+    role = Role(announced.run if announced else 0, method, tuple(shared))
+    learner = Learner(config, bundle, role, methods[method], series)
+    if announced is not None and learner.spec.digest != announced.spec:
+        raise EdgeError(
+            f"run {announced.run} announces another layout than bundle {bundle.manifest.name}",
+            hint="the aggregator must announce a bundle that this device has",
+        )
+    return learner
+
+
+def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
+    """Return the half's state as it was saved, or a first one if nothing fits this layout."""
+    state, learned = learner.first_state(), store.learned()
+    if learned is None or learned.spec != learner.spec.whole_digest:
+        return state, None
+    if learned.leaves["scale"]:
+        learner.scale = Scale(*learned.leaves["scale"])
+    return type(state).from_arrays(learned.leaves["half"]), learned
+
+
+def broker_of(config: Config, will: Callable[[], Will] | None = None) -> Broker:
+    """Describe the configured broker.
+
+    Raises:
+        ConfigError: Settings that cannot work together.
+    """
+    section = config.broker
+    try:
+        return Broker(
+            url=section.url,
+            client_id=config.id,
+            ca_file=section.ca_file,
+            cert_file=section.cert_file,
+            key_file=section.key_file,
+            protocol=section.protocol,
+            keepalive=section.keepalive,
+            will=will,
+            insecure=section.insecure,
+        )
+    except LinkError as error:
+        raise ConfigError(f"broker: {error}") from error
+
+
+def connect(config: Config, will: Callable[[], Will], *, is_trial: bool = False) -> Transport:
+    """Make the configured link; a trial says no last words and shares nobody's session.
+
+    Raises:
+        ConfigError: Settings that cannot work together.
+    """
+    from edge_sdk.wire.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
+
+    broker = broker_of(config, None if is_trial else will)
+    if is_trial:
+        broker = replace(broker, session_expiry=0)
+    try:
+        return MqttLink(broker)
+    except LinkError as error:
+        raise ConfigError(f"broker: {error}") from error

@@ -1,0 +1,165 @@
+"""The letter box: sealed envelopes out through the link's window, proved messages in."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from edge_sdk.wire import topics
+from edge_sdk.wire.codec import decode, encode
+from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, KeyOf, seal, unseal, wrap
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.messages import Message, Status
+from edge_sdk.wire.transport import LinkDown, LinkUp, Transport
+from edge_sdk.wire.transport import Message as Publish
+
+Will = tuple[str, bytes, bool]
+"""Topic, payload, retained: what the broker says for us when we are gone."""
+
+_ROOT_KINDS = frozenset({"keys", "bundle"})
+_PERISHABLE = frozenset({"chunk", "have"})
+_EXPIRY = 600  # seconds after which a broker may drop what is perishable
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message whose sender is proved, and the bytes it was made of."""
+
+    message: Message
+    body: bytes
+    ref: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Going:
+    topic: str
+    payload: bytes
+    retain: bool = False
+    qos: int = 1
+    expiry: int | None = None
+
+
+class Post:
+    """One device's side of the link. What has no room waits here, in order.
+
+    Attributes:
+        refused: How many arrivals were refused, by reason.
+        unknown: How many header keys were passed over.
+        bytes_up: Payload bytes handed to the link.
+        bytes_down: Payload bytes that arrived.
+    """
+
+    link: Transport
+
+    def __init__(self, signer: Signer, *, fleet: str, device: str) -> None:
+        """Stand between a device and its link, which is put into ``link`` before any use."""
+        self.refused: Counter[Reason] = Counter()
+        self.unknown = 0
+        self.bytes_up = self.bytes_down = 0
+        self._signer, self._fleet, self._device = signer, fleet, device
+        self._going: deque[_Going] = deque()
+
+    def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | Letter]:
+        """Serve the link and yield what happened; a message is acknowledged after its turn.
+
+        What cannot be proved or read is counted, acknowledged and gone.
+        """
+        for happening in self.link.poll(timeout):
+            if isinstance(happening, Publish):
+                self.bytes_down += len(happening.payload)
+                try:
+                    if happening.payload:  # an empty one clears a retained slot
+                        yield self._open(happening, key_of)
+                except Refused as refused:
+                    self.refused[refused.reason] += 1
+                self.link.acknowledge(happening)
+            else:
+                yield happening
+
+    def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> None:
+        """Seal a message to the aggregator and queue it."""
+        topic = topics.up(self._fleet, self._device, message.kind, worker)
+        expiry = _EXPIRY if message.kind in _PERISHABLE else None
+        self._queue(_Going(topic, self.sealed(message), qos=qos, expiry=expiry))
+
+    def send(self, kind: str, body: bytes, proof: bytes) -> None:
+        """Queue a body that was sealed before: the same bytes as every time."""
+        payload = wrap(body, kind=kind, sender=self._device, proof=proof)
+        self._queue(_Going(topics.up(self._fleet, self._device, kind), payload))
+
+    def announce(self, status: Status) -> None:
+        """Queue our retained status."""
+        topic = topics.status(self._fleet, self._device)
+        self._queue(_Going(topic, self.sealed(status), retain=True))
+
+    def will(self, status: Status) -> Will:
+        """Return what the broker should say when we are gone."""
+        return topics.status(self._fleet, self._device), self.sealed(status), True
+
+    def sealed(self, message: Message) -> bytes:
+        """Write and sign a message to the aggregator."""
+        return seal(
+            encode(message),
+            kind=message.kind,
+            sender=self._device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            signer=self._signer,
+        )
+
+    def subscribe(self) -> None:
+        """Ask for everything a device always listens to."""
+        self.link.subscribe(*topics.device_filters(self._fleet, self._device))
+
+    def fetch_parts(self, *, wanted: bool) -> None:
+        """Listen to the slots of the common model, or stop."""
+        change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
+        change(topics.parts_filter(self._fleet))
+
+    def drain(self) -> None:
+        """Hand the link as much as it has room for."""
+        while self._going and self.link.is_up:
+            going = self._going[0]
+            if going.qos and self.link.room() <= 0:
+                return
+            if not self.link.publish(
+                going.topic,
+                going.payload,
+                retain=going.retain,
+                qos=going.qos,
+                expiry=going.expiry,
+            ):
+                return
+            self.bytes_up += len(going.payload)
+            self._going.popleft()
+
+    def forget(self) -> None:
+        """Drop what was queued for a connection that is gone; the outbox knows what is owed."""
+        self._going.clear()
+
+    def _queue(self, going: _Going) -> None:
+        if self.link.is_up:
+            self._going.append(going)
+            self.drain()
+
+    def _open(self, publish: Publish, key_of: KeyOf) -> Letter:
+        address = topics.parse(publish.topic)
+        if address is None or address.fleet != self._fleet:
+            raise Refused(Reason.MALFORMED, "an unknown topic")
+        recipient = ALL if address.direction == "all" else self._device
+        sender = ROOT if recipient == ALL and address.kind in _ROOT_KINDS else AGGREGATOR
+        proved = unseal(
+            publish.payload,
+            kind=address.kind,
+            sender=sender,
+            recipient=recipient,
+            fleet=self._fleet,
+            key_of=key_of,
+        )
+        message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
+        return Letter(message, proved.body, proved.ref)
+
+    def _count_unknown(self, _key: str) -> None:
+        self.unknown += 1

@@ -1,0 +1,108 @@
+"""Before a device runs: is everything there, and who is it?"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from edge_sdk import opening
+from edge_sdk.agent import open_sources
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.learner import series_for
+from edge_sdk.methods import METHODS
+from edge_sdk.privacy.mechanism import MECHANISMS
+from edge_sdk.wire import topics
+from edge_sdk.wire.keys import (
+    KeyFileError,
+    SigningKey,
+    generate,
+    load_signing_key,
+    save_public,
+    save_signing_key,
+)
+from edge_sdk.wire.transport import LinkDown, LinkUp
+
+_PATIENCE = 10.0  # seconds to reach a broker
+
+
+def check(config: Config) -> dict[str, str]:
+    """Check everything that can be checked without a network; say what was found.
+
+    Raises:
+        EdgeError: The first thing that is wrong.
+    """
+    key = opening.load_signer(config.keys.device)
+    opening.load_ring(config.keys)
+    bundle = opening.open_bundle(config, None)
+    manifest = bundle.manifest
+    if unknown := set(config.accept.methods) - set(METHODS):
+        known = ", ".join(sorted(METHODS))
+        raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
+    statics = {f.name for f in manifest.features if f.kind == "static"}
+    if missing := statics - set(config.site):
+        raise ConfigError(f"site: the bundle needs {', '.join(sorted(missing))}")
+    sources = open_sources(config)
+    opening.broker_of(config)
+    return {
+        "device key": key.kid.hex(),
+        "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
+        "reads": ", ".join(sorted(series_for(manifest, config.learn.keep).streams)),
+        "sources": str(len(sources)),
+        "privacy": MECHANISMS[config.privacy.mechanism.name]().says,
+    }
+
+
+def reach_broker(config: Config) -> tuple[str, bool]:
+    """Try the configured broker for a while; return what happened and whether it took us."""
+    nothing = topics.status(config.fleet, config.id), b"", False
+    link = opening.connect(config, lambda: nothing, is_trial=True)
+    link.open()
+    why, end = "no answer", time.monotonic() + _PATIENCE
+    try:
+        while time.monotonic() < end:
+            for happening in link.poll(0.2):
+                if isinstance(happening, LinkUp):
+                    return "reached", True
+                if isinstance(happening, LinkDown):
+                    why = happening.why
+        return f"not reached: {why}", False
+    finally:
+        link.close()
+
+
+def enrol(config: Config) -> dict[str, Any]:
+    """Make the device's key if it has none; return what the operator needs.
+
+    Raises:
+        ConfigError: The key file is there and is no key, or cannot be written.
+    """
+    path = config.keys.device
+    is_new = not path.exists()
+    try:
+        if is_new:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_signing_key(path, generate())
+        key = load_signing_key(path)
+        save_public(path.with_suffix(".pub"), key.public)
+    except (KeyFileError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return {
+        "id": config.id,
+        "fleet": config.fleet,
+        "key": str(path),
+        "public": key.public.hex(),
+        "proof": key.sign(claim(config, key)).hex(),
+        "is_new": is_new,
+    }
+
+
+def claim(config: Config, key: SigningKey) -> bytes:
+    """Return what a device signs to prove its key, as `PROTOCOL.md` section 3 lays it out.
+
+    It has no sealing key and asks for no certificate: 32 zero bytes, and the digest of nothing.
+    """
+    named = b"".join(bytes([len(raw)]) + raw for raw in (config.fleet.encode(), config.id.encode()))
+    request = hashlib.sha256(b"").digest()
+    return b"gridfed/1/enrol\0" + named + key.public + bytes(32) + request

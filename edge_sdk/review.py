@@ -1,0 +1,175 @@
+"""Looking at a device without running it: its state, its forecasts, what a round costs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk import opening
+from edge_sdk.agent import open_sources, read_all
+from edge_sdk.config import Config
+from edge_sdk.errors import StoreError
+from edge_sdk.forecast import Forecast
+from edge_sdk.learner import Learner
+from edge_sdk.methods import METHODS
+from edge_sdk.privacy.mechanism import MECHANISMS
+from edge_sdk.store import FILE, Store
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.codec import decode, encode
+from edge_sdk.wire.cursor import binary, text
+from edge_sdk.wire.spec import ParamSpec
+
+_PROOF = 72
+
+
+@dataclass(slots=True)
+class Review:
+    """A device's learner and state, read beside a running agent."""
+
+    config: Config
+    learner: Learner
+    state: Any
+
+    @classmethod
+    def of(cls, config: Config, *, beyond: bool = False) -> Review:
+        """Read what a device has learned and measured.
+
+        Args:
+            config: The device's.
+            beyond: Read also, in memory only, what its sources hold after their ``until``: the
+                truth to judge forecasts by.
+
+        Raises:
+            EdgeError: There is no state, or its bundle is missing.
+        """
+        with Store.open(config.state, read_only=True) as store:
+            paper = store.paper("bundle")
+            announced = decode(m.Bundle, paper) if paper else None
+            bundle = opening.open_bundle(config, announced)
+            learner = opening.set_up(config, store, bundle, announced, METHODS)
+            state, _ = opening.recall(learner, store)
+        if beyond:
+            whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
+            sources = open_sources(replace(config, source=whole))
+            read_all(sources, lambda reading: learner.observe(reading, np.inf))
+        return cls(config, learner, state)
+
+    def forecast(self) -> Forecast:
+        """Forecast what follows the newest reading."""
+        return self.learner.forecast(self.state)
+
+    def write_rolling(self, begin: float, end: float, out: Path) -> int:
+        """Forecast from every complete window whose first target lies in a span; write a CSV.
+
+        Columns: ``origin`` (Unix seconds of the first target), ``step`` (1 … horizon),
+        ``forecast``, ``truth`` (empty where unobserved).
+
+        Returns:
+            How many windows.
+        """
+        times, told, truth = self.learner.rolling(self.state, begin, end)
+        with out.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("origin", "step", "forecast", "truth"))
+            for origin, values, seen in zip(times, told, truth, strict=True):
+                rows.writerows(_lines(int(origin), values, seen))
+        return len(times)
+
+
+def status(config: Config) -> dict[str, Any]:
+    """Read a device's state beside a running agent. Nothing measured is in it.
+
+    Raises:
+        StoreError: There is no state yet.
+    """
+    if not (config.state / FILE).exists():
+        raise StoreError(
+            f"{config.state}: no state of a device yet", hint="start it: gridfed-edge run CONFIG"
+        )
+    with Store.open(config.state, read_only=True) as store:
+        numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
+        paper = store.paper("bundle")
+        announced = decode(m.Bundle, paper) if paper else None
+        return {
+            "id": config.id,
+            "fleet": config.fleet,
+            "bundle": announced.name if announced else config.bundle,
+            "method": announced.method if announced else None,
+            "run": learned.run if learned else 0,
+            "round": learned.round if learned else -1,
+            "version": learned.version if learned else -1,
+            "life": numbers.life,
+            "spent": numbers.spent,
+            "outbox": [{"round": e.round, "attempts": e.attempts} for e in outbox],
+            "starts": store.fact("starts"),
+            "connections": store.fact("conn"),
+            "stopped": bool(store.fact("stopped")),
+            "readings": store.count_readings(),
+            "bytes": store.size(),
+            "privacy": MECHANISMS[config.privacy.mechanism.name]().says,
+        }
+
+
+def budget(config: Config) -> dict[str, Any]:
+    """Say what a round costs in bytes, and what has been released.
+
+    Raises:
+        EdgeError: The bundle is missing.
+    """
+    spent, announced = 0, None
+    if (config.state / FILE).exists():
+        with Store.open(config.state, read_only=True) as store:
+            spent, paper = store.numbers().spent, store.paper("bundle")
+            announced = decode(m.Bundle, paper) if paper else None
+    manifest = opening.open_bundle(config, announced).manifest
+    spec = manifest.spec(announced.shared if announced else None)
+    return {
+        "bundle": manifest.name,
+        "layers": _layers(spec),
+        "shared": spec.shared_size,
+        "personal": spec.size - spec.shared_size,
+        "bytes_up": update_bytes(config, spec),
+        "bytes_down": 4 * spec.shared_size,
+        "releases": spent,
+        "privacy": MECHANISMS[config.privacy.mechanism.name]().says,
+    }
+
+
+def update_bytes(config: Config, spec: ParamSpec) -> int:
+    """Payload bytes of one update, its envelope included (MQTT, TLS and IP come on top)."""
+    if not spec.shared_size:
+        return 0
+    update = m.Update(
+        run=1,
+        round=100,
+        base=100,
+        life=1,
+        seq=100,
+        spent=100,
+        spec=spec.digest,
+        part="delta",
+        enc="f4",
+        n=64,
+        vals={"loss": 0.5},
+        blob=bytes(4 * spec.shared_size),
+    )
+    return 2 + sum(
+        map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))
+    )
+
+
+def _layers(spec: ParamSpec) -> list[dict[str, Any]]:
+    return [
+        {"name": layer.name, "scalars": layer.size, "shared": layer.name in spec.shared_names}
+        for layer in spec.layers
+    ]
+
+
+def _lines(origin: int, told: Iterable[float], truth: Iterable[float]) -> Iterable[tuple[Any, ...]]:
+    for step, (value, seen) in enumerate(zip(told, truth, strict=True), 1):
+        yield origin, step, f"{value:.9g}", "" if np.isnan(seen) else f"{seen:.9g}"

@@ -1,0 +1,538 @@
+"""One device's conversation with its fleet: proves what arrives, keeps what must be kept, answers.
+
+``Session`` drives the two pure sides (``uplink``, ``downlink``) over a link and the store. What it
+finds out for the learner lies in ``task`` and ``bundle`` until the client takes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from edge_sdk import downlink, uplink
+from edge_sdk.clock import Clock, ServerTime
+from edge_sdk.config import Config
+from edge_sdk.downlink import Fetch, KeyRing, Seen, Wanted
+from edge_sdk.post import Letter, Post, Will
+from edge_sdk.program import fields, installed_version
+from edge_sdk.settings import seconds
+from edge_sdk.store import Store
+from edge_sdk.uplink import Chance, Entry, Heard, Pace, Piece, Settled, Turn, Uplink, Whole
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.codec import decode, unpack_tensor
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.method import Task
+from edge_sdk.wire.spec import Vector
+from edge_sdk.wire.transport import LinkDown, LinkUp, Transport
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", m.Bundle, m.Keys)
+
+Connect = Callable[[Callable[[], Will]], Transport]
+"""Makes a link from a function that says our last words."""
+
+_GRACE = 600.0  # seconds after which a round counts as over when no server time is known
+_HOURLY = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A bundle announcement that concerns us, its bytes, and the archive if we lacked it."""
+
+    announced: m.Bundle
+    body: bytes
+    archive: bytes | None
+
+
+class Session:
+    """Everything between the link and the learner. Single-threaded, driven by ``serve``.
+
+    Attributes:
+        up: The uplink's state; its numbers and entries are always saved.
+        seen: The newest of what was announced and used.
+        wanted: What a manifest must fit; set by the client with every bundle.
+        holds: Digest of the installed bundle's archive.
+        announced: The bundle announcement in force, or None before the first.
+        task: The newest task that is ready to be learned.
+        bundle: A bundle announcement that waits to be taken over.
+        counts: What happened, by word.
+    """
+
+    def __init__(
+        self, config: Config, store: Store, clock: Clock, signer: Signer, ring: KeyRing
+    ) -> None:
+        """Read what must not be forgotten; ``connect`` makes the link."""
+        self._config, self._store, self._clock = config, store, clock
+        self._post = Post(signer, fleet=config.fleet, device=config.id)
+        self.counts: Counter[str] = Counter()
+        self.announced = _read(store, m.Bundle, "bundle")
+        self._ring = replace(ring, announced=_read(store, m.Keys, "keys"))
+        self.seen = Seen(store.fact("serial"), self.announced.run if self.announced else 0)
+        base = seconds(config.pace.answer)
+        self.up = Uplink(
+            numbers=store.numbers(),
+            entries=store.outbox(),
+            conn=store.fact("conn"),
+            sdk=installed_version(),
+            pace=Pace(base, 90 * base),
+        )
+        self._kept = self.up.entries
+        self._rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads a fleet, hides nothing
+        self._time = ServerTime(max(ServerTime().floor, store.fact("floor")))
+        self._started = self._hour = self.heard_at = self.now
+        self._held_up = bool(store.fact("stopped"))
+        self._phase = "train"
+        self._conn_said = False
+        self._manifest: m.Model | None = None
+        self._manifest_at = self.now
+        self._fetch: Fetch | None = None
+        self._content: tuple[bytes, Vector] | None = None
+        self._coming: tuple[m.Bundle, bytes] | None = None
+        self.wanted: Wanted | None = None
+        self.holds = b""
+        self.task: Task | None = None
+        self.bundle: Found | None = None
+
+    def connect(self, make: Connect) -> None:
+        """Make the link and start connecting."""
+        self._post.link = make(self.last_words)
+        self._post.link.open()
+
+    @property
+    def now(self) -> float:
+        """Seconds of the monotonic clock."""
+        return self._clock.monotonic()
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the broker has accepted us."""
+        return self._post.link.is_up
+
+    @property
+    def why_stopped(self) -> str:
+        """Why nothing is learned for the fleet now; empty if nothing forbids it."""
+        if self._held_up:
+            return "command"
+        if self._phase != "train":
+            return self._phase
+        return self.up.stopped.name if self.up.stopped is not None else ""
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether the task at hand may be answered now."""
+        if self.task is None or self.why_stopped:
+            return False
+        assert self.wanted is not None
+        return self.up.may_release
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task at hand is only to take the final model over."""
+        return self.task is not None and self._phase == "stop"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has ended, its final model was taken over, and nothing is owed."""
+        manifest = self._manifest
+        return (
+            manifest is not None
+            and self._phase == "stop"
+            and manifest.version <= self.seen.version
+            and self.task is None
+            and not self.up.entries
+        )
+
+    def learned(self, of_round: int, version: int) -> None:
+        """Remember which round was learned last; the store has it already."""
+        self.seen = replace(self.seen, round=of_round, version=version)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the round of the newest manifest is known to have ended."""
+        manifest = self._manifest
+        if manifest is None:
+            return False
+        grace = manifest.spread / 1000 + _GRACE
+        return self._time.has_passed(manifest.until, self.now, since=self._manifest_at, grace=grace)
+
+    # --- driving ----------------------------------------------------------------------------------
+
+    def serve(self, timeout: float) -> None:
+        """Take in everything that arrived, then say everything that is due."""
+        for happening in self._post.poll(self._until_due(timeout), self._key_of):
+            match happening:
+                case LinkUp(max_payload=most):
+                    self._link_up(most)
+                case LinkDown(why=why):
+                    self.up = uplink.unlinked(self.up)
+                    self._post.forget()
+                    logger.info("link lost %s", fields(why=why))
+                case Letter():
+                    self._take_in(happening)
+        self.follow(uplink.tick(self.up, self.chance()))
+        self._go_on_fetching()
+        self._each_hour()
+        self._post.drain()
+
+    def follow(self, turn: Turn) -> None:
+        """Save what the uplink changed, then say what it wants said, then count."""
+        after = turn.uplink
+        if after.numbers != self.up.numbers or after.entries != self._kept:
+            self._store.keep(after.numbers, before=self._kept, after=after.entries)
+            self._kept = after.entries
+        self.up = after
+        for say in turn.says:
+            self._say(say)
+        for note in turn.notes:
+            self._note(note)
+
+    def released(self, entry: Entry) -> None:
+        """Send an entry that the store already holds."""
+        self._kept = (*self._kept, entry)
+        self.follow(uplink.release(self.up, entry, self.chance()))
+
+    def chance(self) -> Chance:
+        """Lend the uplink the present, a draw and a nonce."""
+        return Chance(self._rng.random, lambda: secrets.token_bytes(16), self.now)
+
+    def adopt(self, found: Found) -> None:
+        """Remember that this announcement is the one in force; a new run starts from nothing."""
+        if found.announced.run != self.seen.run:
+            self.seen = Seen(self.seen.serial, found.announced.run)
+            self.task = self._fetch = self._content = None
+        self._store.file_paper("bundle", found.body)
+        self.announced, self.bundle = found.announced, None
+
+    def reconsider(self) -> None:
+        """Judge the newest manifest again, now that what it needs is here."""
+        if self._manifest is not None:
+            try:
+                self._consider(self._manifest)
+            except Refused as refused:
+                self._post.refused[refused.reason] += 1
+
+    def close(self) -> None:
+        """Say goodbye."""
+        if self.is_linked:
+            self._post.announce(self._status("offline"))
+            self._post.drain()
+            self._post.link.poll(0.0)
+        self._post.link.close()
+
+    def last_words(self) -> Will:
+        """What the broker says when we are gone; asked before every CONNECT, each one counted."""
+        self._count_connection()
+        self._conn_said = True
+        return self._post.will(self._status("lost"))
+
+    def traffic(self) -> dict[str, int]:
+        """Count payload bytes and refused arrivals since the start."""
+        refused = {f"arrived {r.name}": n for r, n in self._post.refused.items()}
+        return {"bytes_up": self._post.bytes_up, "bytes_down": self._post.bytes_down, **refused}
+
+    # --- the link ---------------------------------------------------------------------------------
+
+    def _link_up(self, max_payload: int) -> None:
+        if not self._conn_said:
+            self._count_connection()
+        self._conn_said = False
+        logger.info("link up %s", fields(conn=self.up.conn))
+        self._post.subscribe()
+        if self._fetch is not None:
+            self._fetch.is_open = False  # subscriptions are made anew
+        self._post.announce(self._status("online"))
+        turn = uplink.linked(self.up, self.chance(), max_payload=max_payload, conn=self.up.conn)
+        self.follow(turn)
+
+    def _count_connection(self) -> None:
+        self.up = replace(self.up, conn=self.up.conn + 1)
+        self._store.set_facts(conn=self.up.conn)
+
+    def _status(self, state: str) -> m.Status:
+        life = self.up.welcome.life if self.up.welcome is not None else 0
+        return m.Status(state=state, life=life, conn=self.up.conn)  # type: ignore[arg-type]
+
+    def _key_of(self, sender: str, kid: bytes) -> bytes | None:
+        return self._ring.key(sender, kid, self._time.now(self.now))
+
+    def _until_due(self, timeout: float) -> float:
+        """Wait no longer than until something is due."""
+        dues = [uplink.next_due(self.up), self._fetch.next_due if self._fetch else None]
+        soonest = min((due for due in dues if due is not None), default=self.now + timeout)
+        return max(0.0, min(timeout, soonest - self.now))
+
+    # --- what arrives -----------------------------------------------------------------------------
+
+    def _take_in(self, letter: Letter) -> None:
+        try:
+            self._hear(letter)
+        except Refused as refused:
+            self._post.refused[refused.reason] += 1
+            logger.debug("not followed %s", fields(kind=letter.message.kind, why=refused))
+
+    def _hear(self, letter: Letter) -> None:
+        """Sort one proved message to whom it concerns.
+
+        Raises:
+            Refused: It is proved and well formed, and not to be followed.
+        """
+        self.heard_at = self.now
+        match letter.message:
+            case m.Welcome() | m.Floor() | m.Grant() | m.Receipt() | m.Have() as said:
+                was_ready = self.up.is_ready
+                self.follow(uplink.hear(self.up, said, self.chance()))
+                if isinstance(said, m.Welcome) and self.up.is_ready and not was_ready:
+                    self._welcomed(said)
+            case m.Refusal() as refusal:
+                self._refused(refusal)
+            case m.Part() | m.Chunk() as piece:
+                self._take(piece)
+            case m.Model() as manifest:
+                self._consider(manifest)
+            case m.Bundle() as announced:
+                self._consider_bundle(announced, letter.body)
+            case m.Keys() as keys:
+                self._ring = self._ring.accept(keys)
+                self._store.file_paper("keys", letter.body)
+            case m.Time(t=t):
+                self._time = self._time.hear(t, self.now)
+            case m.Command() as command:
+                self._obey(command, letter.ref)
+            case _:
+                raise Refused(Reason.UNKNOWN_KIND, letter.message.kind)
+
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        self._time = self._time.hear(welcome.time, self.now, bound=True)
+        self._store.set_facts(floor=self._time.floor)
+        logger.info("welcomed %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold))
+        self._post.announce(self._status("online"))
+
+    def _refused(self, refusal: m.Refusal) -> None:
+        fetch = self._fetch
+        if fetch is not None and refusal.id == fetch.receiving.id:
+            self.counts["fetches refused"] += 1
+            if refusal.code == Reason.NOT_FOUND:
+                self._end_fetch()
+            else:
+                fetch.asks = self.now + max(refusal.wait / 1000, self.up.pace.base)
+            return
+        self.follow(uplink.hear(self.up, refusal, self.chance()))
+
+    def _obey(self, command: m.Command, ref: bytes) -> None:
+        """Do an operator's command once; a repeat is only receipted again."""
+        done = self._store.fact("command")
+        code = Reason.ACCEPTED
+        if command.num > done:
+            code = self._do(command.op)
+            self._store.set_facts(command=command.num, stopped=int(self._held_up))
+        receipt = m.Receipt(life=0, seq=command.num, ref=ref, code=code, run=0, round=0)
+        self._post.say(receipt)
+
+    def _do(self, op: str) -> Reason:
+        logger.info("command %s", fields(op=op))
+        match op:
+            case "stop" | "resume":
+                self._held_up = op == "stop"
+                self.task = None
+                if not self._held_up:
+                    self.reconsider()
+            case "report":
+                self._report()
+            case "hello":
+                self.follow(uplink.greet(self.up, self.chance()))
+            case _:
+                return Reason.BAD_COMMAND
+        return Reason.ACCEPTED
+
+    # --- models and bundles -----------------------------------------------------------------------
+
+    def _consider_bundle(self, announced: m.Bundle, body: bytes) -> None:
+        """Follow a newer announcement; fetch its archive first if another bundle is installed."""
+        newest = self.announced
+        accepted = self._config.accept.methods
+        downlink.judge_bundle(announced, newest, lambda name: name in accepted)
+        if newest is not None and announced.serial == newest.serial:
+            return
+        if announced.digest == self.holds:
+            self.bundle = Found(announced, body, None)
+        elif self._coming is None or self._coming[0].serial < announced.serial:
+            self._coming = (announced, body)
+            self._begin(Fetch.of(announced, opens=self.now, patience=0.0, rng=self._rng))
+
+    def _consider(self, manifest: m.Model) -> None:
+        """Decide whether the round that a manifest opens concerns this device."""
+        if self._manifest is None or manifest.serial > self._manifest.serial:
+            self._manifest, self._manifest_at = manifest, self.now
+        if self.wanted is None or self.bundle is not None or manifest.run > self.seen.run:
+            return  # considered again when the announced run is in force
+        downlink.judge_model(manifest, self.seen, self.wanted)
+        if manifest.serial > self.seen.serial:
+            self._store.set_facts(serial=manifest.serial)
+            self.seen = replace(self.seen, serial=manifest.serial)
+        self._phase = manifest.phase
+        self.up = replace(self.up, inline=manifest.inline)
+        if self._is_wanted(manifest) and not self._is_coming(manifest):
+            self._plan(manifest)
+
+    def _is_wanted(self, manifest: m.Model) -> bool:
+        """Whether to fetch: to learn a round not yet learned, or to end with the final model."""
+        if manifest.phase == "stop":
+            return manifest.version > self.seen.version
+        is_new = manifest.round > self.seen.round and not self._held_up
+        drawn = downlink.takes_part(self._config.id, manifest)
+        return manifest.phase == "train" and is_new and drawn and not self.is_over
+
+    def _is_coming(self, manifest: m.Model) -> bool:
+        """Whether the same round is already being fetched, or waits to be learned."""
+        if self.task is not None and self.task.round == manifest.round:
+            return True
+        coming = self._fetch.manifest if self._fetch else None
+        return (
+            isinstance(coming, m.Model)
+            and coming.round == manifest.round
+            and coming.digest == manifest.digest
+        )
+
+    def _plan(self, manifest: m.Model) -> None:
+        self.task = None
+        if self._content is not None and self._content[0] == manifest.digest:
+            self._give(manifest, self._content[1])
+            return
+        if isinstance(self._fetch and self._fetch.manifest, m.Bundle):
+            return  # one transfer at a time; considered again when the bundle is in force
+        opens = self.now + self._rng.random() * manifest.spread / 1000
+        patience = seconds(self._config.pace.fetch)
+        self._begin(Fetch.of(manifest, opens=opens, patience=patience, rng=self._rng))
+
+    def _begin(self, fetch: Fetch) -> None:
+        self._end_fetch()
+        self._fetch = fetch
+
+    def _end_fetch(self) -> None:
+        if self._fetch is not None and self._fetch.is_open:
+            self._post.fetch_parts(wanted=False)
+        if self._fetch is not None and isinstance(self._fetch.manifest, m.Bundle):
+            self._coming = None
+        self._fetch = None
+
+    def _go_on_fetching(self) -> None:
+        """Open the slots when it is time, and ask for what did not come."""
+        fetch = self._fetch
+        if fetch is None or not self.is_linked or self.now < fetch.opens:
+            return
+        if fetch.has_slots and not fetch.is_open:
+            fetch.is_open = True
+            self._post.fetch_parts(wanted=True)
+        have = fetch.ask(self.now)
+        if have is not None:
+            self.counts["fetches asked"] += 1
+            self._post.say(have)
+
+    def _take(self, piece: m.Part | m.Chunk) -> None:
+        fetch = self._fetch
+        if fetch is None:
+            return
+        fetch.take(piece, self.now)
+        if not fetch.receiving.is_complete:
+            return
+        body = fetch.receiving.body()
+        coming = self._coming
+        self._end_fetch()
+        if isinstance(fetch.manifest, m.Model):
+            self._give(fetch.manifest, self._read_content(fetch.manifest, body))
+        elif coming is not None:
+            self.bundle = Found(*coming, archive=body)
+
+    def _read_content(self, manifest: m.Model, body: bytes) -> Vector:
+        """Read the vector; the digest was checked, so what contradicts is the server's fault."""
+        content = decode(m.Content, body)
+        said = (content.run, content.version, content.part, content.spec, content.enc)
+        if said != (manifest.run, manifest.version, manifest.part, manifest.spec, manifest.enc):
+            raise Refused(Reason.MALFORMED, "the content is not what its manifest says")
+        assert self.wanted is not None
+        vector = unpack_tensor(content.blob, content.enc, self.wanted.size)
+        return vector.astype(np.float32)
+
+    def _give(self, manifest: m.Model, w: Vector) -> None:
+        """Lay the task ready; one of no steps only takes the final model over."""
+        self._content = (manifest.digest, w)
+        nothing = {"steps": 0.0, "rate": 0.0}
+        values = manifest.vals if manifest.phase == "train" else nothing
+        self.task = Task(
+            to=self._config.id,
+            round=manifest.round,
+            ask="train",
+            base=manifest.version,
+            values=values,
+            arrays={"w": w},
+        )
+
+    # --- saying -----------------------------------------------------------------------------------
+
+    def _say(self, say: uplink.Say) -> None:
+        match say:
+            case Whole(entry=entry):
+                self.counts["sent"] += 1
+                self._post.send(entry.kind, entry.body, entry.proof)
+            case Piece(chunk=chunk, worker=worker):
+                self._post.say(chunk, worker=worker)
+            case m.Offer():
+                entry_ = self.up.entry((say.life, say.seq))
+                again = entry_ is not None and entry_.attempts > 1
+                self.counts["resent" if again else "sent"] += 1
+                self._post.say(say)
+            case m.Hello():
+                self._post.say(say)
+
+    def _note(self, note: uplink.Note) -> None:
+        match note:
+            case Settled(code=0):
+                self.counts["accepted"] += 1
+            case Settled(entry=entry, code=code):
+                self.counts["refused"] += 1
+                self.counts[f"refused {_named(code)}"] += 1
+                logger.warning("update refused %s", fields(round=entry.round, reason=_named(code)))
+            case Heard(code=code, wait=wait):
+                self.counts[f"told {_named(code)}"] += 1
+                logger.debug("refusal %s", fields(reason=_named(code), wait=wait))
+
+    def _each_hour(self) -> None:
+        if self.now - self._hour >= _HOURLY:
+            self._hour = self.now
+            self._store.set_facts(floor=max(self._time.floor, self._time.now(self.now) or 0))
+            self._report()
+
+    def _report(self) -> None:
+        self._post.say(
+            m.Metrics(
+                up=int(self.now - self._started),
+                sent=self.counts["sent"],
+                resent=self.counts["resent"],
+                refused=self.counts["refused"],
+                bytes_up=self._post.bytes_up,
+                bytes_down=self._post.bytes_down,
+                outbox=len(self.up.entries),
+                flash=self._store.size() // 1024,
+                rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            ),
+            qos=0,
+        )
+
+
+def _named(code: int) -> str:
+    return Reason(code).name if code in Reason.__members__.values() else str(code)
+
+
+def _read(store: Store, what: type[M], name: str) -> M | None:
+    paper = store.paper(name)
+    return None if paper is None else decode(what, paper)

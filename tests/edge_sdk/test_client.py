@@ -1,0 +1,302 @@
+"""The device's shell against a scripted aggregator: a round, a loss, a crash, a stop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_sdk.wire import keys
+from edge_sdk.wire import messages as m
+
+W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+
+
+def test_a_round_is_learned_uploaded_in_one_publish_and_receipted(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    (update,) = fleet.server.updates
+    assert (update.run, update.round, update.base, update.part) == (1, 0, 0, "delta")
+    assert fleet.server.heard["update"] == 1
+    assert fleet.server.heard["offer"] == 0
+    status = fleet.device.client.status()
+    assert (status["outbox"], status["counts"]["accepted"], status["spent"]) == (0, 1, 1)
+
+
+def test_what_is_uploaded_is_received_minus_trained_and_the_head_stays(fleet):
+    client = fleet.device.start()
+    fleet.device.observe()
+    head_before = client.state.p[4]
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    delta = np.frombuffer(fleet.server.updates[0].blob, "<f4")
+    assert delta.shape == (4,)
+    np.testing.assert_array_equal(delta, W0 - client.state.p[:4])
+    assert client.state.p[4] != head_before
+
+
+def test_a_lost_receipt_is_asked_for_and_the_update_counts_once(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    fleet.server.is_mute = True
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    assert len(fleet.server.updates) == 1
+    assert fleet.device.client.status()["outbox"] == 1
+    fleet.server.is_mute = False
+    fleet.run(40, seconds=0.5)
+    assert fleet.device.client.status()["outbox"] == 0
+    assert len(fleet.server.updates) == 1
+    assert fleet.server.heard["update"] == 1  # asked with an offer, never sent again unasked
+    assert fleet.server.heard["offer"] >= 1
+
+
+def test_a_large_body_goes_as_offer_and_chunks(make):
+    fleet = make(inline=0)
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    assert fleet.server.heard["update"] == 0
+    assert fleet.server.heard["chunk"] == 1
+    assert len(fleet.server.updates) == 1
+
+
+def test_a_model_without_retained_parts_is_pulled(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0, retained=False)
+    fleet.run()
+    assert fleet.server.updates == []
+    fleet.run(80, seconds=1.0)
+    assert fleet.server.heard["have"] >= 1
+    assert len(fleet.server.updates) == 1
+
+
+def test_the_hello_is_repeated_unchanged_until_it_is_answered(fleet):
+    fleet.server.is_mute = True
+    fleet.device.start()
+    fleet.run(30, seconds=1.0)
+    assert fleet.server.heard["hello"] > 1
+    assert fleet.server.highest == 1
+    fleet.server.is_mute = False
+    fleet.run(40, seconds=1.0)
+    assert fleet.device.client.status()["ready"]
+    assert fleet.device.client.status()["life"] == 1
+
+
+def test_a_used_life_is_answered_with_a_floor_and_a_larger_one_is_proposed(fleet):
+    fleet.server.highest = 7
+    fleet.device.start()
+    fleet.run()
+    assert fleet.device.client.status()["life"] == 8
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+def test_killed_anywhere_the_device_ends_with_the_same_bits(make, turns):
+    whole, cut = make("whole"), make("cut")
+    for fleet in (whole, cut):
+        fleet.device.start()
+        fleet.device.observe()
+        fleet.device.client.flush()
+        fleet.server.open_round(0, 0, W0)
+    whole.run(20)
+    cut.run(turns)
+    cut.device.kill()
+    cut.run(3)
+    cut.device.start()
+    cut.run(60, seconds=0.5)
+    for fleet in (whole, cut):
+        fleet.server.open_round(1, 1, W0 * 0.5)
+        fleet.run(60, seconds=0.5)
+    np.testing.assert_array_equal(
+        whole.device.client.state.p.view(np.uint32), cut.device.client.state.p.view(np.uint32)
+    )
+    assert [u.blob for u in whole.server.updates] == [u.blob for u in cut.server.updates]
+    assert [u.round for u in cut.server.updates] == [0, 1]
+
+
+def test_a_round_is_not_learned_twice_though_its_manifest_is_retained(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(3, 5, W0)
+    fleet.run()
+    fleet.device.kill()
+    fleet.device.start()
+    fleet.run(40, seconds=0.5)
+    assert len(fleet.server.updates) == 1
+
+
+def test_an_abandoned_round_is_learned_again_without_fetching_again(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    down = fleet.device.client.status()["counts"]["bytes_down"]
+    fleet.server.open_round(1, 0, W0, retained=False)
+    fleet.run()
+    assert [u.round for u in fleet.server.updates] == [0, 1]
+    assert fleet.device.client.status()["counts"]["bytes_down"] - down < 700
+
+
+def test_the_final_model_is_taken_over_and_nothing_is_answered(fleet):
+    client = fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    head = client.state.p[4]
+    fleet.server.open_round(1, 1, W0 * 2, phase="stop", vals={})
+    fleet.run()
+    np.testing.assert_array_equal(client.state.p[:4], W0 * 2)
+    assert client.state.p[4] == head
+    assert len(fleet.server.updates) == 1
+    assert client.status()["stopped"] == "stop"
+
+
+def test_an_older_manifest_is_counted_and_ignored(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.serial = 5
+    fleet.server.open_round(4, 4, W0)
+    fleet.run()
+    fleet.server.open_round(9, 3, W0)  # a newer serial with an older version
+    fleet.run()
+    fleet.server.serial = 0
+    fleet.server.open_round(10, 4, W0)  # an older serial
+    fleet.run()
+    assert [u.round for u in fleet.server.updates] == [4]
+    assert fleet.device.client.status()["counts"]["arrived ROLLBACK"] >= 2
+
+
+def test_more_steps_than_the_operator_allows_are_not_taken(make):
+    fleet = make(accept={"max_steps": 2})
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    assert fleet.server.updates == []
+    assert fleet.device.client.status()["counts"]["arrived BAD_SCALAR"] == 1
+
+
+def test_a_stop_command_is_obeyed_once_receipted_and_survives_a_restart(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    fleet.server.tell(m.Command(num=1, op="stop"))
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    assert [(r.life, r.seq, r.code) for r in fleet.server.receipts] == [(0, 1, 0)]
+    fleet.device.kill()
+    fleet.device.start()
+    fleet.run(30, seconds=0.5)
+    assert fleet.server.updates == []
+    fleet.server.tell(m.Command(num=2, op="resume"))
+    fleet.run(30, seconds=0.5)
+    assert len(fleet.server.updates) == 1
+
+
+def test_a_command_this_version_cannot_do_says_so(fleet):
+    fleet.device.start()
+    fleet.run()
+    fleet.server.tell(m.Command(num=1, op="wipe"))
+    fleet.run()
+    assert fleet.server.receipts[0].code == 81
+
+
+def test_no_more_than_hold_updates_wait_for_receipts(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    fleet.server.is_mute = True
+    for number in range(5):
+        fleet.server.open_round(number, number, W0)
+        fleet.run()
+    assert fleet.device.client.status()["outbox"] == 2
+    assert fleet.device.client.status()["spent"] == 2
+
+
+def test_with_nothing_shared_the_device_learns_alone_and_says_nothing(make):
+    fleet = make(pace={"answer": "1s", "alone_every": "1s"})
+    fleet.server.publish_bundle(serial=2, shared=())
+    client = fleet.device.start()
+    fleet.device.observe()
+    fleet.run(30, seconds=0.5)
+    before = client.state.p.copy()
+    fleet.run(10, seconds=0.5)
+    assert (client.state.p != before).any()
+    assert client.status()["counts"]["rounds alone"] >= 3
+    assert fleet.server.updates == []
+
+
+def test_without_an_aggregator_it_learns_on_a_copy_and_forgets_it_after(make):
+    fleet = make(accept={"alone_after": "60s"}, pace={"answer": "1s", "alone_every": "10s"})
+    client = fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    kept = client.state.p.copy()
+    fleet.broker.cut("meter-1", stay_down=True)
+    fleet.run(40, seconds=5.0)
+    assert client.status()["alone"]
+    np.testing.assert_array_equal(client.state.p, kept)
+    fleet.broker.restore("meter-1")
+    fleet.server.open_round(0, 0, W0)
+    fleet.run(10, seconds=0.1)
+    assert not client.status()["alone"]
+    assert len(fleet.server.updates) == 1
+
+
+def test_it_forecasts_before_it_ever_met_a_server(fleet):
+    client = fleet.device.start()
+    assert not client.is_ready
+    fleet.device.observe(10)
+    assert client.is_ready
+    forecast = client.forecast()
+    assert forecast.source == "model"
+    assert np.isfinite(forecast.median).all()
+
+
+def test_the_status_counts_connections_and_the_will_says_lost(fleet):
+    fleet.device.start()
+    fleet.run()
+    fleet.broker.cut("meter-1")
+    fleet.run()
+    states = [(s.state, s.conn) for s in fleet.server.statuses]
+    assert ("lost", 1) in states
+    assert states[-1] == ("online", 2)
+    fleet.device.client.close()
+    fleet.device.client = None
+    fleet.run()
+    assert fleet.server.statuses[-1].state == "offline"
+
+
+def test_a_new_run_with_other_shared_layers_is_followed(fleet):
+    client = fleet.device.start()
+    fleet.device.observe()
+    fleet.server.open_round(0, 0, W0)
+    fleet.run()
+    fleet.server.publish_bundle(serial=2, run=2, shared=("body.", "head."))
+    fleet.server.spec = fleet.device.client.learner.manifest.spec(("body.", "head."))
+    fleet.run()
+    fleet.server.open_round(0, 0, np.append(W0, 0.5), run=2)
+    fleet.run()
+    assert [(u.run, u.round, len(u.blob)) for u in fleet.server.updates] == [
+        (1, 0, 16),
+        (2, 0, 20),
+    ]
+    assert client.status()["run"] == 2
+
+
+def test_an_announcement_by_somebody_else_is_not_followed(fleet):
+    fleet.device.start()
+    fleet.run()
+    from_stranger = fleet.server
+    from_stranger.announce(
+        "bundle",
+        m.Bundle(9, "x", 1, b"x" * 32, 1, b"y" * 16, "0.1.0", "fedavg", 9, ()),
+        signer=keys.from_seed(b"s" * 32),
+    )
+    fleet.run()
+    assert fleet.device.client.status()["run"] == 1
+    assert fleet.device.client.status()["counts"]["arrived UNKNOWN_CLIENT"] == 1

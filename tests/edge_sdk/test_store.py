@@ -1,0 +1,171 @@
+"""The device's file: all or nothing, one holder, no newer schema, and nothing lost to SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
+from edge_sdk.series import Row
+from edge_sdk.store import FILE, Learned, Store
+from edge_sdk.uplink import Entry, Numbers
+
+
+def entry(seq: int, life: int = 3) -> Entry:
+    return Entry(life, seq, b"body" * seq, b"p" * 72, 1, seq, 0, b"s" * 16, spent=seq)
+
+
+def learned(round_: int) -> Learned:
+    return Learned(1, round_, round_, b"w" * 16, {"half": {"p": np.full(3, round_, np.float32)}})
+
+
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path):
+    p = np.array([0.1, -0.0, 1e-45], np.float32)
+    with Store.open(tmp_path) as store:
+        kept = Learned(2, 7, 6, b"x" * 16, {"half": {"p": p}, "scale": [0.25, 3.0]})
+        store.save(learned=kept, numbers=Numbers(3, 1, 12, lost=False), entry=entry(1))
+    with Store.open(tmp_path) as store:
+        again = store.learned()
+        assert (again.run, again.round, again.version, again.spec) == (2, 7, 6, b"x" * 16)
+        np.testing.assert_array_equal(again.leaves["half"]["p"].view(np.uint32), p.view(np.uint32))
+        assert store.numbers() == Numbers(3, 1, 12, lost=False)
+        assert store.outbox() == (entry(1),)
+
+
+_VICTIM = """
+    import os, signal, sys
+    from pathlib import Path
+    import numpy as np
+    from edge_sdk.store import Learned, Store
+    from edge_sdk.uplink import Entry, Numbers
+
+    store = Store.open(Path(sys.argv[1]))
+    left = int(sys.argv[2])
+
+    def count(statement):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store._db.set_trace_callback(count)
+    for seq in (1, 2, 3):
+        store.save(
+            learned=Learned(1, seq, seq, b"w" * 16, {"half": {"p": np.full(3, seq, np.float32)}}),
+            numbers=Numbers(3, seq, seq, lost=False),
+            entry=Entry(3, seq, b"body" * seq, b"p" * 72, 1, seq, 0, b"s" * 16, spent=seq),
+        )
+        print(seq, flush=True)
+    store._db.set_trace_callback(None)
+    print("done", flush=True)
+"""
+
+
+def test_killed_before_every_statement_state_charge_and_release_stay_together(tmp_path):
+    finished = False
+    for count in range(1, 40):
+        folder = tmp_path / str(count)
+        run = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(_VICTIM), str(folder), str(count)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},  # noqa: PTH109 - the checkout
+        )
+        said = run.stdout.split()
+        with Store.open(folder) as store:
+            numbers, outbox, state = store.numbers(), store.outbox(), store.learned()
+        assert numbers.seq == numbers.spent == len(outbox) == (state.round if state else 0)
+        assert [e.seq for e in outbox] == list(range(1, numbers.seq + 1))
+        assert numbers.seq >= sum(word.isdigit() for word in said), "told before it was on disk"
+        finished = "done" in said
+        if finished:
+            break
+        assert run.returncode == -signal.SIGKILL, run.stderr
+    assert finished
+    assert count > 12
+
+
+def test_a_failed_save_changes_nothing(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.save(learned=learned(1), numbers=Numbers(3, 1, 1, lost=False), entry=entry(1))
+        with pytest.raises(StoreError):
+            store.save(learned=learned(2), numbers=Numbers(3, 2, 2, lost=False), entry=entry(1))
+        assert store.numbers().seq == 1
+        assert store.learned().round == 1
+
+
+def test_on_a_full_disk_the_error_says_so_and_the_outbox_is_kept(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.save(learned=learned(1), numbers=Numbers(3, 1, 1, lost=False), entry=entry(1))
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreFull, match="no space left"):
+            store.add_readings(Row("load", slot, 1.0) for slot in range(100_000))
+        assert store.outbox() == (entry(1),)
+        store._db.execute("PRAGMA max_page_count = 1000000")
+        store.add_readings([Row("load", 1, 1.0)])
+
+
+def test_a_receipt_removes_exactly_its_entry(tmp_path):
+    with Store.open(tmp_path) as store:
+        for seq in (1, 2):
+            store.save(learned=learned(seq), numbers=Numbers(3, seq, seq, False), entry=entry(seq))
+        store.keep(Numbers(3, 2, 2, False), before=(entry(1), entry(2)), after=(entry(2),))
+        assert [e.seq for e in store.outbox()] == [2]
+
+
+def test_two_processes_cannot_hold_one_state(tmp_path):
+    with Store.open(tmp_path):
+        with pytest.raises(StoreBusy) as caught:
+            Store.open(tmp_path)
+        assert caught.value.exit_code == 75
+    Store.open(tmp_path).close()
+
+
+def test_a_reader_looks_beside_a_running_device(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.set_facts(starts=4)
+        with Store.open(tmp_path, read_only=True) as reader:
+            assert reader.fact("starts") == 4
+
+
+def test_a_newer_schema_is_refused_with_exit_code_3(tmp_path):
+    Store.open(tmp_path).close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreNewer, match="newer version") as caught:
+        Store.open(tmp_path)
+    assert caught.value.exit_code == 3
+
+
+def test_somebody_elses_file_is_not_touched(tmp_path):
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("CREATE TABLE mine (x)")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreError, match="not a device's state"):
+        Store.open(tmp_path)
+
+
+def test_the_last_write_of_a_slot_wins(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.add_readings([Row("load", 2, 1.0), Row("load", 1, 5.0)])
+        store.add_readings([Row("load", 2, 3.0)])
+        assert list(store.readings()) == [Row("load", 1, 5.0, 0), Row("load", 2, 3.0, 0)]
+        store.drop_readings(before=2)
+        assert store.count_readings() == 1
+
+
+def test_every_commit_is_flushed_to_disk(tmp_path):
+    with Store.open(tmp_path) as store:
+        assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
+        assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
