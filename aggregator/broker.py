@@ -80,7 +80,7 @@ def embedded_config(port: int, port_v4: int, *, host: str = "127.0.0.1") -> str:
     )
 
 
-def probe(url: str, *, protocol: int = 5, tls: TlsFiles | None = None, patience: float = 5) -> bool:
+def probe(url: str, *, protocol: int = 5, tls: TlsFiles | None = None, patience: float = 2) -> bool:
     """Whether a broker answers CONNECT. An open port is no proof: a broker can die behind it.
 
     With TLS and no client certificate to show, only the TCP connection is tried.

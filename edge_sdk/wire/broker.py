@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from edge_sdk.wire.errors import LinkError
@@ -120,13 +120,27 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def tls_context(broker: Broker) -> ssl.SSLContext:
+class TlsContext(ssl.SSLContext):
+    """Remembers the connection it wrapped last.
+
+    The MQTT library leaves it open when the handshake fails; whoever called it can close it here.
+    """
+
+    wrapped: ssl.SSLSocket | None = None
+
+    def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
+        """Wrap as usual."""
+        self.wrapped = super().wrap_socket(*args, **settings)
+        return self.wrapped
+
+
+def tls_context(broker: Broker) -> TlsContext:
     """TLS 1.2 or later, the broker's authority pinned, its name checked, our certificate shown.
 
     Raises:
         LinkError: A file is missing or is not what it should be.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_verify_locations(cafile=broker.ca_file)

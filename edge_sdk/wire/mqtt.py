@@ -327,6 +327,8 @@ class MqttLink:
         try:
             self._client.reconnect()
         except _UNREADABLE as error:
+            if self._tls is not None and self._tls.wrapped is not None:
+                self._tls.wrapped.close()  # paho leaves it open when the handshake fails
             self._lost(f"cannot reach {self.broker.url}: {error}")
         else:
             if self._descriptor >= 0:

@@ -1,0 +1,102 @@
+"""Real brokers on loopback, and links to them that tests can wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from aggregator.broker import BrokerProcess, has_embedded, mosquitto_program, start
+from edge_sdk.wire.mqtt import Broker, MqttLink, Poller
+from edge_sdk.wire.transport import Happening, Message
+
+
+def require(kind: str) -> None:
+    if kind == "mosquitto" and mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    if kind == "embedded" and not has_embedded():
+        pytest.skip("the embedded broker (iotcore) is not installed")
+
+
+class Line:
+    """A link and everything it said, acknowledged as it comes."""
+
+    def __init__(self, link: MqttLink):
+        self.link = link
+        self.heard: list[Happening] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        return [h for h in self.heard if isinstance(h, Message)]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [m.payload for m in self.messages]
+
+
+class Room:
+    """Links on one poller; ``until`` serves them all."""
+
+    def __init__(self):
+        self.poller = Poller()
+        self.lines: list[Line] = []
+
+    def join(self, url: str, name: str, *filters: str, protocol: int = 5, **more) -> Line:
+        more = {"reconnect_min": 0.2, "keepalive": 20} | more
+        broker = Broker(url=url, client_id=name, protocol=protocol, **more)
+        line = Line(MqttLink(broker, poller=self.poller))
+        self.lines.append(line)
+        line.link.open()
+        self.until(lambda: line.link.is_up)
+        line.link.subscribe(*filters)
+        self.serve(0.15)
+        return line
+
+    def serve(self, seconds: float) -> None:
+        self.until(lambda: False, seconds, must=False)
+
+    def until(self, done: Callable[[], bool], patience: float = 20.0, *, must: bool = True) -> None:
+        end = time.monotonic() + patience
+        while not done():
+            if time.monotonic() > end:
+                assert not must, [line.heard for line in self.lines]
+                return
+            self.poller.serve(0.02)
+            self.take()
+
+    def take(self) -> None:
+        for line in self.lines:
+            for happening in line.link.poll(0):
+                line.heard.append(happening)
+                if isinstance(happening, Message):
+                    line.link.acknowledge(happening)
+
+    def close(self, lines: Iterable[Line] | None = None) -> None:
+        for line in self.lines if lines is None else lines:
+            line.link.close()
+
+
+@pytest.fixture
+def room():
+    one = Room()
+    yield one
+    one.close()
+    one.poller.close()
+
+
+@pytest.fixture(scope="module", params=["mosquitto", "embedded"])
+def broker(request, tmp_path_factory):
+    require(request.param)
+    with start(request.param, folder=tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@pytest.fixture(params=[5, 4], ids=["v5", "v311"])
+def protocol(request) -> int:
+    return request.param
+
+
+@pytest.fixture
+def url(broker: BrokerProcess, protocol: int) -> str:
+    return broker.url if protocol == 5 else broker.url_v4

@@ -1,0 +1,78 @@
+"""The configuration we write, and what the check finds in those of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aggregator.mosquitto import TlsFiles, check_mosquitto_config, mosquitto_config
+
+TLS = TlsFiles(Path("/ca"), Path("/crt"), Path("/key"), revoked=Path("/crl"))
+
+
+def findings(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(text)
+    return "\n".join(check_mosquitto_config(path))
+
+
+def production(**more) -> str:
+    settings = {"host": "0.0.0.0", "tls": TLS, "access": Path("/acl")} | more
+    return mosquitto_config(8883, Path("/var/lib/gridfed"), **settings)
+
+
+def test_our_own_configurations_pass_our_own_check(tmp_path):
+    assert findings(tmp_path, production()) == ""
+    assert findings(tmp_path, mosquitto_config(1883, Path("/x"))) == ""
+
+
+def test_the_example_passes_too(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "mosquitto.conf"
+    assert check_mosquitto_config(example) == ()
+
+
+@pytest.mark.parametrize("missing", [{"tls": None}, {"access": None}])
+def test_an_open_door_is_not_written(missing):
+    with pytest.raises(ValueError, match="needs client certificates"):
+        production(**missing)
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "finding"),
+    [
+        ("max_queued_messages 100000", "", "acknowledged and thrown away"),
+        ("max_queued_messages 100000", "max_queued_messages 0", "dropped everything"),
+        ("max_queued_bytes 1073741824", "", "take all memory"),
+        ("persistence true", "", "persistence is off"),
+        ("autosave_interval 5", "", "autosave_interval above"),
+        ("require_certificate true", "", "anybody may connect"),
+        ("use_identity_as_username true", "", "do not know who writes"),
+        ("use_username_as_clientid true", "", "take over another"),
+        ("allow_anonymous false", "allow_anonymous true", "allow_anonymous is true"),
+        ("acl_file /acl", "", "no acl_file"),
+        ("certfile /crt", "", "in the clear"),
+        ("tls_version tlsv1.2", "tls_version tlsv1.1", "is broken"),
+        ("persistence true", "persistence true\nmax_packet_size 20480", "chunks must shrink"),
+        ("persistence true", "persistence true\nretain_available false", "sleepers"),
+        ("persistence true", "persistence true\ninclude_dir /etc/m", "not followed"),
+    ],
+)
+def test_each_fault_is_found_alone(tmp_path, line, instead, finding):
+    text = production()
+    assert line in text
+    found = findings(tmp_path, text.replace(line, instead))
+    assert finding in found
+    assert found.count("\n") == 0
+
+
+def test_a_second_listener_is_looked_at_by_itself(tmp_path):
+    found = findings(tmp_path, production() + "listener 1883 192.168.1.1\n")
+    assert "192.168.1.1: require_certificate" in found
+    assert "0.0.0.0" not in found
+
+
+def test_the_default_configuration_is_found_wanting(tmp_path):
+    found = findings(tmp_path, "# nothing but defaults\n")
+    for word in ("no listener", "1000", "persistence is off"):
+        assert word in found

@@ -1,0 +1,233 @@
+"""Who may connect, write and read: Mosquitto with client certificates and the fleet's access rules.
+
+The authority is thrown away after the test; keys are P-256 as in the field.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from aggregator.broker import TlsFiles, probe, start
+from edge_sdk.wire.mqtt import Broker, MqttLink
+from edge_sdk.wire.topics import mosquitto_access
+from edge_sdk.wire.transport import LinkDown
+
+pytestmark = pytest.mark.broker
+
+FLEET = "gf/1/north"
+
+
+class Authority:
+    """Signs certificates into a folder."""
+
+    def __init__(self, folder: Path, name: str):
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.file = folder / f"{name}.pem"
+        certificate = self._sign(self.name, self.key, is_authority=True)
+        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, address: str | None = None) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._sign(subject, key, address=address)
+        files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
+        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        files[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return files
+
+    def _sign(self, subject, key, *, is_authority=False, address=None):
+        now = dt.datetime.now(dt.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        )
+        if address is not None:
+            names = [x509.IPAddress(ipaddress.ip_address(address))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+class Site:
+    """A broker with an authority, and the settings of those who come to it."""
+
+    def __init__(self, folder: Path):
+        self.authority = Authority(folder, "authority")
+        certificate, key = self.authority.issue("broker", "127.0.0.1")
+        probe_certificate, probe_key = self.authority.issue("probe")
+        self.tls = TlsFiles(
+            authority=self.authority.file,
+            certificate=certificate,
+            key=key,
+            probe_certificate=probe_certificate,
+            probe_key=probe_key,
+        )
+        access = folder / "access"
+        access.write_text(mosquitto_access("north"))
+        self.process = start("mosquitto", folder=folder / "broker", tls=self.tls, access=access)
+
+    def files(self, name: str) -> dict[str, Path]:
+        certificate, key = self.authority.issue(name)
+        return {"ca_file": self.authority.file, "cert_file": certificate, "key_file": key}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    from aggregator.broker import mosquitto_program  # noqa: PLC0415
+
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    one = Site(tmp_path_factory.mktemp("site"))
+    yield one
+    one.process.stop()
+
+
+def attempt(site: Site, **settings) -> str:
+    """Why the link did not come up, or "" if it did."""
+    link = MqttLink(Broker(url=site.process.url, **settings))
+    link.open()
+    try:
+        for _ in range(200):
+            for happening in link.poll(0.05):
+                if isinstance(happening, LinkDown):
+                    return happening.why
+            if link.is_up:
+                return ""
+        return "nothing happened"
+    finally:
+        link.close()
+
+
+def test_a_device_with_its_certificate_is_let_in(site):
+    assert attempt(site, client_id="dev1", **site.files("dev1")) == ""
+
+
+def test_the_old_protocol_too(site):
+    assert attempt(site, client_id="dev1", protocol=4, **site.files("dev1")) == ""
+
+
+def test_no_certificate_no_entrance(site):
+    assert attempt(site, client_id="dev1", ca_file=site.authority.file) != ""
+
+
+def test_a_certificate_of_another_authority_is_refused(site, tmp_path):
+    certificate, key = Authority(tmp_path, "other").issue("dev1")
+    files = {"ca_file": site.authority.file, "cert_file": certificate, "key_file": key}
+    assert attempt(site, client_id="dev1", **files) != ""
+
+
+def test_a_broker_of_another_authority_is_not_believed(site, tmp_path):
+    files = site.files("dev1") | {"ca_file": Authority(tmp_path, "other").file}
+    assert "CERTIFICATE_VERIFY_FAILED" in attempt(site, client_id="dev1", **files)
+
+
+def test_a_broker_of_another_name_is_not_believed(site):
+    port = site.process.url.rsplit(":", 1)[1]
+    link = MqttLink(Broker(url=f"mqtts://localhost:{port}", client_id="dev1", **site.files("dev1")))
+    link.open()
+    (down,) = link.poll(5)
+    link.close()
+    assert "CERTIFICATE_VERIFY_FAILED" in down.why  # the certificate names 127.0.0.1
+
+
+def test_plain_mqtt_gets_no_answer_on_the_tls_port(site):
+    assert not probe(site.process.url.replace("mqtts", "mqtt"), patience=1)
+
+
+@pytest.fixture
+def cast(site, room):
+    def enter(name: str, *filters: str, by: str = "", **more):
+        settings = site.files(by or name) | {"session_expiry": 0} | more
+        return room.join(site.process.url, name, *filters, **settings)
+
+    return enter
+
+
+def test_a_device_writes_its_own_and_reads_its_own(cast, room):
+    server, device = cast("_agg", f"{FLEET}/+/up/+"), cast("dev1", f"{FLEET}/dev1/down/#")
+    device.link.publish(f"{FLEET}/dev1/up/hello", b"up")
+    server.link.publish(f"{FLEET}/dev1/down/welcome", b"down")
+    room.until(lambda: server.payloads == [b"up"] and device.payloads == [b"down"])
+
+
+@pytest.mark.parametrize("protocol", [5, 4])
+@pytest.mark.parametrize(
+    "topic",
+    ["dev2/up/hello", "dev2/status", "dev1/down/welcome", "_all/model", "dev2/peer/dev3"],
+)
+def test_a_device_cannot_write_elsewhere(cast, room, topic, protocol):
+    everything = cast("_agg", f"{FLEET}/#")
+    device = cast("dev1", protocol=protocol)
+    device.link.publish(f"{FLEET}/{topic}", b"forged")
+    device.link.publish(f"{FLEET}/dev1/up/hello", b"mine")
+    room.until(lambda: b"mine" in everything.payloads)
+    room.serve(0.2)
+    assert everything.payloads == [b"mine"]
+    refused = device.link.counters["refused_publishes"]
+    assert refused == (1 if protocol == 5 else 0)  # 3.1.1 cannot say no
+
+
+def test_a_device_hears_nothing_meant_for_others(cast, room):
+    server = cast("_agg")
+    spy = cast("dev1", "#", f"{FLEET}/dev2/down/#", f"{FLEET}/+/up/+")
+    cast("dev2").link.publish(f"{FLEET}/dev2/up/update", b"secret")
+    server.link.publish(f"{FLEET}/dev2/down/task", b"secret")
+    server.link.publish(f"{FLEET}/dev1/down/task", b"mine")
+    server.link.publish(f"{FLEET}/_all/model", b"for all")
+    room.until(lambda: {b"mine", b"for all"} <= set(spy.payloads))
+    room.serve(0.3)
+    assert b"secret" not in spy.payloads
+
+
+def test_a_stolen_client_id_takes_nothing_over(cast, room):
+    victim = cast("dev2", f"{FLEET}/dev2/down/#")
+    thief = cast("dev2", f"{FLEET}/dev2/down/#", by="dev1")  # dev1's certificate, dev2's name
+    server = cast("_agg")
+    room.serve(0.3)
+    assert victim.link.is_up
+    assert not any(isinstance(h, LinkDown) for h in victim.heard)
+    server.link.publish(f"{FLEET}/dev2/down/task", b"for dev2")
+    room.until(lambda: victim.payloads == [b"for dev2"])
+    room.serve(0.2)
+    assert thief.payloads == []
+
+
+def test_large_messages_pass_through_tls_buffers(cast, room):
+    """Bytes that TLS has decrypted and epoll cannot see must not be left lying."""
+    server, device = cast("_agg", f"{FLEET}/+/up/+"), cast("dev1")
+    for i in range(12):
+        assert device.link.publish(f"{FLEET}/dev1/up/chunk", bytes([i]) * 32_768)
+    for i in range(8):
+        assert device.link.publish(f"{FLEET}/dev1/up/metrics", bytes([i]))
+    room.until(lambda: len(server.messages) == 20)
+    assert sum(map(len, server.payloads)) == 12 * 32_768 + 8
+
+
+def test_a_will_in_another_name_is_not_said(cast, room):
+    everything = cast("_agg", f"{FLEET}/+/status")
+    liar = cast("dev1", protocol=4, will=(f"{FLEET}/dev2/status", b"lost", True), by="dev1")
+    liar.link._wanted = False
+    liar.link.cut()
+    room.serve(0.5)
+    assert everything.payloads == []
