@@ -6,8 +6,6 @@ No graph is run here and no torch is imported: a bundle is what its signed manif
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -16,18 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk.program import USAGE, Failure
-from edge_sdk.wire.keys import KID_SIZE, kid_of, read_public, verify
+from edge_sdk.wire.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, is_sealed, pack
+from edge_sdk.wire.keys import read_public
 from edge_sdk.wire.manifest import Manifest, ManifestError
-from edge_sdk.wire.messages import BODY_LIMIT
 from edge_sdk.wire.spec import Vector
-
-MANIFEST = "manifest.json"
-SIGNATURE = "manifest.sig"
-INITIAL = "initial.f32"
-CONTEXT = b"gridfed/1/bundle\0"
-"""What a bundle's signature covers besides the digest of its manifest."""
-
-_STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest a zip can say: equal files give equal archives
 
 
 class BundleError(Failure):
@@ -88,21 +78,6 @@ def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> M
     return _read(path, tuple(trusted))
 
 
-def archive_of(contents: dict[str, bytes]) -> bytes:
-    """Pack files into an uncompressed zip, in name order, with one fixed time stamp.
-
-    >>> archive_of({"b": b"2", "a": b"1"}) == archive_of({"a": b"1", "b": b"2"})
-    True
-    """
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(contents):
-            entry = zipfile.ZipInfo(name, _STAMP)
-            entry.create_system, entry.external_attr = 3, 0o644 << 16
-            archive.writestr(entry, contents[name])
-    return packed.getvalue()
-
-
 def _read(path: Path, trusted: tuple[bytes, ...]) -> ModelBundle:
     raw = _bytes(path / MANIFEST)
     _check_signature(path, raw, _bytes(path / SIGNATURE), trusted)
@@ -111,18 +86,16 @@ def _read(path: Path, trusted: tuple[bytes, ...]) -> ModelBundle:
     except ManifestError as error:
         raise BundleError(f"{path.name}: {error}") from error
     contents = {name: _checked(path, name, want) for name, want in manifest.files.items()}
-    archive = archive_of({MANIFEST: raw, SIGNATURE: _bytes(path / SIGNATURE), **contents})
-    if len(archive) > BODY_LIMIT:
-        raise BundleError(f"{path.name}: {len(archive)} bytes; at most {BODY_LIMIT} are sent")
+    archive = pack({MANIFEST: raw, SIGNATURE: _bytes(path / SIGNATURE), **contents})
+    if len(archive) > SIZE_LIMIT:
+        raise BundleError(f"{path.name}: {len(archive)} bytes; at most {SIZE_LIMIT} are sent")
     return ModelBundle(manifest, _initial(path, manifest, contents.get(INITIAL, b"")), archive)
 
 
 def _check_signature(path: Path, raw: bytes, proof: bytes, trusted: tuple[bytes, ...]) -> None:
-    signed = CONTEXT + hashlib.sha256(raw).digest()
-    kid, signature = proof[:KID_SIZE], proof[KID_SIZE:]
-    if not any(kid_of(key) == kid and verify(key, signature, signed) for key in trusted):
+    if not is_sealed(raw, proof, trusted):
         raise BundleError(
-            f"{path.name}: no key we trust has signed this manifest (key id {kid.hex()})",
+            f"{path.name}: no key we trust has signed this manifest (key id {proof[:8].hex()})",
             hint="sign it with this fleet's root key: `gridfed-aggregator export … --key root.key`",
         )
 

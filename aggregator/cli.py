@@ -104,11 +104,13 @@ def _broker(parser: ArgumentParser) -> None:
 
 
 def _export(parser: ArgumentParser) -> None:
-    parser.add_argument("model", help="a model's name, or module:Class of a torch module")
+    parser.add_argument("model", help="a model's name, package.module:factory, or file.py:Class")
     parser.add_argument("out", help="folder of the new bundle")
-    parser.add_argument("--for", dest="method", default="fedavg", help="method that will use it")
-    parser.add_argument("--key", metavar="FILE", help="the root's private key, to sign it with")
+    parser.add_argument("--key", metavar="FILE", required=True, help="the root's private key")
+    parser.add_argument("--name", help="of the bundle; else the model's, or the folder's")
     parser.add_argument("--bundle-version", type=int, default=1, help="rises with every release")
+    parser.add_argument("--like", default="load-lstm-week", help="take features from this model")
+    parser.add_argument("--shared", nargs="*", metavar="PREFIX", help="layers to share by default")
 
 
 COMMANDS = {

@@ -30,9 +30,17 @@ class CommandError(Failure):
 
 def run(args: Namespace) -> Answer:
     """Serve until a signal, or until the rounds are done if asked so."""
-    from aggregator.daemon import serve  # noqa: PLC0415 - numpy halves, TLS, prometheus
     from edge_sdk.program import start_logging  # noqa: PLC0415 - only the daemon logs
 
+    try:
+        from aggregator.daemon import serve  # noqa: PLC0415 - metrics, TLS
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise CommandError(
+            "run needs prometheus-client, which is not installed",
+            hint="pip install 'gridfed[aggregator]'",
+        ) from error
     start_logging(args.log)
     outcome = serve(configs.Config.load(args.config), exit_when_done=args.exit_when_done)
     return Answer(outcome, f"stopped after round {outcome['round']}, version {outcome['version']}")
@@ -234,16 +242,28 @@ def broker(args: Namespace) -> Answer:
 def export(args: Namespace) -> Answer:
     """Turn a torch module into a signed bundle."""
     try:
+        from aggregator.models.errors import ExportError  # noqa: PLC0415 - as below
         from aggregator.models.export import export_command  # noqa: PLC0415 - loads torch
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "onnx"}:
+        if error.name not in {"torch", "onnx", "sympy"}:
             raise
         raise CommandError(
             f"export needs {error.name}, which is not installed",
             hint="pip install 'gridfed[train]'; nothing else here needs it",
         ) from error
-    answer: Answer = export_command(args)
-    return answer
+    try:
+        out = export_command(
+            args.model,
+            Path(args.out),
+            key=Path(args.key),
+            version=args.bundle_version,
+            name=args.name,
+            like=args.like,
+            shared=None if args.shared is None else tuple(args.shared),
+        )
+    except ExportError as error:
+        raise CommandError(f"export: {error}") from error
+    return Answer({"bundle": str(out)}, f"{out}: written, checked against torch, and signed")
 
 
 def _require(config: configs.Config) -> configs.Config:

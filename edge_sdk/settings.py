@@ -125,7 +125,7 @@ def shown(config: object, origins: Mapping[str, str]) -> list[tuple[str, str, st
     rows = []
     for key, value in _leaves(config, ""):
         text = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", str(value))
-        rows.append((key, text, _origin(key, origins) or "default"))
+        rows.append((key, text, origins.get(key.partition("[")[0], "default")))
     return rows
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.bundles import CONTEXT
 from aggregator.config import Config, bind
 from aggregator.founding import found
 from aggregator.records import Client
 from aggregator.store import SqliteStore
 from edge_sdk.wire import codec, envelope, keys, topics
+from edge_sdk.wire.archive import seal
 from edge_sdk.wire.manifest import (
     Feature,
     Golden,
@@ -60,8 +60,7 @@ def write_bundle(folder: Path, root=ROOT, **changes) -> Path:
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     raw = toy_manifest(digests, **changes).canonical()
     (folder / "manifest.json").write_bytes(raw)
-    signed = root.sign(CONTEXT + hashlib.sha256(raw).digest())
-    (folder / "manifest.sig").write_bytes(root.kid + signed)
+    (folder / "manifest.sig").write_bytes(seal(root, raw))
     return folder
 
 

@@ -1,14 +1,20 @@
 """What cannot be meant is refused before anything connects, with the file and the key."""
 
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.config import Config, bind, broker_of, load_with_origins
 from edge_sdk.program import Failure
-from edge_sdk.settings import SettingsError
+from edge_sdk.settings import SettingsError, shown
 from edge_sdk.wire.method import Ask
+
+
+KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "file"}
+"""Keys that the example leaves to the reference."""
 
 
 def refused(path):
@@ -125,3 +131,14 @@ def test_plain_mqtt_to_another_host_is_refused(workplace):
 
 def test_everything_personal_must_be_said_aloud_and_then_binds(workplace):
     assert bind(Config.load(workplace("shared = []"), {})).spec.shared_size == 0
+
+
+def test_the_example_is_complete_and_binds(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "aggregator.toml"
+    loaded = load_with_origins(shutil.copy(example, tmp_path / "aggregator.toml"), {})
+    run = bind(loaded.value)
+    assert run.shared == ("lstm.",)
+    assert run.spec.shared_size == 5760
+    text = example.read_text("utf-8")
+    for key, _, _ in shown(loaded.value, loaded.origins):
+        assert re.search(rf"\b{key.split('.')[-1]} =", text) or key in KEPT_BACK, key
