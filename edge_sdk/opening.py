@@ -23,6 +23,7 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.broker import Broker
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
+from edge_sdk.wire.manifest import Manifest
 from edge_sdk.wire.method import CONTRACTS
 from edge_sdk.wire.transport import Transport
 
@@ -107,6 +108,7 @@ def set_up(
     shared = announced.shared if announced else bundle.manifest.shared
     if method not in methods or method not in CONTRACTS:
         raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+    check_site(config, bundle.manifest)
     series = series_for(bundle.manifest, config.learn.keep)
     series.load(store.readings())
     role = Role(announced.run if announced else 0, method, tuple(shared))
@@ -117,6 +119,21 @@ def set_up(
             hint="the aggregator must announce a bundle that this device has",
         )
     return learner
+
+
+def check_site(config: Config, manifest: Manifest) -> None:
+    """Refuse to start without the constants of the place that a bundle reads.
+
+    Raises:
+        ConfigError: Naming what is missing, with its unit.
+    """
+    statics = {f.name: f.unit for f in manifest.features if f.kind == "static"}
+    missing = [f"{name} ({unit})" for name, unit in statics.items() if name not in config.site]
+    if missing:
+        raise ConfigError(
+            f"[site] lacks what bundle {manifest.name} reads: {', '.join(missing)}",
+            hint="add it to [site], as a number in that unit",
+        )
 
 
 def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:

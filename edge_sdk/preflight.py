@@ -40,9 +40,7 @@ def check(config: Config) -> dict[str, str]:
     if unknown := set(config.accept.methods) - set(METHODS):
         known = ", ".join(sorted(METHODS))
         raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
-    statics = {f.name for f in manifest.features if f.kind == "static"}
-    if missing := statics - set(config.site):
-        raise ConfigError(f"site: the bundle needs {', '.join(sorted(missing))}")
+    opening.check_site(config, manifest)
     sources = open_sources(config)
     opening.broker_of(config)
     return {

@@ -13,7 +13,6 @@ import numpy as np
 from edge_sdk import opening
 from edge_sdk.agent import open_sources, read_all
 from edge_sdk.config import Config
-from edge_sdk.errors import StoreError
 from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Learner
 from edge_sdk.methods import METHODS
@@ -87,10 +86,6 @@ def status(config: Config) -> dict[str, Any]:
     Raises:
         StoreError: There is no state yet.
     """
-    if not (config.state / FILE).exists():
-        raise StoreError(
-            f"{config.state}: no state of a device yet", hint="start it: gridfed-edge run CONFIG"
-        )
     with Store.open(config.state, read_only=True) as store:
         numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
         paper = store.paper("bundle")

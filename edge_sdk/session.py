@@ -92,7 +92,7 @@ class Session:
         self._started = self._hour = self.heard_at = self.now
         self._held_up = bool(store.fact("stopped"))
         self._phase = "train"
-        self._conn_said = False
+        self._conn_said = self._said_down = False
         self._manifest: m.Model | None = None
         self._manifest_at = self.now
         self._fetch: Fetch | None = None
@@ -174,9 +174,7 @@ class Session:
                 case LinkUp(max_payload=most):
                     self._link_up(most)
                 case LinkDown(why=why):
-                    self.up = uplink.unlinked(self.up)
-                    self._post.forget()
-                    logger.info("link lost %s", fields(why=why))
+                    self._link_down(why)
                 case Letter():
                     self._take_in(happening)
         self.follow(uplink.tick(self.up, self.chance()))
@@ -253,6 +251,14 @@ class Session:
         self._post.announce(self._status("online"))
         turn = uplink.linked(self.up, self.chance(), max_payload=max_payload, conn=self.up.conn)
         self.follow(turn)
+
+    def _link_down(self, why: str) -> None:
+        """Say once that the link is gone; the attempts in between are for the curious."""
+        is_news = self.up.is_linked or not self._said_down
+        logger.log(logging.INFO if is_news else logging.DEBUG, "link down %s", fields(why=why))
+        self._said_down = True
+        self.up = uplink.unlinked(self.up)
+        self._post.forget()
 
     def _count_connection(self) -> None:
         self.up = replace(self.up, conn=self.up.conn + 1)

@@ -97,6 +97,10 @@ class Store:
         """
         path = folder / FILE
         lock = None
+        if read_only and not path.exists():
+            raise StoreError(
+                f"{folder}: no state of a device yet", hint="start it: gridfed-edge run CONFIG"
+            )
         try:
             if read_only:
                 db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)

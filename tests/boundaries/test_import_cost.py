@@ -1,0 +1,51 @@
+"""What an import may load: a promise to whoever imports only a part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("onnxruntime", "paho", "cryptography", "torch", "msgpack", "numpy", "sqlite3", "argparse")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """List the top-level packages a statement loads, in a fresh interpreter."""
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", statement],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {line.rsplit("|", 1)[1].strip().split(".")[0] for line in run.stderr.splitlines()}
+
+
+def test_the_package_itself_loads_nothing():
+    assert loaded_by("import edge_sdk").isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", ["Config", "EdgeError", "Reading"])
+def test_light_names_load_no_engine(name):
+    heavy = {"onnxruntime", "paho", "cryptography", "torch", "msgpack", "sqlite3"}
+    assert loaded_by(f"from edge_sdk import {name}").isdisjoint(heavy)
+
+
+def test_the_client_loads_no_engine_until_it_starts():
+    assert loaded_by("from edge_sdk import Client").isdisjoint({"onnxruntime", "paho", "torch"})
+
+
+def test_help_loads_nothing_but_what_parses_it():
+    heavy = {"onnxruntime", "paho", "cryptography", "torch", "msgpack", "numpy", "sqlite3"}
+    said = "import edge_sdk.cli, contextlib\nwith contextlib.suppress(SystemExit): "
+    assert loaded_by(said + "edge_sdk.cli.main(['--help'])").isdisjoint(heavy)
+
+
+def test_every_public_name_is_there_and_listed():
+    import edge_sdk  # noqa: PLC0415 - what is tested
+
+    for name in edge_sdk.__all__:
+        assert getattr(edge_sdk, name).__name__ == name
+        assert name in dir(edge_sdk)
+    with pytest.raises(AttributeError, match="no attribute 'Manager'"):
+        edge_sdk.Manager  # noqa: B018 - the access is the test
