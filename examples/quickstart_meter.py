@@ -17,7 +17,7 @@ DAY = 96 * STEP
 
 
 def intervals(end: float, days: int = 3):
-    """Stand in for your meter: the last days in quarter hours, with the weather it was read under."""
+    """Stand in for your meter: the last days in quarter hours, and the weather meanwhile."""
     first = end // STEP * STEP - days * DAY
     for start in range(int(first), int(end) - STEP, STEP):
         kwh = 0.3 + 0.2 * math.sin(2 * math.pi * start / DAY)
