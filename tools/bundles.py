@@ -1,0 +1,54 @@
+"""Export the shipped bundles again, signed by a fresh throw-away key.
+
+    python -m tools.bundles [--out FOLDER]
+
+The key's public half, ``release.pub``, is shipped beside the bundles and its private half is
+forgotten: trust in a shipped bundle is trust in the installed package, and the signature proves
+that its files are whole and belong together.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from aggregator.models.catalogue import MODELS
+from aggregator.models.export import export, make
+from edge_sdk.bundle import Bundle, Trust, shipped_folder
+from edge_sdk.runtime import load_graph
+from edge_sdk.wire.keys import SigningKey, save_public
+
+VERSION = 1
+
+
+def write(out: Path) -> None:
+    """Write every model of the catalogue below ``out``, checked on the engine devices use."""
+    key = SigningKey.generate()
+    out.mkdir(parents=True, exist_ok=True)
+    save_public(out / "release.pub", key.public)
+    for name in MODELS:
+        module, recipe = make(name)
+        folder = export(
+            module,
+            recipe,
+            name=name,
+            version=VERSION,
+            signer=key,
+            out=out / name,
+            engine=load_graph,
+        )
+        bundle = Bundle.open(folder, trust=Trust((key.public,)))
+        print(f"{name}: {bundle.manifest.size} parameters, {bundle.spec.shared_size} shared")
+
+
+def main() -> None:
+    """Read the command line and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=shipped_folder(), help="where (the package)")
+    write(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()
