@@ -12,7 +12,6 @@ from edge_sdk.program import Failure
 from edge_sdk.settings import SettingsError, shown
 from edge_sdk.wire.method import Ask
 
-
 KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "file"}
 """Keys that the example leaves to the reference."""
 
