@@ -240,6 +240,7 @@ class Client:
     def _attempt(self, task: Task) -> None:
         """Learn one round; give it up without a trace where it cannot be finished or paid for."""
         session, begun = self._session, self._session.now
+        is_final = session.is_ending
         try:
             self.handle(task)
         except _GivenUp:
@@ -248,11 +249,15 @@ class Client:
             session.counts["rounds not released"] += 1
             logger.warning("round not released %s", fields(round=task.round, why=error))
         else:
-            session.counts["rounds"] += 1
-            took = session.now - begun
+            session.counts["final models" if is_final else "rounds"] += 1
             logger.info(
-                "round learned %s",
-                fields(run=session.seen.run, round=task.round, base=task.base, seconds=took),
+                "final model taken over %s" if is_final else "round learned %s",
+                fields(
+                    run=session.seen.run,
+                    round=task.round,
+                    base=task.base,
+                    seconds=session.now - begun,
+                ),
             )
 
     def _leaves(self, update: Update) -> bool:
@@ -317,7 +322,7 @@ class Client:
     def _is_answerable(self) -> bool:
         """Whether the task may be learned now: the final model always may."""
         session = self._session
-        return session.may_learn or session.is_final
+        return session.may_learn or session.is_ending
 
     def _between_batches(self) -> None:
         """Serve the network while training; give up what a newer round or a stop made useless.
@@ -345,13 +350,16 @@ class Client:
         """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""
         self._alone_at = self._session.now
         rounds = self._store.fact("alone")
-        training = self._learner.manifest.training
+        training, pace = self._learner.manifest.training, self.config.pace
         spec, state = self._learner.spec, self._alone_state or self._state
         task = Task(
             to=self.config.id,
             round=_ALONE + rounds,
             ask="train",
-            values={"steps": float(training.steps), "rate": training.rate},
+            values={
+                "steps": float(pace.alone_steps or training.steps),
+                "rate": pace.alone_rate or training.rate,
+            },
             arrays={"w": spec.shared(self._learner.half.model(state)["p"])},
         )
         if not spec.shared_size:

@@ -18,11 +18,12 @@ from typing import TypeVar
 import numpy as np
 
 from edge_sdk import downlink, uplink
+from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.clock import Clock, ServerTime
 from edge_sdk.config import Config
 from edge_sdk.downlink import Fetch, KeyRing, Seen, Wanted
 from edge_sdk.post import Letter, Post, Will
-from edge_sdk.program import fields, installed_version
+from edge_sdk.program import fields
 from edge_sdk.settings import seconds
 from edge_sdk.store import Store
 from edge_sdk.uplink import Chance, Entry, Heard, Pace, Piece, Settled, Turn, Uplink, Whole
@@ -83,7 +84,7 @@ class Session:
             numbers=store.numbers(),
             entries=store.outbox(),
             conn=store.fact("conn"),
-            sdk=installed_version(),
+            sdk=".".join(map(str, SDK_VERSION)),
             pace=Pace(base, 90 * base),
         )
         self._kept = self.up.entries
@@ -136,9 +137,9 @@ class Session:
         return self.up.may_release
 
     @property
-    def is_final(self) -> bool:
-        """Whether the task at hand is only to take the final model over."""
-        return self.task is not None and self._phase == "stop"
+    def is_ending(self) -> bool:
+        """Whether the run has ended, so that a task is only to take the final model over."""
+        return self._phase == "stop"
 
     @property
     def is_done(self) -> bool:
