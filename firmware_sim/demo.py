@@ -202,7 +202,8 @@ class Demo:
 
     def _account(self, run: Federation, arm: str, seconds: float) -> None:
         self.seconds[arm] = seconds
-        self.rounds[arm] = min(map(learned_rounds, run.devices))
+        alone = min(map(learned_rounds, run.devices))
+        self.rounds[arm] = alone if arm == LOCAL else run.rounds
         self.cpu[arm] = sum(one.cpu for one in run.devices)
         self.peak_kb = max(self.peak_kb, *(one.peak_kb for one in run.devices))
         self.traffic[arm] = traffic_of(run.prepared.devices, run.devices)

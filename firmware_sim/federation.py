@@ -177,7 +177,8 @@ class Federation:
         """Start every device as a process of its own."""
         for device in self.prepared.devices:
             name = f"{self.prepared.folder.name}-{device.id}"
-            arguments = command("gridfed-edge", "run", str(device.config))
+            options = ("--until-done", "--json")
+            arguments = command("gridfed-edge", "run", str(device.config), *options)
             self.devices.append(self.family.start(name, arguments))
 
     def watch(self, limit: float, tend: Callable[[], None] = lambda: None) -> Iterator[Progress]:

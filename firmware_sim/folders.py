@@ -172,14 +172,16 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
 
 def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, Any]:
     """What all devices are told alike."""
-    steps = int(chosen.learning.settings.get("steps", 0))
+    told = chosen.learning.settings
+    steps = int(told.get("steps", 0))
+    alone = {"alone_every": "0s", "alone_steps": steps or None, "alone_rate": told.get("rate")}
     return {
         "fleet": fleet,
         "bundle": chosen.bundle,
         "broker": {"url": broker},
         "root": root.absolute(),
         "accept": {"max_steps": max(64, steps)},
-        "pace": FAST,
+        "pace": FAST | (alone if chosen.learning.shared == () else {}),
         "privacy": {"mechanism": {"name": "none"}},
     }
 

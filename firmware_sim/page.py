@@ -76,7 +76,7 @@ def picture(panels: Sequence[Panel], unit: str) -> bytes | None:
 def _draw(axis: Any, panel: Panel, unit: str) -> None:  # noqa: ANN401 - matplotlib is untyped
     part = slice(-SHOWN, None)
     when = [datetime.fromtimestamp(t, UTC) for t in panel.times[part].tolist()]
-    axis.plot(when, panel.truth[part], color=TRUTH, lw=1.6, label="measured")
+    axis.plot(when, panel.truth[part], color=TRUTH, lw=1.6, label="reading")
     for arm in ARMS[1:]:
         axis.plot(when, panel.forecasts[arm][part], color=COLOURS[arm], lw=1.1, label=arm)
     axis.set_title(panel.device, fontsize=9, loc="left")
@@ -93,7 +93,7 @@ def page(story: Story, rows: Sequence[DeviceResult], png: bytes | None) -> str:
         for what, value in story.facts
     )
     drawn = base64.b64encode(png or b"").decode()
-    image = f'<img alt="forecasts against measurements" src="data:image/png;base64,{drawn}">'
+    image = f'<img alt="forecasts against readings" src="data:image/png;base64,{drawn}">'
     return _PAGE.format(
         title=html.escape(story.title),
         verdict=html.escape(story.verdict),
@@ -169,7 +169,7 @@ _PAGE = """<!doctype html>
 <p>MAE is the mean absolute error of the next value. MASE divides it by the mean change from one
 reading to the next in the same weeks: 1 is as good as repeating the last reading, lower is better.
 The best of a row is marked.</p>
-<h2>Forecasts against measurements, the last {shown} steps of the test part (UTC)</h2>
+<h2>Forecasts against readings, the last {shown} steps of the test part (UTC)</h2>
 {image}
 <h2>Bytes on each device's link, the whole run</h2>
 <div class="wide"><table>{traffic}</table></div>

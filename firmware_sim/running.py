@@ -106,7 +106,9 @@ class FleetRun:
 
 @dataclass
 class Meter:
-    """Counts what the rounds cost, from the first look at which every device is there.
+    """Counts what the rounds cost, from the first look after a round closed with all devices.
+
+    A run so short that no look fell between its first and last round is counted with its start.
 
     Attributes:
         run: What is measured.
@@ -117,18 +119,20 @@ class Meter:
     devices_cpu: Callable[[], float]
     _begun: tuple[float, float, float, int] | None = None
     _last: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    _made: float = field(default_factory=time.monotonic)
 
     def see(self, now: Progress) -> None:
         """Take a reading."""
         aggregator = self.run.aggregator
         own = 0.0 if aggregator is None else aggregator.measure()
         self._last = (time.monotonic(), self.devices_cpu(), own, now.version)
-        if self._begun is None and now.present >= len(self.run.prepared.devices):
+        is_whole = now.present >= len(self.run.prepared.devices)
+        if self._begun is None and is_whole and 0 < now.version < now.rounds:
             self._begun = self._last
 
     def cost(self, traffic: list[Traffic]) -> Cost:
         """Return the cost of the rounds seen; bytes are those of the whole run."""
-        begun = self._begun or (self._last[0], 0.0, 0.0, 0)
+        begun = self._begun or (self._made, 0.0, 0.0, 0)
         seconds, devices, aggregator, moved = (
             last - first for last, first in zip(self._last, begun, strict=True)
         )
