@@ -56,6 +56,8 @@ class PaceSection:
     answer: Duration = "10s"  # first wait for an answer; doubles to 90 times this
     fetch: Duration = "30s"  # wait for the retained model before asking for it
     alone_every: Duration = "1d"  # between two rounds that a device sets itself
+    alone_steps: Annotated[int, Between(1, 65536)] | None = None  # of them; left out: the bundle's
+    alone_rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # their rate; as above
 
 
 @dataclass(frozen=True, slots=True)
