@@ -116,8 +116,17 @@ class Client:
     def tick(self, timeout: float = 0.0) -> None:
         """Serve the network for at most ``timeout`` seconds, and learn if there is a task.
 
-        Training takes as long as it takes; the network is served between two minibatches.
+        Training takes as long as it takes; the network is served between two minibatches. On a
+        full disk nothing new is taken in or released; what is owed stays.
         """
+        try:
+            self._turn(timeout)
+        except StoreFull as error:  # nothing was changed, nothing was said, nothing acknowledged
+            if not self._session.counts["disk full"]:
+                logger.warning("disk full %s", fields(why=error))
+            self._session.counts["disk full"] += 1
+
+    def _turn(self, timeout: float) -> None:
         session = self._session
         session.serve(0.0 if session.may_learn or session.bundle else timeout)
         if session.bundle is not None:

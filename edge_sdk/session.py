@@ -131,10 +131,12 @@ class Session:
     @property
     def may_learn(self) -> bool:
         """Whether the task at hand may be answered now."""
-        if self.task is None or self.why_stopped:
-            return False
-        assert self.wanted is not None
-        return self.up.may_release
+        return (
+            self.task is not None
+            and not self.why_stopped
+            and not self.is_over
+            and self.up.may_release
+        )
 
     @property
     def is_ending(self) -> bool:

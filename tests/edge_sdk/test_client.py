@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk.series import Reading
 from edge_sdk.wire import keys
 from edge_sdk.wire import messages as m
 
@@ -300,3 +301,31 @@ def test_an_announcement_by_somebody_else_is_not_followed(fleet):
     fleet.run()
     assert fleet.device.client.status()["run"] == 1
     assert fleet.device.client.status()["counts"]["arrived UNKNOWN_CLIENT"] == 1
+
+
+def test_a_round_that_is_over_is_not_learned(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    fleet.server.open_round(0, 0, W0, until=1)
+    fleet.run()
+    assert fleet.server.updates == []
+    assert fleet.device.client.status()["spent"] == 0
+
+
+def test_on_a_full_disk_it_lives_on_and_releases_nothing_until_there_is_room(fleet):
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run()
+    db = fleet.device.client._store._db
+    db.execute("PRAGMA max_page_count = 1")  # cannot shrink: now no page can be added
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    fleet.device.client.observe(Reading("elec.import.energy", 1_700_000_000 // 3600 * 3600, 9.0))
+    fleet.server.open_round(0, 0, np.float32(W0))
+    fleet.run()
+    assert fleet.device.client.forecast().source == "model"
+    db.execute("PRAGMA max_page_count = 100000")
+    fleet.server.open_round(1, 0, W0)
+    fleet.run(30, seconds=0.5)
+    assert fleet.server.updates[-1].round == 1
+    assert fleet.device.client.status()["outbox"] == 0
