@@ -353,7 +353,7 @@ def test_a_take_over_is_reported(puppet, make):
     link = make()
     greet(puppet, link)
     only(link, LinkUp)
-    puppet.peer.sendall(b"\xe0\x01\x8e")
+    puppet.peer.sendall(b"\xe0\x02\x8e\x00")
     assert "taken over" in only(link, LinkDown).why
 
 
