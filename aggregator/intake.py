@@ -301,6 +301,8 @@ class Intake:
         row = self._store.row(device, key)
         meaning = standing(ledger, key, sealed.digest, row)
         if meaning is Standing.NEW:
+            if self._store.held(device) >= ROWS and ledger != before:
+                self._store.save_ledger(device, ledger)  # a new life in use prunes
             if self._store.held(device) >= ROWS:
                 raise Refused(Reason.SAY_HELLO, f"{device} holds {ROWS} numbers")
             return charged(ledger, spent)

@@ -213,7 +213,10 @@ class SqliteStore:
 
     def integrity(self) -> list[str]:
         """Return what SQLite finds wrong with the file; nothing if it is sound."""
-        found = [str(line) for (line,) in self._db.execute("PRAGMA integrity_check")]
+        try:
+            found = [str(line) for (line,) in self._db.execute("PRAGMA integrity_check")]
+        except sqlite3.DatabaseError as error:  # too damaged even to look at
+            return [str(error)]
         return [line for line in found if line != "ok"]
 
     # --- devices

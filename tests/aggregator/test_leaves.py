@@ -1,0 +1,96 @@
+"""States as named leaves: there and back to the bit, and an error that names the leaf."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator import leaves
+from aggregator.leaves import LeafError
+from aggregator.methods import METHODS, OPEN, Rounds
+from aggregator.rules import bind
+from edge_sdk.wire.codec import pack_leaves, unpack_leaves
+from edge_sdk.wire.method import Update
+
+
+def half_of(name="fedadam"):
+    return METHODS[name].half(bind("mean"), METHODS[name].settings(), Rounds(quorum=3))
+
+
+def busy(half, vectors=((1.0, 2.0),)):
+    state, _ = half.apply(half.init(np.array([0.1, -0.2], np.float32)), OPEN)
+    for number, vector in enumerate(vectors):
+        update = Update(f"m-{number}", 1, 0, np.array(vector, np.float32), {"n": 3.0, "loss": 0.5})
+        state, _ = half.apply(state, update)
+    return state
+
+
+@given(vectors=st.lists(st.tuples(*[st.floats(-(2.0**99), 2.0**99, width=32)] * 2), max_size=2))
+def test_a_state_comes_back_to_the_bit_through_the_stores_bytes(vectors):
+    half = half_of()
+    state = busy(half, vectors)
+    kept = {
+        path: unpack_leaves(pack_leaves({"leaf": leaf}))["leaf"]
+        for path, leaf in leaves.flatten(state).items()
+    }
+    again = leaves.rebuild(half.init(np.zeros(2, np.float32)), kept)
+    assert leaves.digest(again) == leaves.digest(state)
+    assert dict(again.counts) == dict(state.counts)
+
+
+def test_only_what_moved_is_written():
+    half = half_of()
+    state = busy(half)
+    before = leaves.flatten(state)
+    after, _ = half.apply(state, Update("m-9", 1, 0, np.ones(2, np.float32), {"n": 1.0}))
+    assert set(leaves.changed(before, leaves.flatten(after))) == {"pending.m-9", "counts.m-9"}
+
+
+def test_what_is_gone_is_deleted():
+    half = half_of()
+    state = busy(half)
+    closed = state
+    for name in ("m-1", "m-2"):
+        closed, _ = half.apply(closed, Update(name, 1, 0, np.ones(2, np.float32)))
+    written = leaves.changed(leaves.flatten(state), leaves.flatten(closed))
+    assert written["pending.m-0"] is None
+    assert written["round"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"w": np.zeros(3)}, "w"),
+        ({"w": np.zeros(2, np.float32)}, "w"),
+        ({"round": 1.0}, "round"),
+        ({"moments.v": None}, "moments.v"),
+        ({"moments.u": np.zeros(2)}, "moments.u"),
+    ],
+    ids=str,
+)
+def test_a_leaf_of_another_state_is_named(change, path):
+    half = half_of()
+    kept = {k: v for k, v in (leaves.flatten(busy(half)) | change).items() if v is not None}
+    with pytest.raises(LeafError, match=path) as caught:
+        leaves.rebuild(half.init(np.zeros(2, np.float32)), kept)
+    assert caught.value.path == path
+
+
+def test_layouts_tell_methods_and_sizes_apart():
+    names = {
+        leaves.layout(half_of(name).init(np.zeros(size, np.float32)))
+        for name in ("fedavg", "fedavgm", "fedadam")
+        for size in (2, 3)
+    }
+    assert len(names) == 6
+
+
+def test_an_object_is_no_leaf():
+    @dataclass
+    class Odd:
+        thing: object = field(default_factory=object)
+
+    with pytest.raises(TypeError, match="thing"):
+        leaves.flatten(Odd())
