@@ -132,7 +132,7 @@ def paper_form(base: Manifest, buildings: list[Building]) -> Manifest:
 
 
 def week_form(base: Manifest, buildings: list[Building]) -> Manifest:
-    """The named option: change from the last value, own scale, the same hour yesterday and last week."""
+    """The named option: change from the last value, own scale, the same hour a week ago."""
     building = buildings[0]
     day = 86_400 // building.step
     weather = [

@@ -6,7 +6,6 @@ claim is judged over seeds; one that does not hold here is printed as "not repro
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from edge_sdk.wire.spec import Vector
 from tools.experiments import buildings as data
 from tools.experiments.together import Fleet, Plan, Pooled, gather, rounds
 
-HEAD = ("lstm.", "head.")
 CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "FL": ("",),
     "cfg 1": ("lstm.",),
@@ -36,6 +34,12 @@ SERVERS: Mapping[str, Mapping[str, float]] = {
     "fedavgm": {"beta": 0.99},
     "fedadam": {"server_rate": 0.01, "beta1": 0.99, "beta2": 0.999},
 }
+METHOD = {"paper": "fedadam", "week": "fedavg"}
+"""E6's server algorithm: the paper's choice, and the plain one for the named option."""
+
+LONG = 2000
+"""Steps of training alone "to convergence"; the best of the checkpoints, 50 steps apart, counts."""
+
 PAPER_E5 = {  # [PLFL] Table III: MAE / MASE
     "CA": {"fedavg": (0.3302, 2.2622), "fedavgm": (0.3181, 2.1246), "fedadam": (0.2861, 1.9540)},
     "IL": {"fedavg": (1.7534, 2.6551), "fedavgm": (2.9235, 4.3619), "fedadam": (1.9070, 2.8521)},
@@ -97,8 +101,27 @@ class Arm:
         return "-".join((*words, f"k{self.rounds}x{self.steps}", f"s{self.seed}")) + ".json"
 
 
-def run(arm: Arm, folder: Path, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """What all arms of a set stand on.
+
+    Attributes:
+        bundle: Graphs and initial vector.
+        frames: Channels and splits by building.
+        windows: What each building learns from.
+    """
+
+    bundle: Bundle
+    frames: Mapping[str, Frame]
+    windows: Mapping[str, Drawable]
+
+
+def run(
+    arm: Arm, folder: Path, progress: Callable[[int], None] = lambda _: None
+) -> list[dict[str, Any]]:
     """Train one arm and score every building on its test part.
+
+    A federated arm of the named option gives two results: as the fleet left it, and tuned alone.
 
     Args:
         arm: What to run.
@@ -112,11 +135,24 @@ def run(arm: Arm, folder: Path, progress: Callable[[int], None] = lambda _: None
     shape = data.paper_form if arm.form == "paper" else data.week_form
     frames = data.frames(houses, shape(bundle.manifest, houses))
     windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
-    vectors = _trained(arm, bundle, frames, windows, progress)
+    ground = Ground(bundle, frames, windows)
+    vectors = _trained(arm, ground, progress)
+    results = [_result(arm, ground, vectors, time.perf_counter() - began)]
+    if arm.form == "week" and arm.name in CONFIGURATIONS:
+        vectors = _converged(arm, ground, progress, vectors)
+        tuned = replace(arm, name=f"{arm.name} tuned")
+        results.append(_result(tuned, ground, vectors, time.perf_counter() - began))
+    return results
+
+
+def _result(
+    arm: Arm, ground: Ground, vectors: Mapping[str, Vector], seconds: float
+) -> dict[str, Any]:
+    bundle, frames = ground.bundle, ground.frames
     rows = {x: _scored(bundle, vectors[x], frame) for x, frame in frames.items()}
     return {
         "arm": {name: getattr(arm, name) for name in Arm.__slots__},
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(seconds, 1),
         "stations": rows,
         "mean": {
             "MAE": float(np.mean([row["MAE"] for row in rows.values()])),
@@ -126,36 +162,26 @@ def run(arm: Arm, folder: Path, progress: Callable[[int], None] = lambda _: None
     }
 
 
-def _trained(
-    arm: Arm,
-    bundle: Bundle,
-    frames: Mapping[str, Frame],
-    windows: Mapping[str, Drawable],
-    progress: Callable[[int], None],
-) -> dict[str, Vector]:
+def _trained(arm: Arm, ground: Ground, progress: Callable[[int], None]) -> Mapping[str, Vector]:
     if arm.name == "pooled":
-        everybody = Pooled(tuple(windows[x] for x in sorted(windows)))
-        one = _run(arm, bundle, CONFIGURATIONS["cfg 3"], "fedavg", {"_": everybody}, progress)
-        return dict.fromkeys(frames, one.vectors()["_"])
+        everybody = Pooled(tuple(ground.windows[x] for x in sorted(ground.windows)))
+        fleet = _run(arm, ground.bundle, {"_": everybody}, progress, alone=True)
+        return dict.fromkeys(ground.frames, fleet.vectors()["_"])
     if arm.name == "local long":
-        return _converged(arm, bundle, frames, windows, progress)
-    method = arm.name if arm.experiment == "e5" else "fedadam"
-    tuned = arm.name.endswith(" tuned")
-    shared = CONFIGURATIONS.get(arm.name.removesuffix(" tuned"), ("",))
-    fleet = _run(arm, bundle, shared, method, windows, progress)
-    if tuned:
-        return _converged(arm, bundle, frames, windows, progress, fleet.vectors())
-    return fleet.vectors()
+        return _converged(arm, ground, progress)
+    return _run(arm, ground.bundle, ground.windows, progress).vectors()
 
 
 def _run(
     arm: Arm,
     bundle: Bundle,
-    shared: tuple[str, ...],
-    method: str,
     windows: Mapping[str, Windows],
     progress: Callable[[int], None],
+    *,
+    alone: bool = False,
 ) -> Fleet:
+    method = arm.name if arm.experiment == "e5" else METHOD[arm.form]
+    shared = () if alone else CONFIGURATIONS.get(arm.name, ("",))
     settings = {"steps": arm.steps, "rate": 1e-3, **(SERVERS[method] if shared else {})}
     minibatch: Literal["fixed", "fresh"] = "fixed" if arm.form == "paper" else "fresh"
     plan = Plan(method, settings, shared, arm.rounds, 64, minibatch, arm.seed)
@@ -168,9 +194,7 @@ def _run(
 
 def _converged(
     arm: Arm,
-    bundle: Bundle,
-    frames: Mapping[str, Frame],
-    windows: Mapping[str, Drawable],
+    ground: Ground,
     progress: Callable[[int], None],
     starts: Mapping[str, Vector] | None = None,
 ) -> dict[str, Vector]:
@@ -179,9 +203,11 @@ def _converged(
     The last tenth of the training part is held back to choose by, as the anchors do; the test part
     is not looked at. Step 0 counts, so tuning can only help on what is held back.
     """
-    plan = Plan("fedavg", {"steps": 50, "rate": 1e-3}, (), _long(arm), 64, "fresh", arm.seed + 1000)
+    bundle, frames = ground.bundle, ground.frames
+    often = LONG // 50
+    plan = Plan("fedavg", {"steps": 50, "rate": 1e-3}, (), often, 64, "fresh", arm.seed + 1000)
     learn, choose = {}, {}
-    for name, some in windows.items():
+    for name, some in ground.windows.items():
         cut = int(0.9 * PARTS["train"][1] * len(frames[name]))
         learn[name] = replace(some, origins=some.origins[some.origins < cut - 1])
         choose[name] = some.origins[some.origins >= cut]
@@ -194,11 +220,6 @@ def _converged(
             if error < best[name][0]:
                 best[name] = (error, vector)
     return {name: vector for name, (_, vector) in best.items()}
-
-
-def _long(arm: Arm) -> int:
-    """Checkpoints of 50 steps: three times a federated arm's steps, and never fewer than 1,500."""
-    return max(30, 3 * arm.rounds * arm.steps // 50)
 
 
 def _parts(bundle: Bundle) -> dict[str, Any]:
@@ -226,11 +247,3 @@ def _told(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, list[float]]:
     origins = frame.origins("test", observed=False)
     told = rolling(bundle.forecast, p, frame, origins)[:, 0]
     return {"target_index": (origins + 1).tolist(), "point": np.round(told, 6).tolist()}
-
-
-def finished(path: Path) -> dict[str, Any] | None:
-    """Return a result that is already there, or None."""
-    if not path.exists():
-        return None
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result
