@@ -146,6 +146,8 @@ COMMANDS = {
         _command,
         "It is sent again after every hello until the device says that it is done.",
     ),
+    "pause": Command("Make the whole fleet wait; forecasts go on.", _later("pause"), _config),
+    "resume": Command("Let a paused fleet go on.", _later("resume"), _config),
     "status": Command("Say what it is doing, or where it stopped.", _later("status"), _config),
     "health": Command(
         "End with 0 if the daemon is alive and ready, else with 1.", _later("health"), _config

@@ -148,6 +148,16 @@ def command(args: Namespace) -> Answer:
     return _order(configs.Config.load(args.config), [Order("command", args.id, op=args.op)])
 
 
+def pause(args: Namespace) -> Answer:
+    """Make the whole fleet wait."""
+    return _order(configs.Config.load(args.config), [Order("pause", "_all")])
+
+
+def resume(args: Namespace) -> Answer:
+    """Let a paused fleet go on."""
+    return _order(configs.Config.load(args.config), [Order("resume", "_all")])
+
+
 def _order(config: configs.Config, orders: list[Order]) -> Answer:
     """Apply orders here, or hand them to the daemon that holds the database."""
     _require(config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,16 +18,17 @@ from typing import Any, Protocol, Self
 from aggregator import announce, founding
 from aggregator.announce import Ends, Publication
 from aggregator.config import Config, bind, broker_of
-from aggregator.fold import Fold, Folded, restored
+from aggregator.fold import Fold, Folded
 from aggregator.intake import Answer, Intake, Taken, Terms
 from aggregator.metrics import Metrics
-from aggregator.orders import carry_out
+from aggregator.orders import Order, apply, carry_out
 from aggregator.outgoing import Outgoing
-from aggregator.page import Page, Snapshot, round_line
-from aggregator.records import Entry, Version
+from aggregator.page import Page, Snapshot
+from aggregator.records import Entry
 from aggregator.registry import Registry
 from aggregator.store import SqliteStore, StoreFullError
 from aggregator.uploads import Room
+from aggregator.view import View
 from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
@@ -44,9 +44,7 @@ TURN = 1.0  # s, longest wait for the link: snapshot, orders and broker are look
 TIME_EVERY = 60.0  # s
 LINGER = 2.0  # s after the last round for receipts and the last announcement
 GOODBYE = 10.0  # s to publish what waits when the daemon is told to stop
-DISK_FLOOR = 64 * 1024 * 1024  # bytes free below which the daemon is not ready
 MQTT_PORT = 1883  # of a broker that is started here: devices have to find it
-REMEMBERED = 10  # closed rounds on the page
 
 
 class Asked(Protocol):
@@ -92,7 +90,6 @@ class Daemon:
         self._store = self._closing.enter_context(SqliteStore.open(config.database))
         begun = founding.check(run, self._store, signer)
         state, saved = founding.resumed(run, self._store, begun.run)
-        self.metrics = Metrics()
         self._registry = Registry(self._store)
         self._ends = Ends(config.fleet, signer)
         self._intake = Intake(
@@ -117,9 +114,12 @@ class Daemon:
         self._upto = saved.upto
         self._broker = None if transport else self._closing.enter_context(_found_broker(config))
         self._transport = transport or _link(config, self._broker)
-        self._outgoing = Outgoing(self._transport, self.metrics)
         self._backlog: deque[Entry] = deque()
-        self._closed = deque(map(restored, self._store.versions(begun.run, REMEMBERED)), REMEMBERED)
+        self._view = View(
+            self._fold, self._intake, self._registry, self._store, self._transport, self._backlog
+        )
+        self._view.remember()
+        self._outgoing = Outgoing(self._transport, self.metrics)
         self._snapshot = Snapshot()
         self._time_at = self._look_at = clock.monotonic()
         self._done_since: float | None = None
@@ -188,6 +188,11 @@ class Daemon:
         return self._fold.state
 
     @property
+    def metrics(self) -> Metrics:
+        """Everything that is counted."""
+        return self._view.metrics
+
+    @property
     def snapshot(self) -> Snapshot:
         """What page and status tell."""
         return self._snapshot
@@ -214,8 +219,7 @@ class Daemon:
         """Judge and journal, apply and save, answer; only then is the broker told to forget it."""
         address = topics.parse(message.topic)
         if address is not None and address.direction in ("up", "status"):
-            self.metrics.messages.labels(_counted(address.kind)).inc()
-            self.metrics.payload.labels("up").inc(len(message.payload))
+            self._view.heard(address.kind, len(message.payload))
         self._say(self._intake.take(message))
         self._transport.acknowledge(message)
 
@@ -260,22 +264,11 @@ class Daemon:
 
     def _tell(self, folded: Folded) -> None:
         if folded.closed is not None:
-            self._count(folded.closed)
+            self._view.count(folded.closed)
+            notify(f"STATUS=round {folded.closed.round}, version {folded.closed.version}")
         if folded.publications:
             self._intake.open(self._fold.turn)
             self._outgoing.announce(folded.publications)
-
-    def _count(self, version: Version) -> None:
-        self._closed.append(restored(version))
-        self.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
-        self.metrics.cohort.set(len(version.report.get("cohort", ())))
-        if "seconds" in version.report:
-            self.metrics.round_seconds.observe(version.report["seconds"])
-        if version.moved:
-            self.metrics.moved_at.set(version.time / 1000)
-        else:
-            self.metrics.quorum_failed.inc()
-        notify(f"STATUS=round {version.round}, version {version.version}")
 
     # --- the link
 
@@ -305,7 +298,7 @@ class Daemon:
         """Look after what needs no message: orders, the broker, time, the page, the watchdog."""
         now = self._clock.monotonic()
         self._look_at = now + TURN
-        if self._broker is not None and self._broker.ensure():
+        if self._broker is not None and not self._transport.is_up and self._broker.ensure():
             logger.warning("broker restarted")
         if self.config.inbox.is_dir():
             self._obey()
@@ -313,19 +306,26 @@ class Daemon:
             self._announce_time()
         if self._fold.is_done and self._done_since is None and not len(self._outgoing):
             self._done_since = now
-        self._measure()
-        self._snapshot = self._said()
+        self._view.measure()
+        self._snapshot = self._view.snapshot()
         notify("WATCHDOG=1")
 
     def _obey(self) -> None:
         """Carry out what commands left for us; a device hears at once if it is there."""
-        if not carry_out(self.config.inbox, self._store, lambda text: logger.info("%s", text)):
+        if not carry_out(self.config.inbox, self._carry_out, lambda text: logger.info("%s", text)):
             return
         self._registry.reload()
         for client in self._registry.clients():
             self._outgoing.answer(
                 self._sealed(client.id, command) for command in self._store.issued(client.id)
             )
+
+    def _carry_out(self, order: Order) -> str:
+        if order.do not in ("pause", "resume"):
+            return apply(order, self._store)
+        self._outgoing.announce(self._fold.pause(is_paused=order.do == "pause"))
+        self._intake.open(self._fold.turn)
+        return f"the fleet's phase is {self._fold.phase}"
 
     def _sealed(self, device: str, command: Command) -> Answer:
         payload = envelope.seal(
@@ -338,48 +338,10 @@ class Daemon:
         )
         return Answer(topics.down(self.config.fleet, device, command.kind), payload)
 
-    def _measure(self) -> None:
-        metrics, state = self.metrics, self.state
-        metrics.follow(self._intake.counts)
-        metrics.round.set(state.round)
-        metrics.version.set(state.version)
-        metrics.pending.set(len(state.pending))
-        metrics.connected.set(self._transport.is_up)
-        metrics.enrolled.set(len(self._registry))
-        metrics.store.set(self._store.size())
-        metrics.disk.set(shutil.disk_usage(self.config.state).free)
-        states = self._registry.states()
-        for name in ("online", "sleeping", "draining", "offline", "lost"):
-            metrics.devices.labels(name).set(states[name])
-
-    def _said(self) -> Snapshot:
-        free = shutil.disk_usage(self.config.state).free
-        checks = {
-            "broker": self._transport.is_up,
-            "store": not self._intake.is_full and not self._backlog,
-            "disk": free >= DISK_FLOOR,
-        }
-        state, said = self.state, self.config.run
-        status = {
-            "fleet": self.config.fleet,
-            "run": {
-                "run": self._fold.number,
-                "method": said.method,
-                "bundle": self._fold.run.bundle.manifest.name,
-                "rule": said.rule["name"],
-                "phase": "stop" if self._fold.is_done else "train",
-                "round": state.round,
-                "version": state.version,
-                "updates": f"{len(state.pending)} of {said.quorum}",
-            },
-            "devices": {"enrolled": len(self._registry), **self._registry.states()},
-            "refused": self.metrics.refusals(),
-            "rounds": [round_line(version) for version in reversed(self._closed)],
-        }
-        return Snapshot(time.monotonic(), checks, status)
-
     def _patience(self) -> float:
         """How long the link may be served before something else is due."""
+        if self._intake.is_full:
+            return TURN
         now = self._clock.monotonic()
         due = [self._look_at, self._fold.next_due, self._intake.next_due]
         return max(0.0, min(at for at in due if at is not None) - now)
@@ -393,7 +355,7 @@ class Daemon:
             for happening in self._transport.poll(0.05):
                 if isinstance(happening, LinkDown):
                     self._outgoing.forget()
-        self._measure()
+        self._view.measure()
         logger.info("stopped %s", fields(round=self.state.round, version=self.state.version))
 
 
@@ -409,16 +371,6 @@ def _terms(config: Config) -> Terms:
     return Terms(
         inline=said.inline, quota=said.quota, hold=said.hold, room=Room(uploads=said.window)
     )
-
-
-_KNOWN = frozenset(
-    ("status", "hello", "offer", "chunk", "have", "receipt", "refusal", "update", "metrics")
-)
-
-
-def _counted(kind: str) -> str:
-    """A label of ours; what devices make up shares one."""
-    return kind if kind in _KNOWN else "other"
 
 
 def _found_broker(config: Config) -> Any:  # noqa: ANN401 - ``aggregator.broker.BrokerProcess``

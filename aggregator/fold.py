@@ -24,7 +24,10 @@ from edge_sdk.program import fields
 from edge_sdk.settings import seconds
 from edge_sdk.wire import topics
 from edge_sdk.wire.admit import Opened
-from edge_sdk.wire.messages import CHUNK_LIMIT
+from edge_sdk.wire.codec import decode
+from edge_sdk.wire.envelope import AGGREGATOR, unseal
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.messages import CHUNK_LIMIT, Model
 from edge_sdk.wire.method import ALL, Closed, Due, Effects, Event, Task
 
 logger = logging.getLogger(__name__)
@@ -90,6 +93,8 @@ class Fold:
         self._saved = flatten(state)
         self._opened_at: float | None = None
         self._alarms = [self._alarm(timer) for timer in timers]
+        said = self._spoken()
+        self._is_paused = said is not None and said.phase == "pause"
 
     @property
     def is_done(self) -> bool:
@@ -98,27 +103,49 @@ class Fold:
         return limit is not None and self.state.version >= limit
 
     @property
+    def phase(self) -> Phase:
+        """What devices are told: to train, to wait, or that the run is over."""
+        if self.is_done:
+            return "stop"
+        return "pause" if self._is_paused else "train"
+
+    @property
     def turn(self) -> Turn:
         """What the intake judges updates against."""
         said, state = self.run.config.run, self.state
         salt = announce.salt(said.seed, self.number, state.round) if said.share < 1.0 else None
         opened = Opened(self.number, state.round, state.version, is_open=state.is_open)
-        return Turn(opened, self.run.limits, share=said.share, cohort=salt)
+        return Turn(
+            opened,
+            self.run.limits,
+            is_paused=self.phase == "pause",
+            share=said.share,
+            cohort=salt,
+        )
 
     @property
     def next_due(self) -> float | None:
         """When the next wake-up is due, on the monotonic clock."""
+        if self.phase == "pause":
+            return None
         return min((alarm.at for alarm in self._alarms), default=None)
 
     def begin(self, upto: int) -> list[Folded]:
-        """Apply what the journal has beyond the saved state, or open the first round."""
+        """Apply what the journal has beyond the saved state, or open the first round.
+
+        Where the signing key was replaced since, everything we sign is said anew.
+        """
         done = [self.take(entry) for entry in self._store.journal(self.number, after=upto)]
         if self.state.round == 0:
             done.append(self.take(self._store.record(self.number, OPEN)))
+        if self._spoken() is None:
+            self.announced()
         return done
 
     def due(self) -> list[Event]:
         """Return the wake-ups that are due; each stays until it is journalled."""
+        if self.phase == "pause":
+            return []
         now = self._clock.monotonic()
         return [alarm.timer.due for alarm in self._alarms if alarm.at <= now]
 
@@ -151,11 +178,37 @@ class Fold:
     def announced(self) -> tuple[Publication, ...]:
         """Announce the present state again, signed and cut anew; saved."""
         task = replace(self._task(self.state), values=self.run.values)
-        said, contents = self._said(
-            task, "stop" if self.is_done else "train", self._remaining(), anew=True
-        )
+        said, contents = self._said(task, self.phase, self._remaining(), anew=True)
         self._store.announce({one.topic: one.payload for one in said}, contents)
         return said
+
+    def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
+        """Make the fleet wait, or go on; the open round's time begins anew when it goes on.
+
+        The announcement is what remembers it over a restart.
+        """
+        if self._is_paused and not is_paused:
+            self._alarms = [self._asked(alarm.timer.due) for alarm in self._alarms]
+        self._is_paused = is_paused
+        return self.announced()
+
+    def _spoken(self) -> Model | None:
+        """Return the last manifest of this run, if it was signed by the key we have now."""
+        ends, kind = self._ends, Model.kind
+        payload = self._store.announcements().get(topics.common(ends.fleet, kind), b"")
+        try:
+            sealed = unseal(
+                payload,
+                kind=kind,
+                sender=AGGREGATOR,
+                recipient=ALL,
+                fleet=ends.fleet,
+                key_of=lambda _sender, _kid: ends.signer.public,
+            )
+            said = decode(Model, sealed.body)
+        except Refused:  # none yet, or by a key that was replaced since
+            return None
+        return said if said.run == self.number else None
 
     def _commit(self, state: Averaged, effects: Effects, position: int) -> Folded:
         closed = next((e for e in effects if isinstance(e, Closed)), None)

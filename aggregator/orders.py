@@ -35,8 +35,8 @@ class Order:
     """Something an operator wants of the database.
 
     Attributes:
-        do: ``enrol`` or ``revoke`` a device, or ``command`` it.
-        device: Which.
+        do: ``enrol`` or ``revoke`` a device, or ``command`` it; ``pause`` or ``resume`` the fleet.
+        device: Which; ``_all`` for the fleet.
         public: Its raw public key as hex, for ``enrol``.
         op: What it should do, for ``command``.
         why: For the record, with ``revoke``.
@@ -44,7 +44,7 @@ class Order:
         until: Useless after this server time, Unix milliseconds.
     """
 
-    do: Literal["enrol", "revoke", "command"]
+    do: Literal["enrol", "revoke", "command", "pause", "resume"]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
@@ -59,6 +59,8 @@ def apply(order: Order, store: Any) -> str:  # noqa: ANN401 - a Store that also 
     Raises:
         OrderError: The device is not enrolled, or the command is unknown.
     """
+    if order.do in ("pause", "resume"):
+        raise OrderError(f"only a running daemon can {order.do} its fleet")
     known = {client.id: client for client in store.clients()}
     if order.do == "enrol":
         return _enrol(order, store, known.get(order.device))
@@ -111,7 +113,7 @@ def waiting(folder: Path) -> Iterator[tuple[Path, Order | None]]:
         yield path, _read(path)
 
 
-def carry_out(folder: Path, store: object, tell: Callable[[str], None]) -> int:
+def carry_out(folder: Path, do: Callable[[Order], str], tell: Callable[[str], None]) -> int:
     """Apply and remove every order; return how many were applied.
 
     One that cannot be carried out is told and removed: it would not get better.
@@ -122,7 +124,7 @@ def carry_out(folder: Path, store: object, tell: Callable[[str], None]) -> int:
             tell(f"{path.name} is not an order")
         else:
             try:
-                tell(apply(order, store))
+                tell(do(order))
                 done += 1
             except OrderError as error:
                 tell(str(error))

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from aggregator import leaves
+from aggregator.config import bind
 from aggregator.daemon import Daemon
+from aggregator.founding import FoundingError, found
 from aggregator.orders import Order, leave
-from edge_sdk.wire import envelope
+from aggregator.store import SqliteStore
+from edge_sdk.wire import envelope, keys
 from edge_sdk.wire.codec import decode
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.loopback import LoopbackBroker
@@ -201,6 +204,49 @@ def test_an_order_reaches_a_running_daemon(founded, serve, puppets, still_clock)
     turns(daemon, two)
     assert two.last(Welcome) is not None
     assert not list(config.inbox.iterdir())
+
+
+def test_a_replaced_key_signs_everything_anew(founded, serve, puppets):
+    config, broker = founded(), LoopbackBroker()
+    serve(config, broker).close()
+    online = keys.from_seed(bytes([77]) * 32)
+    keys.save_signing_key(config.signing_key, online)
+    with pytest.raises(FoundingError, match="is not announced"):
+        serve(config, broker)
+    with SqliteStore.open(config.database) as store:
+        root = keys.load_signing_key(config.state / "root.key")
+        found(bind(config), store, root=root, online=online.public, now=1_800_000_000_000)
+    turns(serve(config, broker))
+    ours = {t: p for t, p in broker.retained().items() if t.endswith(("/model", "/part/0"))}
+    assert len(ours) == 2
+    assert all(envelope._outer(payload)[4][:8] == online.kid for payload in ours.values())
+
+
+def test_a_paused_fleet_waits_over_a_restart_and_goes_on(founded, serve, puppets, still_clock):
+    config, broker = founded(), LoopbackBroker()
+    daemon = serve(config, broker)
+    one, two = puppets(broker)
+    greeted(daemon, [one, two])
+    leave(config.inbox, Order("pause", "_all"))
+    still_clock.now += 2
+    turns(daemon, one, two)
+    assert one.last(Model).phase == "pause"
+    said = one.answer([0.5, 0.0])
+    turns(daemon, one)
+    assert one.last(Refusal).code == Reason.PAUSED
+    daemon.close()
+    daemon = serve(config, broker)
+    still_clock.now += 3600
+    turns(daemon, one, two)
+    assert (one.last(Model).phase, one.last(Model).round) == ("pause", 1)
+    leave(config.inbox, Order("resume", "_all"))
+    still_clock.now += 2
+    turns(daemon, one, two)
+    assert (one.last(Model).phase, one.last(Model).round) == ("train", 1)
+    one.say(said)
+    two.answer([0.5, 0.0])
+    turns(daemon, one, two)
+    assert one.last(Model).version == 1
 
 
 def test_a_stopped_run_refuses_late_work_for_good(founded, serve, puppets):

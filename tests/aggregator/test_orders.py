@@ -52,6 +52,7 @@ def test_a_command_twice_is_issued_once_until_it_is_done(store):
     ("order", "says"),
     [
         (Order("revoke", "nobody"), "is not enrolled"),
+        (Order("pause", "_all"), "only a running daemon can pause"),
         (Order("command", "meter-1", op="explode"), "unknown command 'explode'; known: stop"),
     ],
 )
@@ -68,7 +69,7 @@ def test_the_folder_is_emptied_whatever_lies_in_it(store, tmp_path):
     (folder / "garbage.json").write_text('{"do": "explode"}')
     (folder / "deep.json").write_text("[" * 60_000)
     (folder / "half.part").write_text("{")
-    assert carry_out(folder, store, told.append) == 1
+    assert carry_out(folder, lambda order: apply(order, store), told.append) == 1
     assert [path.name for path in folder.iterdir()] == ["half.part"]
     assert len(told) == 4
     assert list(waiting(folder)) == []

@@ -1,0 +1,115 @@
+"""What the daemon shows of itself: gauges for Prometheus, one snapshot for the page."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Sized
+from dataclasses import dataclass, field
+
+from aggregator.fold import Fold, restored
+from aggregator.intake import Intake
+from aggregator.metrics import Metrics
+from aggregator.page import Snapshot, round_line
+from aggregator.records import Version
+from aggregator.registry import Registry
+from aggregator.store import SqliteStore
+from edge_sdk.wire.transport import Transport
+
+DISK_FLOOR = 64 * 1024 * 1024  # bytes free below which the daemon is not ready
+REMEMBERED = 10  # closed rounds on the page
+
+_STATES = ("online", "sleeping", "draining", "offline", "lost")
+_KINDS = frozenset(
+    ("status", "hello", "offer", "chunk", "have", "receipt", "refusal", "update", "metrics")
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """The parts that have something to tell, and nothing that could change them.
+
+    Attributes:
+        fold: The run.
+        intake: The door.
+        registry: The devices.
+        store: The database.
+        link: To the broker.
+        backlog: Journalled events that wait for space on the disk.
+        metrics: What is counted.
+        closed: The newest closed rounds.
+    """
+
+    fold: Fold
+    intake: Intake
+    registry: Registry
+    store: SqliteStore
+    link: Transport
+    backlog: Sized
+    metrics: Metrics = field(default_factory=Metrics)
+    closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def remember(self) -> None:
+        """Read the newest closed rounds from the store, after a start."""
+        self.closed.extend(map(restored, self.store.versions(self.fold.number, REMEMBERED)))
+
+    def count(self, version: Version) -> None:
+        """Take note of a round that closed."""
+        self.closed.append(restored(version))
+        self.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
+        self.metrics.cohort.set(len(version.report.get("cohort", ())))
+        if "seconds" in version.report:
+            self.metrics.round_seconds.observe(version.report["seconds"])
+        if version.moved:
+            self.metrics.moved_at.set(version.time / 1000)
+        else:
+            self.metrics.quorum_failed.inc()
+
+    def heard(self, kind: str, size: int) -> None:
+        """Take note of a message; kinds that devices make up share one label."""
+        self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
+        self.metrics.payload.labels("up").inc(size)
+
+    def measure(self) -> None:
+        """Bring every gauge up to date."""
+        metrics, state = self.metrics, self.fold.state
+        metrics.follow(self.intake.counts)
+        metrics.round.set(state.round)
+        metrics.version.set(state.version)
+        metrics.pending.set(len(state.pending))
+        metrics.connected.set(self.link.is_up)
+        metrics.enrolled.set(len(self.registry))
+        metrics.store.set(self.store.size())
+        metrics.disk.set(shutil.disk_usage(self.store.path.parent).free)
+        states = self.registry.states()
+        for name in _STATES:
+            metrics.devices.labels(name).set(states[name])
+
+    def snapshot(self) -> Snapshot:
+        """Return what page and status tell now."""
+        fold, state = self.fold, self.fold.state
+        free = shutil.disk_usage(self.store.path.parent).free
+        checks = {
+            "broker": self.link.is_up,
+            "store": not self.intake.is_full and not len(self.backlog),
+            "disk": free >= DISK_FLOOR,
+        }
+        said = fold.run.config.run
+        status = {
+            "fleet": fold.run.config.fleet,
+            "run": {
+                "run": fold.number,
+                "method": said.method,
+                "bundle": fold.run.bundle.manifest.name,
+                "rule": said.rule["name"],
+                "phase": fold.phase,
+                "round": state.round,
+                "version": state.version,
+                "updates": f"{len(state.pending)} of {said.quorum}",
+            },
+            "devices": {"enrolled": len(self.registry), **self.registry.states()},
+            "refused": self.metrics.refusals(),
+            "rounds": [round_line(version) for version in reversed(self.closed)],
+        }
+        return Snapshot(time.monotonic(), checks, status)
