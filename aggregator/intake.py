@@ -24,7 +24,7 @@ from aggregator.store import StoreFullError
 from aggregator.turn import Terms, Turn, foreseen, in_cohort
 from aggregator.uploads import KEEP, Uploads
 from edge_sdk.clock import Clock
-from edge_sdk.wire import codec, envelope, method, topics
+from edge_sdk.wire import codec, envelope, messages, method, topics
 from edge_sdk.wire.admit import admit_update
 from edge_sdk.wire.envelope import AGGREGATOR, Sealed
 from edge_sdk.wire.errors import Reason, Refused
@@ -399,7 +399,7 @@ class Intake:
         """Every byte is here and is what was signed: go on as if it had come inline."""
         self._uploads.done(device, now)
         whole = Sealed(offer.of, device, body, offer.digest, offer.sig)
-        if body[:1] == bytes([codec.SEALED]):
+        if body[:1] == bytes([messages.SEALED]):
             raise Refused(Reason.CANNOT_OPEN, "a sealed body")
         return self._settle(whole, codec.decode(Update, body, on_unknown=self._unknown))
 

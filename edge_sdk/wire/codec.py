@@ -26,8 +26,6 @@ Array = NDArray[Any]
 
 KEYS_LIMIT: Final = 40
 DEPTH_LIMIT: Final = 3  # the header itself, an array in it, a pair in that
-CLEAR: Final = 0x92  # first byte of a clear body: an array of two
-SEALED: Final = 0x94  # first byte of a sealed body: an array of four
 
 
 # --- messages -------------------------------------------------------------------------------------

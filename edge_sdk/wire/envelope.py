@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_sdk.wire import cursor
-from edge_sdk.wire.codec import CLEAR, SEALED
 from edge_sdk.wire.cursor import Cursor, malformed
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
-from edge_sdk.wire.messages import WIRE
+from edge_sdk.wire.messages import CLEAR, SEALED, WIRE
 
 AGGREGATOR = "_agg"
 ROOT = "_root"

@@ -18,6 +18,9 @@ from edge_sdk.wire.strict import Between, Length
 WIRE = 1
 """Major version of the protocol: topic level 1 and the envelope's first element."""
 
+CLEAR = 0x92  # first byte of a clear body: an array of two
+SEALED = 0x94  # first byte of a sealed body: an array of four
+
 LARGEST = 2**63 - 1  # a signed 64-bit column or variable holds every number of the protocol
 HEADER_LIMIT = 4096
 CHUNK_LIMIT = 32768

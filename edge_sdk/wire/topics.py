@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edge_sdk.wire.messages import CHUNKS_LIMIT
-
 ROOT = "gf/1"
 AGGREGATOR = "_agg"
 ALL = "_all"
+SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
 
 DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 FLEET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -96,7 +95,7 @@ def parse(topic: str) -> Address | None:
 def _parse_common(fleet: str, rest: list[str]) -> Address | None:
     match rest:
         case ["part", slot] if slot.isascii() and slot.isdigit() and slot == str(int(slot[:4])):
-            return Address(fleet, ALL, "all", "part", slot) if int(slot) < CHUNKS_LIMIT else None
+            return Address(fleet, ALL, "all", "part", slot) if int(slot) < SLOTS_LIMIT else None
         case [kind] if kind != "part" and _KIND.fullmatch(kind):
             return Address(fleet, ALL, "all", kind)
     return None
