@@ -190,7 +190,8 @@ def install(data: bytes, folder: Path, *, trust: Trust, digest: bytes | None = N
         raise BundleError(str(error)) from error
     bundle = _tried(contents, trust.roots)
     _refuse_rollback(folder, bundle)
-    _write(folder, found.hex(), contents)
+    if not _is_whole(folder / found.hex(), contents):
+        _write(folder, found.hex(), contents)
     _prune(folder, keep=found.hex())
     return bundle
 
@@ -282,11 +283,11 @@ def _canary(bundle: Bundle) -> None:
 
 
 def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
-    for path in folder.glob(f"*/{MANIFEST}"):
+    for path in folder.glob(f"[!.]*/{MANIFEST}"):  # a half-written one holds nothing back
         try:
             other = Manifest.parse(path.read_bytes())
         except (ManifestError, OSError):
-            continue  # a damaged predecessor holds nothing back
+            continue  # nor does a damaged one
         same = path.parent.name == bundle.digest.hex()
         if other.name != bundle.manifest.name or same:
             continue
@@ -300,9 +301,9 @@ def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
 
 def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
     """Write beside the target, flush, then rename: a power cut leaves all or nothing."""
-    if (folder / name).is_dir():
-        shutil.rmtree(folder / name)
     try:
+        if (folder / name).is_dir():  # damaged, or it would not be written again
+            shutil.rmtree(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
         for file, data in contents.items():
@@ -315,6 +316,10 @@ def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
         _sync(folder)
     except OSError as error:
         raise BundleError(f"{folder}: cannot install the bundle: {error.strerror}") from error
+
+
+def _is_whole(path: Path, contents: Mapping[str, bytes]) -> bool:
+    return path.is_dir() and _read(path) == dict(contents)
 
 
 def _sync(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The only door to onnxruntime: one session, one thread, as little memory as it takes."""
+"""The only door to onnxruntime: one session, one thread, little memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def _options(threads: int) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.enable_cpu_mem_arena = False  # 2-3 MB less resident, 1-2 % slower at small batches
-    options.enable_mem_pattern = False  # it pays for fixed shapes only; our batch is free
+    options.enable_cpu_mem_arena = (
+        True  # 1 MB more resident; without it batch 64 takes twice as long
+    )
+    options.enable_mem_pattern = False  # 3 MB, for fixed shapes only; our batch is free
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # as fast as all
     options.log_severity_level = _QUIET
     return options

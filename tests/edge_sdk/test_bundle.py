@@ -1,0 +1,227 @@
+"""A bundle is used only if every byte is what a trusted key signed, and it computes right here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import edge_sdk.bundle as subject
+from edge_sdk.bundle import (
+    Bundle,
+    BundleError,
+    Trust,
+    archive,
+    install,
+    load_installed,
+    shipped_folder,
+    shipped_names,
+)
+from edge_sdk.wire.archive import pack, seal, unpack
+from edge_sdk.wire.keys import from_seed
+from edge_sdk.wire.manifest import Golden, Manifest
+
+KEY, OTHER = from_seed(bytes(32)), from_seed(bytes([1]) * 32)
+TRUST = Trust((KEY.public,))
+FILES = ("manifest.json", "manifest.sig", "gradient.onnx", "forecast.onnx", "initial.f32")
+
+
+def signed(key=KEY, **changes):
+    """The files of a shipped bundle, its manifest changed and signed with a key of ours."""
+    source = shipped_folder() / "load-mlp"
+    contents = {name: (source / name).read_bytes() for name in FILES}
+    manifest = replace(Manifest.parse(contents["manifest.json"]), **changes)
+    raw = manifest.canonical()
+    return contents | {"manifest.json": raw, "manifest.sig": seal(key, raw)}
+
+
+def written(folder, contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_bundles_open_and_train(name):
+    bundle = Bundle.open(name, trust=Trust())
+    shape = bundle.manifest.window.lookback, len(bundle.manifest.features)
+    x, y = np.full((2, *shape), 0.5, np.float32), np.zeros((2, 1), np.float32)
+    loss, g = bundle.gradient(p=bundle.initial, x=x, y=y)
+    (lower, _) = bundle.gradient(p=bundle.initial - np.float32(0.01) * g, x=x, y=y)
+    assert lower < loss
+    assert bundle.forecast(p=bundle.initial, x=x)[0].shape == (2, 1)
+    assert bundle.spec.size == bundle.initial.size
+
+
+def test_the_four_shipped_names():
+    assert shipped_names() == ["load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
+
+
+def test_a_folder_opens_under_our_own_key_only(tmp_path):
+    folder = written(tmp_path / "b", signed())
+    assert Bundle.open(folder, trust=TRUST).manifest.name == "load-mlp"
+    for trust in (Trust(), Trust((OTHER.public,))):
+        with pytest.raises(BundleError, match="no key that this device trusts"):
+            Bundle.open(folder, trust=trust)
+
+
+def test_the_release_key_counts_for_shipped_names_only(tmp_path):
+    copy = shutil.copytree(shipped_folder() / "load-mlp", tmp_path / "copy")
+    with pytest.raises(BundleError, match="no key"):
+        Bundle.open(copy, trust=TRUST)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_changed_byte_in_any_file_is_refused(tmp_path, name, place):
+    contents = signed()
+    damaged = bytearray(contents[name])
+    damaged[place] ^= 1
+    folder = written(tmp_path / "b", contents | {name: bytes(damaged)})
+    with pytest.raises(BundleError):
+        Bundle.open(folder, trust=TRUST)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused(tmp_path, name):
+    contents = signed()
+    del contents[name]
+    with pytest.raises(BundleError):
+        Bundle.open(written(tmp_path / "b", contents), trust=TRUST)
+
+
+def test_an_extra_file_is_refused(tmp_path):
+    folder = written(tmp_path / "b", signed() | {"extra.onnx": b"x"})
+    with pytest.raises(BundleError, match="more than it lists"):
+        Bundle.open(folder, trust=TRUST)
+
+
+def test_an_edited_manifest_is_refused_even_if_readable(tmp_path):
+    contents = signed()
+    raw = contents["manifest.json"].replace(b'"rate":0.001', b'"rate":1.0')
+    assert raw != contents["manifest.json"]
+    folder = written(tmp_path / "b", contents | {"manifest.json": raw})
+    with pytest.raises(BundleError, match="no key"):
+        Bundle.open(folder, trust=TRUST)
+
+
+def test_a_vector_of_another_length_is_refused(tmp_path):
+    contents = signed()
+    short = contents["initial.f32"][:-4]
+    files = json.loads(contents["manifest.json"])["files"]
+    files["initial.f32"] = hashlib.sha256(short).hexdigest()
+    folder = written(tmp_path / "b", signed(files=files) | {"initial.f32": short})
+    with pytest.raises(BundleError, match="the layout needs 33668"):
+        Bundle.open(folder, trust=TRUST)
+
+
+def test_a_vector_that_is_not_finite_is_refused(tmp_path):
+    contents = signed()
+    vector = np.frombuffer(contents["initial.f32"], "<f4").copy()
+    vector[7] = np.inf
+    files = json.loads(contents["manifest.json"])["files"]
+    files["initial.f32"] = hashlib.sha256(vector.tobytes()).hexdigest()
+    changed = signed(files=files) | {"initial.f32": vector.tobytes()}
+    with pytest.raises(BundleError, match="not finite"):
+        Bundle.open(written(tmp_path / "b", changed), trust=TRUST)
+
+
+def test_the_canary_stops_a_model_that_computes_something_else(tmp_path):
+    golden = Manifest.parse(signed()["manifest.json"]).golden
+    wrong = Golden(golden.x, (golden.yhat[0] + 1e-3,))
+    folder = written(tmp_path / "b", signed(golden=wrong))
+    with pytest.raises(BundleError, match="golden forecast") as refused:
+        Bundle.open(folder, trust=TRUST)
+    assert refused.value.hint
+
+
+def test_a_bundle_for_a_newer_sdk_is_refused(tmp_path):
+    folder = written(tmp_path / "b", signed(min_sdk="99.0.0"))
+    with pytest.raises(BundleError, match=r"needs SDK 99\.0\.0"):
+        Bundle.open(folder, trust=TRUST)
+
+
+def test_an_unknown_name_lists_the_shipped_ones():
+    with pytest.raises(BundleError, match="neither shipped") as refused:
+        Bundle.open("load-lsmt", trust=Trust())
+    assert "load-lstm" in refused.value.hint
+
+
+def test_an_archive_installs_whole_and_opens_again(tmp_path):
+    data = archive(written(tmp_path / "b", signed()))
+    assert data == pack(signed())
+    bundle = install(data, tmp_path / "in", trust=TRUST)
+    assert bundle.digest == hashlib.sha256(data).digest()
+    again = load_installed(tmp_path / "in", bundle.digest, trust=TRUST)
+    assert again.manifest == bundle.manifest
+    assert install(data, tmp_path / "in", trust=TRUST).digest == bundle.digest  # twice is once
+
+
+def test_versions_never_go_back_and_one_version_is_one_content(tmp_path):
+    into = tmp_path / "in"
+    install(pack(signed(version=5)), into, trust=TRUST)
+    with pytest.raises(BundleError, match="version 5 is installed"):
+        install(pack(signed(version=4)), into, trust=TRUST)
+    with pytest.raises(BundleError, match="version 5 is installed"):
+        install(pack(signed(version=5, shared=())), into, trust=TRUST)
+    assert install(pack(signed(version=6)), into, trust=TRUST).manifest.version == 6
+    assert install(pack(signed(name="another")), into, trust=TRUST).manifest.version == 1
+
+
+def test_the_last_good_one_is_kept_and_older_ones_go(tmp_path):
+    into = tmp_path / "in"
+    digests = []
+    for version in (1, 2, 3):
+        digests.append(install(pack(signed(version=version)), into, trust=TRUST).digest)
+        os.utime(into / digests[-1].hex(), (version, version))
+    assert load_installed(into, digests[1], trust=TRUST).manifest.version == 2
+    with pytest.raises(BundleError, match="not installed"):
+        load_installed(into, digests[0], trust=TRUST)
+
+
+def test_a_refused_archive_leaves_the_folder_as_it_was(tmp_path):
+    into = tmp_path / "in"
+    install(pack(signed()), into, trust=TRUST)
+    before = sorted(path.name for path in into.rglob("*"))
+    for bad in (b"", b"PK", pack(signed(OTHER, version=2)), pack(signed(version=2)) + b"x"):
+        with pytest.raises(BundleError):
+            install(bad, into, trust=TRUST)
+    with pytest.raises(BundleError, match="not the announced one"):
+        install(pack(signed(version=2)), into, trust=TRUST, digest=bytes(32))
+    assert sorted(path.name for path in into.rglob("*")) == before
+
+
+def test_a_power_cut_before_the_rename_leaves_the_old_one(tmp_path, monkeypatch):
+    into = tmp_path / "in"
+    old = install(pack(signed()), into, trust=TRUST)
+
+    def cut(_folder):
+        raise OSError(5, "power")
+
+    monkeypatch.setattr(subject, "_sync", cut)
+    with pytest.raises(BundleError, match="cannot install"):
+        install(pack(signed(version=2)), into, trust=TRUST)
+    monkeypatch.undo()
+    assert load_installed(into, old.digest, trust=TRUST).manifest.version == 1
+    new = install(pack(signed(version=2)), into, trust=TRUST)
+    assert load_installed(into, new.digest, trust=TRUST).manifest.version == 2
+    assert not list(into.glob(".new-*"))
+
+
+def test_an_installed_bundle_damaged_since_is_refused(tmp_path):
+    bundle = install(pack(signed()), tmp_path, trust=TRUST)
+    (tmp_path / bundle.digest.hex() / "gradient.onnx").write_bytes(b"x")
+    with pytest.raises(BundleError, match="not the file that was signed"):
+        load_installed(tmp_path, bundle.digest, trust=TRUST)
+
+
+def test_archives_repeat_to_the_byte_and_read_back():
+    contents = signed()
+    assert unpack(pack(contents)) == contents
+    assert pack(contents) == pack(dict(reversed(contents.items())))
