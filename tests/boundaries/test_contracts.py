@@ -15,7 +15,10 @@ pytest.importorskip("importlinter", reason="import-linter is in the dev extra")
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    code = (
+        "import sys; from importlinter.cli import lint_imports;"
+        "sys.exit(lint_imports(no_cache=True))"
+    )
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +38,7 @@ KINDS = [
     pytest.param(
         "mosquitto",
         marks=pytest.mark.skipif(
-            not (shutil.which("mosquitto") or os.path.exists("/usr/sbin/mosquitto")),
+            not (shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists()),
             reason="mosquitto is not installed",
         ),
     ),

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.bundle import Bundle, Trust
 from edge_sdk.forecast import rolling
 from edge_sdk.methods.local import Windows
 from edge_sdk.scores import mae, naive_lag1
-from edge_sdk.windows import PARTS, Drawable, Frame, Ints
+from edge_sdk.windows import PARTS, Drawable, Frame
 from edge_sdk.wire.spec import Vector
 from tools.experiments import buildings as data
 from tools.experiments.together import Fleet, Plan, Pooled, gather, rounds
@@ -37,7 +38,7 @@ SERVERS: Mapping[str, Mapping[str, float]] = {
 METHOD = {"paper": "fedadam", "week": "fedavg"}
 """E6's server algorithm: the paper's choice, and the plain one for the named option."""
 
-LONG = 2000
+LONG = 1000
 """Steps of training alone "to convergence"; the best of the checkpoints, 50 steps apart, counts."""
 
 PAPER_E5 = {  # [PLFL] Table III: MAE / MASE
@@ -230,7 +231,7 @@ def _parts(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _error(bundle: Bundle, p: Vector, frame: Frame, origins: Ints) -> float:
+def _error(bundle: Bundle, p: Vector, frame: Frame, origins: NDArray[np.int64]) -> float:
     return mae(frame.truth(origins), rolling(bundle.forecast, p, frame, origins))
 
 
