@@ -23,7 +23,7 @@ from aggregator.models.recipe import Recipe
 from aggregator.models.trace import Traced
 from edge_sdk.wire.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, pack, seal
 from edge_sdk.wire.keys import Signer, load_signing_key
-from edge_sdk.wire.manifest import FORECAST, GRADIENT, Golden, GraphFile, Manifest
+from edge_sdk.wire.manifest import FORECAST, GRADIENT, Golden, GraphFile, Manifest, ManifestError
 
 MIN_SDK = "0.1.0"
 SEED = 2022
@@ -70,7 +70,7 @@ def export(
     try:
         manifest = _manifest(traced, recipe, name, version, contents)
         manifest.spec()
-    except ValueError as error:
+    except (ValueError, ManifestError) as error:
         raise ExportError(str(error)) from error
     raw = manifest.canonical()
     contents |= {MANIFEST: raw, SIGNATURE: seal(signer, raw)}

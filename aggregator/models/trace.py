@@ -21,8 +21,8 @@ from aggregator.models.errors import ExportError
 from aggregator.models.lowering import Lowering
 from edge_sdk.wire.manifest import Loss
 
-EXAMPLE_BATCH = 37
-"""A size nothing else in a model has: equal sizes would be taken for one and the same."""
+EXAMPLE_BATCHES = (37, 41, 43, 47, 53, 59)
+"""The traced batch is one that nothing else in the model has: equal sizes would become one."""
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
 
@@ -109,11 +109,16 @@ class Traced:
         graph = trace(of, examples, Lowering("native"), batched=(1,))
         return emit(graph, ("p", "x"), ("yhat",))
 
-    def example(self, batch: int = EXAMPLE_BATCH, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def example(self, batch: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Draw inputs ``[B, lookback, channels]`` in 0 to 1 and targets ``[B, horizon]``."""
         draw = torch.Generator().manual_seed(seed)
-        x = torch.rand(batch, *self.sample, generator=draw)
-        return x, torch.rand(batch, self.horizon, generator=draw)
+        size = self._free_batch() if batch is None else batch
+        x = torch.rand(size, *self.sample, generator=draw)
+        return x, torch.rand(size, self.horizon, generator=draw)
+
+    def _free_batch(self) -> int:
+        taken = {*self.sample, self.horizon, *(dim for _, shape in self.layers for dim in shape)}
+        return next((size for size in EXAMPLE_BATCHES if size not in taken), 61)
 
 
 def layout(module: nn.Module) -> Shapes:

@@ -1,0 +1,195 @@
+"""What the exporter writes, and everything it refuses to write."""
+
+# ruff: noqa: E402 - without torch there is nothing to import
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnx")
+
+import numpy as np
+from torch import nn
+
+from aggregator.models.catalogue import MODELS
+from aggregator.models.check import reference_engine
+from aggregator.models.errors import ExportError
+from aggregator.models.export import export, export_command, make
+from aggregator.models.mlp import LoadMlp
+from aggregator.models.trace import Traced
+from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.runtime import load_graph
+from edge_sdk.wire.keys import from_seed, save_signing_key
+
+pytestmark = pytest.mark.torch
+
+KEY = from_seed(bytes(32))
+RECIPE = MODELS["load-mlp"][1]
+
+
+def exported(module, out, recipe=RECIPE, **options):
+    options = {"engine": load_graph, "version": 3, "name": "mine", **options}
+    return export(module, recipe, signer=KEY, out=out, **options)
+
+
+def test_a_written_bundle_opens_and_carries_the_modules_parameters(tmp_path):
+    module = LoadMlp()
+    bundle = Bundle.open(exported(module, tmp_path / "mine"), trust=Trust((KEY.public,)))
+    assert (bundle.manifest.name, bundle.manifest.version) == ("mine", 3)
+    vector = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
+    assert np.array_equal(bundle.initial, vector)
+    assert [layer.name for layer in bundle.spec.layers] == [n for n, _ in module.named_parameters()]
+
+
+def test_an_export_repeats_to_the_byte_and_leaves_the_module_alone(tmp_path):
+    module = LoadMlp().train()
+    first, second = exported(module, tmp_path / "a"), exported(module, tmp_path / "b")
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes(), path.name
+    assert module.training
+    assert not module._forward_hooks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["load-lstm", "load-gru"])
+def test_the_reference_engine_agrees_as_well(name, tmp_path):
+    """What the installed command checks with: no engine but ONNX's own arithmetic."""
+    key = tmp_path / "root.key"
+    save_signing_key(key, KEY)
+    folder = export_command(name, tmp_path / name, key=key)
+    assert Bundle.open(folder, trust=Trust((KEY.public,))).manifest.name == name
+
+
+class BatchNormed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.BatchNorm1d(96), nn.Linear(96, 1))
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(96, 1)
+
+    def forward(self, x):
+        out = self.layer(x.flatten(1))
+        return out if out.sum() > 0 else -out
+
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(96, 1)
+
+    def forward(self, x):
+        rows = len(x.tolist()) if not isinstance(x.shape[0], int) else x.shape[0]
+        return self.layer(x.reshape(rows, 96))
+
+
+class Plain(nn.Module):
+    def __init__(self, convert=lambda layer: layer, then=lambda out: out):
+        super().__init__()
+        self.layer, self.then = convert(nn.Linear(96, 1)), then
+
+    def forward(self, x):
+        return self.then(self.layer(x.flatten(1).to(self.layer.weight.dtype)))
+
+
+class Projected(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, proj_size=1, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0][:, -1]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (BatchNormed, "running_mean.*LayerNorm"),
+        (Branching, "must not branch on values"),
+        (Fixed, "could not be traced"),
+        (lambda: Plain(lambda layer: layer.double()), "only float32"),
+        (lambda: Plain(then=lambda out: out.squeeze(1)), r"it returned \[3\]"),
+        (lambda: Plain(then=lambda out: torch.sort(out, 0).values), r"aten\.sort"),
+        (Projected, "proj_size"),
+        (nn.Flatten, "returned|no parameters"),
+    ],
+)
+def test_what_cannot_be_exported_says_why(module, says, tmp_path):
+    with pytest.raises(ExportError, match=says):
+        exported(module(), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("result", ["loss", "g", "yhat"])
+@pytest.mark.parametrize("error", [1e-3, float("nan")])
+def test_a_graph_that_differs_from_torch_is_refused(tmp_path, result, error):
+    def wrong(data):
+        graph = load_graph(data)
+
+        def run(**feeds):
+            results = dict(zip(graph.outputs, graph(**feeds), strict=True))
+            if result in results and len(feeds["x"]) == 200:
+                results[result] = results[result] + np.float32(error)
+            return tuple(results.values())
+
+        return run
+
+    graph = {"g": "gradient", "yhat": "forecast", "loss": "loss"}[result]
+    with pytest.raises(ExportError, match=f"'{graph}' differs from torch by .* batch size 200"):
+        exported(LoadMlp(), tmp_path / "mine", engine=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"name": "My Bundle"}, "name"),
+        ({"version": 0}, "version"),
+        ({"recipe": replace(RECIPE, shared=("haed.",))}, "matches no layer"),
+    ],
+)
+def test_a_manifest_that_cannot_be_meant_is_refused(options, says, tmp_path):
+    with pytest.raises(ExportError, match=says):
+        exported(LoadMlp(), tmp_path / "mine", **options)
+
+
+def test_models_by_name_module_and_file(tmp_path):
+    module, _ = make("load-mlp")
+    again, _ = make("aggregator.models.mlp:LoadMlp")
+    assert torch.equal(module.head.weight, again.head.weight)  # the same seed
+    file = tmp_path / "own.py"
+    file.write_text("from aggregator.models.gru import LoadGru\nclass Own(LoadGru):\n    pass\n")
+    own, borrowed = make(f"{file}:Own", like="load-gru")
+    assert type(own).__name__ == "Own"
+    assert borrowed == MODELS["load-gru"][1]
+    for unknown in ("load-lsmt", "no.such:thing", f"{file}:Other", "math:pi", "math:sqrt"):
+        with pytest.raises((ExportError, TypeError)):
+            make(unknown)
+
+
+def test_making_a_model_leaves_the_random_state_alone():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    make("load-mlp")
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_the_paper_models_size():
+    traced = Traced(MODELS["load-lstm"][0](), MODELS["load-lstm"][1].sample, 1)
+    assert traced.initial.numel() == 42_181
+
+
+def test_the_reference_engine_runs_a_small_graph():
+    traced = Traced(LoadMlp(), (12, 8), 1)
+    graph = traced.forecast_graph().SerializeToString()
+    x, _ = traced.example(4)
+    feeds = {"p": traced.initial.numpy(), "x": x.numpy()}
+    assert np.allclose(
+        reference_engine(graph)(**feeds)[0], load_graph(graph)(**feeds)[0], atol=1e-6
+    )
