@@ -74,7 +74,7 @@ SMALL = {
 }
 LARGE = {
     "rehello": ({"tick": 3, "release": 1, "rehello": 1, "drop": 1, "dup": 1}, 25_762),
-    "two-releases": ({"tick": 3, "release": 2, "drop": 1, "dup": 1}, 537_364),
+    "two-releases": ({"tick": 2, "release": 2, "drop": 1, "dup": 1}, 39_935),
 }
 
 

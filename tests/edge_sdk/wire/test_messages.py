@@ -1,0 +1,46 @@
+import dataclasses
+import inspect
+import re
+
+import pytest
+
+from edge_sdk.wire import messages, topics
+from edge_sdk.wire.messages import CHUNKS_LIMIT, KINDS, RESERVED, Content, Keys
+
+
+@pytest.mark.parametrize("cls", [*KINDS.values(), Content], ids=lambda cls: cls.kind)
+def test_a_message_is_frozen_and_has_slots(cls):
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen
+    assert "__dict__" not in dir(cls)
+
+
+@pytest.mark.parametrize("cls", [*KINDS.values(), Content], ids=lambda cls: cls.kind)
+def test_every_field_has_a_sentence_of_meaning(cls):
+    lines = inspect.getsource(cls).splitlines()
+    for f in dataclasses.fields(cls):
+        (line,) = [x for x in lines if re.match(rf"    {f.name}: ", x)]
+        assert "  # " in line, f"{cls.__name__}.{f.name} says nothing"
+
+
+def test_a_kind_is_the_word_its_class_carries():
+    assert all(cls.kind == kind for kind, cls in KINDS.items())
+    assert all(re.fullmatch("[a-z]{1,16}", kind) for kind in {*KINDS, *RESERVED})
+
+
+def test_reserved_kinds_are_not_built():
+    assert not RESERVED & KINDS.keys()
+
+
+def test_content_never_travels_by_itself():
+    assert "content" not in KINDS
+
+
+def test_lists_of_keys_belong_together():
+    with pytest.raises(ValueError, match="same length"):
+        Keys(serial=1, sign=(bytes(32),), open=(), from_=(), until=(1,), min_wire=1)
+
+
+def test_a_model_has_as_many_slots_as_a_body_may_have_chunks():
+    assert topics.SLOTS_LIMIT == CHUNKS_LIMIT
+    assert messages.BODY_LIMIT == CHUNKS_LIMIT * messages.CHUNK_LIMIT
