@@ -151,6 +151,23 @@ class TestInline:
         (again,) = device.say(old)
         assert again == receipt
 
+    def test_f1_a_delayed_hello_of_a_lost_store_closes_nothing(self, desk, device):
+        waiting = device.update()
+        (welcome,) = device.say(device.hello(life=2, lost=True, open=()))
+        assert welcome.life == 2
+        assert device.say(waiting)[0].code == 0
+
+    def test_f2_releases_of_a_life_between_two_hellos_are_taken(self, desk, device):
+        device.say(device.hello(life=2, open=()))
+        device.life, device.seq = 2, 0
+        between = device.update()
+        device.say(device.hello(life=3, open=((2, 1),)))
+        assert device.say(between)[0].code == 0
+        desk.open(round_number=2, version=1)
+        device.life, device.seq = 3, 0
+        assert device.say(device.update())[0].code == 0
+        assert device.say(between)[0].code == 0  # its row outlives the new life
+
     def test_a5_refused_releases_are_counted(self, desk, device):
         device.say(device.update(run=9, spent=17))
         assert desk.store.ledger("meter-1").spent == 17

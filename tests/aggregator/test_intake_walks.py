@@ -6,6 +6,7 @@ none is applied twice, no number carries two bodies, no live entry is dropped, a
 count of releases never falls short. At the end faults stop, and the outbox must empty.
 """
 
+import random
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aggregator.intake import Terms
 from aggregator.quotas import Quotas
 from aggregator.store import SqliteStore
-from edge_sdk.wire import codec, envelope, topics
+from edge_sdk.wire import envelope, topics
 from edge_sdk.wire.messages import Offer
-from tests.aggregator.rig import FLEET, OFFERED, Desk, Device, read, ref_of, turn_of, wide
+from tests.aggregator.rig import FLEET, Desk, Device, read, ref_of, turn_of, wide
 
 HOLD = 2
 FAR = 10**9
@@ -161,6 +162,7 @@ class World:
     def _fuse(self):
         self.desk.store.close()
         self.desk.store = Fused.open(self.desk.path)
+        self.desk.store._db.execute("PRAGMA synchronous = OFF")  # no power is really cut here
         self.desk._begin()
 
     def crash(self):
@@ -210,81 +212,90 @@ class World:
             self.post(self.tick())
         raise AssertionError("outbox never empties")
 
+    # --- what may happen
+
+    def moves(self):
+        """Return the names of what can happen now."""
+        return [
+            "tick",
+            *(["release"] if self.ready and len(self.disk.out) < HOLD else []),
+            *(["hello again"] if self.ready else []),
+            *(["up"] if self.up else []),
+            *(["down"] if self.down else []),
+            *(["replay"] if self.old else []),
+            "aggregator crashes",
+            "store lost",
+            *(["backup"] if self.snap is None else ["restore"]),
+        ]
+
+    def move(self, name, pick, fate="once", crash=None):
+        """Let one thing happen.
+
+        Args:
+            name: One of ``moves``.
+            pick: Chooses an index below its argument.
+            fate: Of a delivered message: ``once``, ``twice`` or ``lost``.
+            crash: Of whoever acts: ``before`` its commit or ``after`` it, before it speaks.
+        """
+        said = []
+        if name in ("up", "down"):
+            box = self.up if name == "up" else self.down
+            at = pick(len(box))
+            message = box[at] if fate == "twice" else box.pop(at)
+            if fate == "lost":
+                return
+            if name == "up":
+                self.arrive(*message, crash=crash)
+                return
+            said = self.hear(read(message))
+        elif name == "replay":
+            self.arrive(*self.old[pick(len(self.old))], crash=crash)
+            return
+        else:
+            said = self.act(name)
+        if crash:
+            self.cut_device()
+        else:
+            self.post(said)
+
+    def act(self, name):
+        match name:
+            case "tick":
+                return self.tick()
+            case "release":
+                return self.release()
+            case "hello again":
+                return self.say_hello()
+            case "aggregator crashes":
+                self.crash()
+            case "store lost":
+                self.disk = Image()
+                self.cut_device()
+            case "backup":
+                self.snap = self.disk
+            case "restore":
+                self.disk, self.was_restored = self.snap, True
+                self.cut_device()
+        return []
+
+
+FATES = st.sampled_from(["once", "once", "once", "once", "twice", "lost"])
+CRASHES = st.sampled_from([None] * 8 + ["before", "after"])
+
 
 class Uplink(RuleBasedStateMachine):
+    """Hypothesis chooses what happens, and shrinks what went wrong."""
+
     @initialize()
     def begin(self):
         self.folder = tempfile.TemporaryDirectory()
         self.world = World(Path(self.folder.name))
+        greeted(self.world)
 
-    @rule()
-    def tick(self):
-        self.world.post(self.world.tick())
-
-    @precondition(lambda self: self.world.ready and len(self.world.disk.out) < HOLD)
-    @rule(is_cut=st.booleans())
-    def release(self, is_cut):
-        said = self.world.release()
-        self.world.post([] if is_cut else said)
-        if is_cut:
-            self.world.cut_device()
-
-    @precondition(lambda self: self.world.ready)
-    @rule()
-    def hello_again(self):
-        self.world.post(self.world.say_hello())
-
-    @precondition(lambda self: self.world.up)
-    @rule(
-        data=st.data(),
-        fate=st.sampled_from(["once", "once", "once", "twice", "lost"]),
-        crash=st.sampled_from([None, None, None, None, "before", "after"]),
-    )
-    def deliver_up(self, data, fate, crash):
-        at = data.draw(st.integers(0, len(self.world.up) - 1))
-        message = self.world.up[at] if fate == "twice" else self.world.up.pop(at)
-        if fate != "lost":
-            self.world.arrive(*message, crash=crash)
-
-    @precondition(lambda self: self.world.down)
-    @rule(
-        data=st.data(),
-        fate=st.sampled_from(["once", "once", "once", "twice", "lost"]),
-        is_cut=st.sampled_from([False, False, False, True]),
-    )
-    def deliver_down(self, data, fate, is_cut):
-        at = data.draw(st.integers(0, len(self.world.down) - 1))
-        answer = self.world.down[at] if fate == "twice" else self.world.down.pop(at)
-        if fate != "lost":
-            said = self.world.hear(read(answer))
-            self.world.post([] if is_cut else said)
-        if is_cut:
-            self.world.cut_device()
-
-    @precondition(lambda self: self.world.old)
-    @rule(data=st.data())
-    def replay(self, data):
-        self.world.arrive(*data.draw(st.sampled_from(self.world.old)))
-
-    @rule()
-    def aggregator_crashes(self):
-        self.world.crash()
-
-    @rule()
-    def lose_the_store(self):
-        self.world.disk = Image()
-        self.world.cut_device()
-
-    @rule()
-    def back_up_the_image(self):
-        assume(self.world.snap is None)
-        self.world.snap = self.world.disk
-
-    @precondition(lambda self: self.world.snap is not None)
-    @rule()
-    def restore_the_image(self):
-        self.world.disk, self.world.was_restored = self.world.snap, True
-        self.world.cut_device()
+    @rule(data=st.data(), fate=FATES, crash=CRASHES)
+    def move(self, data, fate, crash):
+        name = data.draw(st.sampled_from(self.world.moves()))
+        self.world.move(name, lambda n: data.draw(st.integers(0, n - 1)), fate, crash)
 
     @invariant()
     def holds(self):
@@ -300,12 +311,58 @@ class Uplink(RuleBasedStateMachine):
 
 
 Uplink.TestCase.settings = settings(
-    max_examples=30,
-    stateful_step_count=40,
+    max_examples=15,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestUplink = Uplink.TestCase
+
+BUDGETS = {
+    "restless": {"release": 8, "crash": 4, "lost": 6, "twice": 6, "replay": 6, "hello again": 2},
+    "forgetful": {"release": 8, "crash": 4, "lost": 4, "twice": 4, "replay": 8, "store lost": 3},
+    "restored": {"release": 8, "crash": 2, "lost": 2, "twice": 2, "replay": 6}
+    | {"backup": 1, "restore": 2, "hello again": 2},
+}
+
+
+def wander(world, budget, rng, steps=120):
+    """Take a random course within a budget of faults; whatever is free may always happen."""
+    left = {"tick": 24, "up": 10**6, "down": 10**6} | budget
+    for _ in range(steps):
+        names = [name for name in world.moves() if left.get(name, 0) > 0]
+        if not names:
+            return
+        name = rng.choice(names)
+        fate = rng.choice(["once", "once", "once", *(f for f in ("twice", "lost") if left[f] > 0)])
+        crash = rng.choice([None] * 6 + ["before", "after"]) if left["crash"] > 0 else None
+        left[name] -= 1
+        if name in ("up", "down") and fate != "once":
+            left[fate] -= 1
+        left["crash"] -= crash is not None
+        world.move(name, rng.randrange, fate, crash)
+        world.check()
+
+
+@pytest.mark.parametrize("kind", BUDGETS)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_courses_within_a_budget_of_faults(tmp_path, kind, seed):
+    world = World(tmp_path)
+    wander(world, BUDGETS[kind], random.Random(f"{kind} {seed}"))
+    world.settle()
+    world.check()
+    world.desk.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BUDGETS)
+def test_many_random_courses(tmp_path, kind):
+    for seed in range(100):
+        world = World(tmp_path / str(seed))
+        wander(world, BUDGETS[kind], random.Random(f"many {kind} {seed}"))
+        world.settle()
+        world.check()
+        world.desk.close()
 
 
 @pytest.fixture
@@ -342,6 +399,7 @@ def test_a_restored_image_cannot_have_an_entry_applied_again(world):
     world.settle()
     world.check()
     assert len(list(world.desk.store.journal(1))) == 3
+    assert world.desk.intake.counts["CLOSED"] == 1
 
 
 def test_a_receipt_is_never_said_before_its_commit(world):
@@ -371,5 +429,3 @@ def test_the_model_speaks_what_the_wire_says(world):
     counts = world.desk.intake.counts
     assert counts["ACCEPTED"] == 2
     assert not {"MALFORMED", "BAD_SIGNATURE", "QUOTA"} & counts.keys()
-    assert codec.encode(world.offer(world.voice.update(run=1, base=0)))
-    assert OFFERED
