@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -56,7 +57,7 @@ def _fleet(args: Namespace) -> Answer:
 
     chosen, samples = _chosen(args)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
-    with tempfile.TemporaryDirectory(prefix="gridfed-sim-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
         with display(is_quiet=args.json) as shown:
             run = FleetRun(
@@ -86,9 +87,9 @@ def _fleet(args: Namespace) -> Answer:
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     """Put the options on top of the scenario."""
     from firmware_sim.samples import sample_set  # noqa: PLC0415 - numpy
-    from firmware_sim.scenario import Scenario, scenario  # noqa: PLC0415 - as above
+    from firmware_sim.scenario import PATIENT, Scenario, scenario  # noqa: PLC0415 - as above
 
-    base = scenario(args.scenario) if args.scenario else Scenario("a fleet")
+    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
     learned = {"method": args.method, "rounds": args.rounds, "shared": args.shared}
     settings = {"steps": args.steps, "rate": args.rate}
@@ -104,7 +105,14 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
         **{key: value for key, value in options.items() if value is not None},
     )
     samples = sample_set(chosen.samples)
-    return chosen, samples.of_folder(args.data) if args.data else samples
+    samples = samples.of_folder(args.data) if args.data else samples
+    return (chosen if args.scenario else chosen.first_days(args.days, samples)), samples
+
+
+def _memory() -> str | None:
+    """Where the states of many devices go: in memory, or one disk would pay for all their syncs."""
+    shared = Path("/dev/shm")  # noqa: S108 - a private folder is made below it
+    return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
 
 
 def _layers(text: str) -> tuple[str, ...]:
@@ -125,7 +133,8 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add("--shared", type=_layers, metavar="LAYERS", help="prefixes with commas, all, or none")
     add("--steps", type=int, help="local steps in a round (the bundle's)")
     add("--rate", type=float, help="learning rate (the bundle's)")
-    add("--bundle", help="a shipped name, or a path (load-lstm)")
+    add("--bundle", help="a shipped name, or a path (load-lstm-week)")
+    add("--days", type=int, default=28, help="history of a device, from its first reading (28)")
     add("--seed", type=int, default=0, help="of what the simulator draws (0)")
     add("--scenario", default="", help="start from this scenario: a name, or a TOML file")
     add("--like", metavar="SET", help="the shipped set to use, or that --data resembles (homes)")
@@ -138,7 +147,7 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     _broker_kind(parser, "--kind")
     add("--aggregator", type=Path, metavar="CONFIG", help="join this aggregator of yours")
     add("--limit", type=float, default=600.0, help="seconds the run may take (600)")
-    add("--out", type=Path, metavar="FOLDER", help="keep every file (else a temporary folder)")
+    add("--out", type=Path, metavar="FOLDER", help="keep every file (else in memory, then gone)")
 
 
 def _broker_kind(parser: ArgumentParser, option: str) -> None:

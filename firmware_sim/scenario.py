@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from edge_sdk.settings import Duration, load
 from edge_sdk.wire.strict import Between, Length
+from firmware_sim.samples import SampleSet
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
@@ -56,12 +57,18 @@ class Scenario:
     title: Annotated[str, Length(1, 200)]
     samples: str = "homes"
     devices: Count = 8
-    bundle: str = "load-lstm"
+    bundle: str = "load-lstm-week"
     learning: Learning = field(default_factory=Learning)
     start: str = ""
     until: str = ""
     judge: tuple[str, ...] = ()
     why: str = ""
+
+    def first_days(self, days: int, samples: SampleSet) -> Scenario:
+        """Return the same with a history of so many days from the set's first reading."""
+        times, _ = samples.samples[0].column(samples.target)
+        until = datetime.fromtimestamp(int(times[0]) + 86_400 * days, UTC)
+        return replace(self, until=until.isoformat())
 
     @property
     def span(self) -> tuple[float, float]:
@@ -70,6 +77,10 @@ class Scenario:
         return first.replace(tzinfo=first.tzinfo or UTC).timestamp(), last.replace(
             tzinfo=last.tzinfo or UTC
         ).timestamp()
+
+
+PATIENT = Learning(deadline="15m")
+"""For hundreds of devices on one machine: a round that nobody is late for."""
 
 
 def scenario(name: str) -> Scenario:
