@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -95,7 +95,7 @@ class Graphs(Mapping[str, Graph]):
         return graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle:
     """A verified bundle.
 
@@ -107,9 +107,13 @@ class Bundle:
     """
 
     manifest: Manifest
-    initial: Vector = field(repr=False)
-    graphs: Mapping[str, Graph] = field(repr=False)
+    initial: Vector
+    graphs: Mapping[str, Graph]
     digest: bytes
+
+    def __repr__(self) -> str:
+        """Name it as a person would."""
+        return f"Bundle({self.manifest.name} {self.manifest.version})"
 
     @classmethod
     def open(cls, name_or_path: str | Path, *, trust: Trust) -> Bundle:

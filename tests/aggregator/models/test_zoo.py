@@ -17,7 +17,7 @@ from aggregator.models.trace import Traced
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.manifest import Loss
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 SAMPLE, HORIZON = (8, 5), 3
 BATCHES = (1, 2, 3, 17, 37, 64, 200)
