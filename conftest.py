@@ -1,4 +1,4 @@
-"""What pytest must not import here: authoring models needs torch and onnx, and nothing else does."""
+"""What pytest must not import: authoring models needs torch and onnx, and nothing else does."""
 
 from importlib.util import find_spec
 
