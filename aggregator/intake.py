@@ -21,11 +21,12 @@ from aggregator.quotas import Guard
 from aggregator.records import Entry, Store
 from aggregator.registry import Registry
 from aggregator.store import StoreFullError
-from aggregator.turn import Terms, Turn, foreseen, in_cohort
+from aggregator.turn import Terms, Turn, foreseen
 from aggregator.uploads import KEEP, Uploads
 from edge_sdk.clock import Clock
 from edge_sdk.wire import codec, envelope, messages, method, topics
 from edge_sdk.wire.admit import admit_update
+from edge_sdk.wire.cohort import takes_part
 from edge_sdk.wire.envelope import AGGREGATOR, Sealed
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
@@ -82,7 +83,8 @@ class Intake:
 
     Attributes:
         counts: How often what happened: reasons by name, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
-            SEQ_GAPS, STALE_STATUS, IGNORED.
+            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; IGNORED for a name under which
+            too much was forged, STRAY for what no device of this fleet says to us.
         is_full: Whether the last attempt to record something found the disk full.
     """
 
@@ -145,9 +147,9 @@ class Intake:
     def take(self, message: Arrival) -> Taken:
         """Take one message from the broker; when it returns, the message may be acknowledged."""
         address = topics.parse(message.topic)
-        if address is None or address.fleet != self._fleet or not message.payload:
-            return Taken()
-        if address.direction not in ("up", "status"):
+        is_ours = address is not None and address.fleet == self._fleet and message.payload
+        if address is None or not is_ours or address.direction not in ("up", "status"):
+            self.counts["STRAY"] += 1
             return Taken()
         return self._take(address.id, address.kind, message.payload)
 
@@ -337,7 +339,7 @@ class Intake:
             raise Refused(Reason.QUARANTINED, device)
         if turn.releases is not None and ledger.spent > turn.releases:
             raise Refused(Reason.BUDGET_SPENT, f"{device}: {ledger.spent} releases")
-        if turn.cohort is not None and not in_cohort(turn.cohort, device, turn.share):
+        if turn.cohort is not None and not takes_part(turn.cohort, device, turn.share):
             raise Refused(Reason.NOT_IN_COHORT, device)
 
     # --- bodies in chunks
@@ -409,9 +411,9 @@ class Intake:
             key = (chunk.life, chunk.seq)
             row = self._store.row(device, key)
             if row is not None and envelope.ref(row.digest) == chunk.id:
+                self.counts["REPLAYED"] += 1
                 if not self._guard.may_answer(device, Reason.EXPIRED, self._clock.monotonic()):
                     return Taken()
-                self.counts["REPLAYED"] += 1
                 return Taken((self._receipted(device, key, row),))
         raise Refused(Reason.EXPIRED, f"{device}: a chunk that nobody waits for")
 

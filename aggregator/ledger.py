@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from edge_sdk.wire.messages import Hello
+from edge_sdk.wire.messages import LARGEST, Hello
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of one release."""
@@ -75,7 +75,7 @@ def hear(ledger: Ledger, hello: Hello, digest: bytes, hold: int) -> tuple[Ledger
 
     The same hello again changes nothing and is welcomed again; a life that is used up is not
     welcome. ``hold`` releases are added to the account of a device that lost its store: so many
-    may have left without our knowing.
+    may have left without our knowing. A full account stays full: its number must fit a message.
 
     Example:
         >>> fresh = Hello(1, bytes(16), 0, True, (), (1, 1), (), "1", 1)
@@ -95,7 +95,7 @@ def hear(ledger: Ledger, hello: Hello, digest: bytes, hold: int) -> tuple[Ledger
         hid=digest,
         hid_life=hello.life,
         hid_open=hello.open,
-        spent=max(ledger.spent, hello.spent) + unseen,
+        spent=min(LARGEST, max(ledger.spent, hello.spent) + unseen),
     )
     return after, True
 
