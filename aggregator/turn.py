@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 from aggregator.quotas import Quotas
@@ -54,16 +53,6 @@ class Turn:
     share: float = 1.0
     cohort: bytes | None = None
     releases: int | None = None
-
-
-def in_cohort(cohort: bytes, device: str, share: float) -> bool:
-    """Whether a device takes part: a uniform draw from SHA-256(cohort ‖ id) is below the share.
-
-    >>> in_cohort(bytes(16), "meter-1", 1.0), in_cohort(bytes(16), "meter-1", 0.0)
-    (True, False)
-    """
-    draw = hashlib.sha256(cohort + device.encode()).digest()
-    return int.from_bytes(draw[:8], "big") < share * 2**64
 
 
 def foreseen(offer: Offer, turn: Turn) -> Reason | None:

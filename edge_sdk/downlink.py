@@ -6,7 +6,6 @@ Nothing here fetches or stores; the shell does (`PROTOCOL.md` sections 7 and 10.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
@@ -121,16 +120,6 @@ class Fetch:
         if not self.is_open and self.has_slots:
             return self.opens
         return max(self.asks, self.receiving.next_due)
-
-
-def takes_part(client: str, model: Model) -> bool:
-    """Whether a device is drawn for a round: 8 bytes of SHA-256(cohort ‖ id), as a fraction.
-
-    The aggregator can compute the same draw, and a device cannot choose it.
-    """
-    salted = (model.cohort or b"") + client.encode()
-    drawn = int.from_bytes(hashlib.sha256(salted).digest()[:8], "big")
-    return drawn < model.share * 2.0**64
 
 
 @dataclass(frozen=True, slots=True)

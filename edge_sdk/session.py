@@ -29,6 +29,7 @@ from edge_sdk.store import Store
 from edge_sdk.uplink import Chance, Entry, Heard, Pace, Piece, Settled, Turn, Uplink, Whole
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, unpack_tensor
+from edge_sdk.wire.cohort import takes_part
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.method import Task
@@ -398,7 +399,7 @@ class Session:
         if manifest.phase == "stop":
             return manifest.version > self.seen.version
         is_new = manifest.round > self.seen.round and not self._held_up
-        drawn = downlink.takes_part(self._config.id, manifest)
+        drawn = takes_part(manifest.cohort or b"", self._config.id, manifest.share)
         return manifest.phase == "train" and is_new and drawn and not self.is_over
 
     def _is_coming(self, manifest: m.Model) -> bool:

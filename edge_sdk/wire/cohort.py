@@ -1,0 +1,17 @@
+"""Who takes part in a round: a draw that both ends make alike, and that a device cannot choose."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def takes_part(cohort: bytes, device: str, share: float) -> bool:
+    """Whether 8 bytes of SHA-256(cohort ‖ id), read as a fraction of one, lie below the share.
+
+    >>> takes_part(bytes(16), "meter-1", 1.0), takes_part(bytes(16), "meter-1", 0.0)
+    (True, False)
+    >>> sum(takes_part(bytes(16), f"meter-{i}", 0.25) for i in range(1000))
+    240
+    """
+    drawn = hashlib.sha256(cohort + device.encode()).digest()
+    return int.from_bytes(drawn[:8], "big") < share * 2.0**64
