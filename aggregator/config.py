@@ -40,7 +40,7 @@ Rate = Annotated[float, Between(1e-3, 1e12)]
 class BrokerSection:
     """Where the broker is. ``auto`` looks on this machine; everything else wants ``mqtts://``."""
 
-    url: str = "auto"
+    url: str = "auto"  # mqtts://host:8883, or auto
     ca_file: Path | None = None  # authority that signed the broker's certificate
     cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
     key_file: Path | None = None  # and its private key
@@ -68,12 +68,13 @@ class PageSection:
 class AdmissionSection:
     """What any device may send, and how much of it."""
 
-    max_norm: Literal["auto"] | Annotated[float, Between(1e-12, 1e30)] = "auto"  # of an update
+    max_norm: Literal["auto"] | Annotated[float, Between(1e-12, 1e30)] = "auto"  # of an update; auto: any
     n_cap: Positive = 1_000_000_000  # largest sample count a device may claim
     inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest body sent unasked
     window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time
     hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
     quota: Positive = 64_000_000  # bytes a day a device may use, both directions
+    control: Positive = 60  # messages a minute a device may send besides chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class RunSection:
 class Config:
     """Everything the aggregator is told."""
 
-    fleet: FleetId
+    fleet: FleetId  # which fleet it serves
     state: Path  # folder for everything that must not be forgotten
     run: RunSection
     broker: BrokerSection = field(default_factory=BrokerSection)

@@ -24,6 +24,7 @@ from aggregator.metrics import Metrics
 from aggregator.orders import Order, apply, carry_out
 from aggregator.outgoing import Outgoing
 from aggregator.page import Page, Snapshot
+from aggregator.quotas import Quotas
 from aggregator.records import Entry
 from aggregator.registry import Registry
 from aggregator.store import SqliteStore, StoreFullError
@@ -33,7 +34,7 @@ from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
 from edge_sdk.wire.keys import load_signing_key
-from edge_sdk.wire.messages import Command
+from edge_sdk.wire.messages import CHUNK_LIMIT, Command
 from edge_sdk.wire.method import Event
 from edge_sdk.wire.transfer import chunk_size
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
@@ -367,9 +368,14 @@ def serve(config: Config, *, exit_when_done: bool = False) -> dict[str, Any]:
 
 
 def _terms(config: Config) -> Terms:
+    """A device may use an eighth of its day in one hour, and always a chunk either way."""
     said = config.admission
     return Terms(
-        inline=said.inline, quota=said.quota, hold=said.hold, room=Room(uploads=said.window)
+        inline=said.inline,
+        quota=said.quota,
+        hold=said.hold,
+        quotas=Quotas(control=said.control, volume=max(said.quota // 8, 2 * CHUNK_LIMIT)),
+        room=Room(uploads=said.window),
     )
 
 

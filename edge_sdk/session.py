@@ -312,14 +312,23 @@ class Session:
             case m.Bundle() as announced:
                 self._consider_bundle(announced, letter.body)
             case m.Keys() as keys:
-                self._ring = self._ring.accept(keys)
-                self._store.file_paper("keys", letter.body)
+                self._follow_keys(keys, letter.body)
             case m.Time(t=t):
                 self._time = self._time.hear(t, self.now)
             case m.Command() as command:
                 self._obey(command, letter.ref)
             case _:
                 raise Refused(Reason.UNKNOWN_KIND, letter.message.kind)
+
+    def _follow_keys(self, keys: m.Keys, body: bytes) -> None:
+        """Take the keys over, and ask again for what could not be proved before we had them.
+
+        A broker sends retained messages in any order, and each of them once per subscription.
+        """
+        before, self._ring = self._ring, self._ring.accept(keys)
+        self._store.file_paper("keys", body)
+        if self._ring != before and self._post.refused[Reason.UNKNOWN_CLIENT]:
+            self._post.subscribe()
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._time = self._time.hear(welcome.time, self.now, bound=True)

@@ -157,7 +157,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
         "broker": {"url": broker},
         "page": {"listen": page},
         "pace": {"spread": "0s", "down_rate": 1e9, "up_rate": 1e6},
-        "admission": {"quota": 2_000_000_000},
+        "admission": {"quota": 2_000_000_000, "control": 100_000},
         "run": {
             "bundle": chosen.bundle,
             "method": learning.method,

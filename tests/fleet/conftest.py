@@ -1,0 +1,178 @@
+"""A whole federation in one thread: real daemon, real clients, a broker of lists, a slow clock."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator import cli
+from aggregator.config import Config as AggregatorConfig
+from aggregator.daemon import Daemon
+from edge_sdk import Config, Reading
+from edge_sdk.wire.keys import generate, save_public, save_signing_key
+from edge_sdk.wire.loopback import Faults, LoopbackBroker
+from firmware_sim.fleet import Fleet
+from firmware_sim.folders import toml
+
+HOURS = 400
+STREAMS = ("elec.import.energy", "weather.temperature", "weather.wind_speed")
+
+
+@dataclass
+class SlowClock:
+    """Time that moves only when told to."""
+
+    now: float = 0.0
+    begun: float = field(default_factory=time.time)  # `init` signs by the machine's own clock
+
+    def wall(self):
+        return int(1e3 * (self.begun + self.now))
+
+    def monotonic(self):
+        return self.now
+
+
+def history(number, hours=HOURS):
+    """A home's load: a daily shape with its own phase and size, and weather."""
+    rng = np.random.default_rng(number)
+    hour = np.arange(hours)
+    load = (1 + number % 3) * (
+        2 + np.sin(2 * np.pi * (hour - number) / 24) + rng.normal(0, 0.1, hours)
+    )
+    columns = (load, 15 + 5 * np.sin(2 * np.pi * hour / 24), 3 + rng.random(hours))
+    for stream, values in zip(STREAMS, columns, strict=True):
+        for at, value in enumerate(values):
+            yield Reading(stream, 1_514_764_800.0 + 3600 * at, float(value))
+
+
+@dataclass
+class World:
+    """One fleet on one loopback broker."""
+
+    folder: Path
+    devices: int = 3
+    run: dict = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    seed: int = 0
+    pace: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.clock = SlowClock()
+        self.broker = LoopbackBroker(faults=self.faults, seed=self.seed, clock=self.clock.monotonic)
+        self.stack = ExitStack()
+        self.fleet = self.stack.enter_context(Fleet())
+        self.daemon = None
+        self.clients = {}
+        self._found()
+
+    def _found(self):
+        self.config = self.folder / "aggregator.toml"
+        run = {"bundle": "load-mlp", "method": "fedavg", "quorum": self.devices, "deadline": "30s"}
+        run |= {"settings": {"steps": 4, "rate": 0.003}} | self.run
+        table = {"fleet": "north", "state": "aggregator", "page": {"listen": "off"}, "run": run}
+        table["pace"] = {"spread": "0s", "down_rate": 1e9, "up_rate": 1e6}
+        table["broker"] = {"url": "mqtt://127.0.0.1:1"}
+        self.config.write_text(toml(table))
+        assert cli.main(["init", str(self.config)]) == 0
+        for number in range(self.devices):
+            self._write(number)
+            public = str(self.folder / f"home-{number}.pub")
+            enrol = ["enrol", f"home-{number}", "--public", public, "--config", str(self.config)]
+            assert cli.main(enrol) == 0
+
+    def _write(self, number):
+        name = f"home-{number}"
+        key = generate()
+        save_signing_key(self.folder / f"{name}.key", key)
+        save_public(self.folder / f"{name}.pub", key.public)
+        table = {
+            "id": name,
+            "fleet": "north",
+            "state": name,
+            "bundle": "load-mlp",
+            "broker": {"url": "mqtt://127.0.0.1:1"},
+            "keys": {"device": f"{name}.key", "root": "aggregator/root.pub"},
+            "pace": {"answer": "2s", "fetch": "2s"} | self.pace,
+            "privacy": {"mechanism": {"name": "none"}},
+        }
+        (self.folder / f"{name}.toml").write_text(toml(table))
+
+    def start_daemon(self):
+        link = self.broker.link("_agg")
+        config = AggregatorConfig.load(self.config)
+        self.daemon = Daemon(config, transport=link, clock=self.clock)
+        self.daemon.open()
+
+    def start(self, number):
+        config = Config.load(self.folder / f"home-{number}.toml")
+        client = self.fleet.add(
+            config,
+            history(number),
+            connect=lambda config, will: self.broker.link(config.id, will),
+            clock=self.clock,
+        )
+        self.clients[number] = client
+        return client
+
+    def start_all(self):
+        self.start_daemon()
+        for number in range(self.devices):
+            self.start(number)
+
+    def die(self, number):
+        """End a device without a goodbye, as a power cut does."""
+        client = self.clients.pop(number)
+        self.fleet.clients.remove(client)
+        self.broker.cut(client.config.id)
+        client._store.close()
+
+    def kill_daemon(self):
+        self.broker.cut("_agg")
+        self.daemon.close()
+        self.daemon = None
+
+    def turn(self, seconds=0.1):
+        if self.daemon is not None:
+            self.daemon.turn(0.0)
+        self.fleet.turn(0.0)
+        self.clock.now += seconds
+
+    def until(self, condition, turns=4000):
+        for _ in range(turns):
+            if condition():
+                return
+            self.turn()
+        pytest.fail(f"did not come about within {turns} turns")
+
+    @property
+    def version(self):
+        return self.daemon.state.version
+
+    def consensus(self):
+        return self.daemon.state.w.copy()
+
+    def close(self):
+        if self.daemon is not None:
+            self.daemon.close()
+        for client in self.fleet.clients:
+            client._store.close()
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = []
+
+    def make(**options):
+        folder = tmp_path / f"world-{len(made)}"
+        folder.mkdir()
+        made.append(World(folder, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
