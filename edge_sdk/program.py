@@ -102,7 +102,7 @@ class Program:
             return 130
         shown = json.dumps(answer.data, default=str) if args.json else answer.text
         if shown:
-            print(shown)  # noqa: T201 - the program's own standard output
+            _print(shown)
         return answer.code
 
     def _parser(self) -> ArgumentParser:
@@ -130,6 +130,14 @@ class Program:
         if isinstance(error, Failure):
             return error.exit_code
         return TEMPORARY if isinstance(error, LinkError) else RUNTIME
+
+
+def _print(text: str) -> None:
+    """Print; a reader that left in the middle (``| head``) is no error of ours."""
+    try:
+        print(text, flush=True)  # noqa: T201 - the program's own standard output
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def require_python(name: str, version: tuple[int, ...] = sys.version_info[:2]) -> None:

@@ -128,3 +128,17 @@ def test_a_log_line_carries_the_journals_priority():
         {"levelno": 30, "levelname": "WARNING", "name": "a.b", "msg": "lost %s", "args": ("it",)}
     )
     assert LogLines(journal=True).format(record) == "<4>WARNING a.b: lost it"
+
+
+def test_a_reader_that_leaves_in_the_middle_is_no_error():
+    long = "from edge_sdk.program import Answer, Command, Program\n"
+    long += "say = Command('Say.', lambda _: Answer({}, 'a line\\n' * 100_000))\n"
+    long += "raise SystemExit(Program('tool', '', {'say': say}).main(['say']))\n"
+    tool = subprocess.Popen(
+        [sys.executable, "-c", long], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert tool.stdout.readline() == "a line\n"
+    tool.stdout.close()
+    said = tool.stderr.read()
+    tool.stderr.close()
+    assert (tool.wait(30), said) == (0, "")
