@@ -105,7 +105,7 @@ def _found(args: Namespace, config: configs.Config) -> Answer:
         f"fleet {config.fleet}: {what}\n"
         f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}\n"
         f"copy to every device: {config.root_public}\n"
-        f"keep offline, the daemon does not need it: {config.state / 'root.key'}"
+        f"keep offline, the daemon does not need it: {root_key or config.state / 'root.key'}"
     )
     data = {
         **asdict(done),

@@ -34,6 +34,7 @@ PREFIX = "GRIDFED_AGGREGATOR_"
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Positive = Annotated[int, Between(1, 2**31 - 1)]
 Rate = Annotated[float, Between(1e-3, 1e12)]
+Norm = Annotated[float, Between(1e-12, 1e30)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class PageSection:
 class AdmissionSection:
     """What any device may send, and how much of it."""
 
-    max_norm: Literal["auto"] | Annotated[float, Between(1e-12, 1e30)] = "auto"  # of an update; auto: any
+    max_norm: Literal["auto"] | Norm = "auto"  # of an update; auto: any
     n_cap: Positive = 1_000_000_000  # largest sample count a device may claim
     inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest body sent unasked
     window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time

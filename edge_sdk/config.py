@@ -21,7 +21,7 @@ FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 class BrokerSection:
     """Where the broker is. Plain ``mqtt://`` is for loopback; everything else wants ``mqtts://``."""
 
-    url: str
+    url: str  # mqtts://host:8883
     ca_file: Path | None = None  # authority that signed the broker's certificate
     cert_file: Path | None = None  # this device's certificate
     key_file: Path | None = None  # and its private key
@@ -43,7 +43,7 @@ class KeysSection:
 class AcceptSection:
     """What this device lets a server ask of it."""
 
-    methods: tuple[str, ...] = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam")
+    methods: tuple[str, ...] = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam")  # to answer
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task that asks for more is not done
     alone_after: Duration = "7d"  # without an aggregator this long, learn for oneself
     personal_init: Literal["device", "server"] = "device"  # start of the layers that never leave
@@ -72,7 +72,7 @@ class LearnSection:
 class MechanismSection:
     """How what leaves is perturbed. ``none`` must be said aloud."""
 
-    name: Literal["none"]
+    name: Literal["none"]  # the one there is yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PrivacySection:
     """What may leave, and how."""
 
     mechanism: MechanismSection
-    mode: Literal["none"] = "none"
+    mode: Literal["none"] = "none"  # how a budget is spent; nothing is spent yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Config:
         (64, 'none')
     """
 
-    id: DeviceId
-    fleet: FleetId
+    id: DeviceId  # also user name, client id and certificate's common name
+    fleet: FleetId  # which fleet it belongs to
     state: Path  # folder for everything that must not be forgotten
     bundle: str  # a shipped name, or a path
     broker: BrokerSection
