@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from firmware_sim.results import (
     ARMS,
-    FEDERATED,
     NAMES,
-    PLFL,
     DeviceResult,
     Traffic,
     mean_mase,
@@ -133,10 +131,10 @@ def _best(value: float, best: float) -> str:
 
 
 def _traffic(rows: Sequence[DeviceResult]) -> str:
-    arms = (FEDERATED, PLFL)
+    arms = ARMS[1:]
     names = "".join(f'<th colspan="2">{html.escape(NAMES[arm])}</th>' for arm in arms)
     head = (
-        f"<thead><tr><th></th>{names}</tr><tr><th>device</th>{'<th>up</th><th>down</th>' * 2}</tr>"
+        f"<thead><tr><th></th>{names}</tr><tr><th>device</th>{'<th>up</th><th>down</th>' * 3}</tr>"
     )
     body = ""
     for row in rows:
@@ -171,9 +169,9 @@ reading to the next in the same weeks: 1 is as good as repeating the last readin
 The best of a row is marked.</p>
 <h2>Forecasts against readings, the last {shown} steps of the test part (UTC)</h2>
 {image}
-<h2>Bytes on each device's link, the whole run</h2>
+<h2>Payload bytes of each device, the whole run</h2>
 <div class="wide"><table>{traffic}</table></div>
-<p>Local training and persistence send nothing.</p>
+<p>Persistence sends nothing; local training says hello, and hears what is announced.</p>
 <h2>How it was done</h2>
 <div class="wide"><table class="facts">{facts}</table></div>
 <footer>Written by gridfed-sim. This file is complete in itself and loads nothing.</footer>

@@ -119,29 +119,29 @@ def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
 
 
 def table(rows: Sequence[DeviceResult], unit: str) -> str:
-    """Lay the results out as text: a line a device, MAE and MASE of every arm, bytes both ways."""
-    head = (
-        f"{'':24}" + "".join(f"{arm:>17}" for arm in ARMS) + f"{'bytes per device, up / down':>34}"
-    )
-    mean = np.mean
-    lines = [head, f"{'device':24}" + f"{'MAE':>9}{'MASE':>8}" * 4 + f"{FEDERATED:>17}{PLFL:>17}"]
+    """Lay the results out as text: MAE and MASE of every arm, then bytes both ways, by device."""
+    lines = [f"{'':20}" + "".join(f"{arm:>18}" for arm in ARMS)]
+    lines.append(f"{'device':20}" + f"{'MAE':>10}{'MASE':>8}" * len(ARMS))
     for row in rows:
-        cells = "".join(f"{row.scores[a].mae:9.3f}{row.scores[a].mase:8.3f}" for a in ARMS)
-        lines.append(f"{row.device[:23]:24}{cells}" + "".join(_bytes(row, arm) for arm in ARMS[2:]))
-    means = "".join(
-        f"{mean([r.scores[a].mae for r in rows]):9.3f}{mean_mase(rows, a):8.3f}" for a in ARMS
-    )
-    lines += [
-        f"{'mean':24}{means}",
-        "",
-        f"MAE in {unit} per interval; MASE 1 is persistence, lower is better",
-    ]
+        cells = "".join(f"{row.scores[a].mae:10.3f}{row.scores[a].mase:8.3f}" for a in ARMS)
+        lines.append(f"{row.device[:19]:20}{cells}")
+    means = "".join(f"{_mean_mae(rows, a):10.3f}{mean_mase(rows, a):8.3f}" for a in ARMS)
+    note = f"MAE in {unit} of one interval; MASE 1 is as good as repeating the last reading"
+    lines += [f"{'mean':20}{means}", note, ""]
+    lines.append(f"{'payload bytes':20}" + "".join(f"{arm + ' up / down':>26}" for arm in ARMS[1:]))
+    for row in rows:
+        moved = "".join(f"{_bytes(row, arm):>26}" for arm in ARMS[1:])
+        lines.append(f"{row.device[:19]:20}{moved}")
     return "\n".join(lines)
+
+
+def _mean_mae(rows: Sequence[DeviceResult], arm: str) -> float:
+    return float(np.mean([row.scores[arm].mae for row in rows]))
 
 
 def _bytes(row: DeviceResult, arm: str) -> str:
     moved = row.traffic.get(arm, Traffic())
-    return f"{f'{short(moved.up)} / {short(moved.down)}':>17}"
+    return f"{short(moved.up)} / {short(moved.down)}"
 
 
 def short(count: float) -> str:

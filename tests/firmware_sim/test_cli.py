@@ -1,0 +1,62 @@
+"""The commands say what they would do and refuse what they should not touch."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+import pytest
+
+from firmware_sim import cli
+from firmware_sim.demo import InTheWay, clear
+
+
+def test_list_names_every_sample_with_its_licence(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {x["licence"] for x in told["samples"].values()} >= {"CC BY 4.0"}
+    assert "demo" in told["scenarios"]
+
+
+def test_options_go_on_top_of_a_scenario():
+    parser_defaults = {
+        "scenario": "demo",
+        "like": None,
+        "devices": 3,
+        "bundle": None,
+        "method": None,
+        "rounds": 5,
+        "shared": ("lstm.",),
+        "steps": 7,
+        "rate": None,
+        "data": None,
+        "days": 28,
+    }
+    chosen, samples = cli._chosen(Namespace(**parser_defaults))
+    assert (chosen.devices, chosen.learning.rounds) == (3, 5)
+    assert chosen.learning.settings == {"steps": 7, "rate": 0.003}
+    assert chosen.until.startswith("2018-06-25"), "the scenario's own history"
+    assert samples.name == "homes"
+
+
+def test_an_unknown_set_and_scenario_are_one_sentence(capsys):
+    assert cli.main(["fleet", "--like", "meters"]) == 2
+    assert "gridfed-sim: no sample set 'meters'; there are: cells" in capsys.readouterr().err
+    assert cli.main(["demo", "--scenario", "nothing", "--out", "/nonexistent/x"]) != 0
+
+
+def test_a_folder_of_somebody_else_is_not_emptied(tmp_path):
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter.tex").write_text("years of work")
+    with pytest.raises(InTheWay, match="is not empty"):
+        clear(out)
+    assert (out / "chapter.tex").exists()
+
+
+def test_an_earlier_demo_is_replaced(tmp_path):
+    out = tmp_path / "demo"
+    clear(out)
+    (out / "index.html").write_text("old")
+    clear(out)
+    assert [x.name for x in out.iterdir()] == [".gridfed-sim"]

@@ -1,0 +1,72 @@
+"""What is shipped can be meant, and judges nothing that it learned from."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_sdk.program import Failure
+from firmware_sim.folders import assigned, toml
+from firmware_sim.samples import instant, sample_set
+from firmware_sim.scenario import Scenario, names, scenario
+
+
+@pytest.mark.parametrize("name", names())
+def test_nothing_is_judged_that_was_learned_from(name):
+    chosen = scenario(name)
+    samples = sample_set(chosen.samples)
+    first, last = chosen.span
+    assert instant(chosen.until) <= first < last
+    for sample in samples.samples:
+        times, values = sample.column(samples.target)
+        part = (times >= first) & (times < last)
+        assert part.sum() * samples.step_seconds == last - first
+        assert np.isfinite(values[part]).all()
+    assert len(samples.samples) >= chosen.devices
+    assert chosen.why
+
+
+def test_an_unknown_key_is_named(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('title = "x"\ndevises = 3\n')
+    with pytest.raises(Failure, match=r"mine\.toml.*devises"):
+        scenario(str(file))
+
+
+def test_a_short_history_ends_where_it_should():
+    homes = sample_set("homes")
+    until = datetime.fromisoformat(Scenario("x").first_days(28, homes).until)
+    assert until == datetime(2018, 1, 1, 8, tzinfo=UTC) + timedelta(days=28)
+
+
+def test_what_is_written_as_toml_is_read_back():
+    table = {
+        "id": 'a "quoted" name\\',
+        "rate": 1e-3,
+        "deadline": "60s",
+        "shared": ("lstm.", ""),
+        "keys": {"device": Path("a b.key"), "none": None},
+        "source": [{"type": "csv", "columns": {"load kWh": "elec.import.energy"}}],
+        "on": True,
+        "left_out": None,
+    }
+    assert tomllib.loads(toml(table)) == {
+        "id": 'a "quoted" name\\',
+        "rate": 1e-3,
+        "deadline": "60s",
+        "shared": ["lstm.", ""],
+        "keys": {"device": "a b.key"},
+        "source": [{"type": "csv", "columns": {"load kWh": "elec.import.energy"}}],
+        "on": True,
+    }
+
+
+def test_more_devices_than_samples_get_names_of_their_own():
+    samples = sample_set("homes").samples
+    given = assigned(samples, 20)
+    assert len({name for name, _ in given}) == 20
+    assert given[8] == (f"{samples[0].device}-2", samples[0])
