@@ -52,7 +52,12 @@ def arms(options: argparse.Namespace) -> list[Arm]:
                 out += [Arm("e6", name=x, form="paper", clients=n, **common) for x in E6_PAPER]
                 firm = {**common, "rounds": max(1, options.rounds // 4), "steps": 10}
                 out += [Arm("e6", name=x, form="week", clients=n, **firm) for x in E6_WEEK]
-    return out
+    return sorted(out, key=_turn)
+
+
+def _turn(arm: Arm) -> float:
+    """One seed of everything first, then the paper's other seeds, then those of the option."""
+    return float(arm.seed) if arm.form == "paper" else 0.5 + 10.0 * arm.seed
 
 
 def one(arm: Arm, folder: Path, out: Path) -> list[Path]:
