@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +41,8 @@ _KEPT = 2
 
 class BundleError(EdgeError):
     """A bundle that is missing, damaged, signed by nobody we trust, or does not run here."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Bundle:
 
 def shipped_folder() -> Path:
     """Return the folder of the bundles that came with the package."""
-    return Path(str(files("edge_sdk"))) / "bundles"
+    return Path(__file__).parent / "bundles"
 
 
 def shipped_names() -> list[str]:

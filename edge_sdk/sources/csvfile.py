@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.series import Reading
@@ -144,6 +143,8 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
 def _zone(name: object) -> tzinfo:
     if name == "UTC":
         return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - 0.5 MB; UTC is common
+
     try:
         return ZoneInfo(str(name))
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

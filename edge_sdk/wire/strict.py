@@ -8,7 +8,6 @@ narrow a type (``Annotated[int, Between(1, 64)]``). A field called ``from_`` rea
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import types
@@ -222,7 +221,9 @@ def _dataclass_reader(cls: Form) -> Reader:
 def _refuse_unknown(value: Mapping[Any, Any], known: tuple[str, ...], at: Place) -> None:
     for key in value:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
+            from difflib import get_close_matches  # noqa: PLC0415 - only a mistake needs it
+
+            near = get_close_matches(str(key), known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
             raise Misfit(at.key(str(key)).path, f"unknown key; {hint}")
 
