@@ -387,7 +387,18 @@ class MqttLink:
     def _on_disconnect(
         self, _c: object, _u: object, _f: object, reason: ReasonCode, _p: object
     ) -> None:
-        self._lost(self._why or f"disconnected: {reason}")
+        self._lost(
+            self._why or (self._turned_away() if self._is_connecting else f"disconnected: {reason}")
+        )
+
+    def _turned_away(self) -> str:
+        """Say why a broker may hang up before CONNACK: TLS 1.3 judges our certificate late."""
+        told = "the broker hung up before it let us in"
+        if self._tls is None:
+            return told
+        if self.broker.cert_file is None:
+            return f"{told}; it may want a client certificate, and cert_file is not set"
+        return f"{told}; it may not accept the certificate {self.broker.cert_file}"
 
     def _on_message(self, _c: object, _u: object, message: paho.MQTTMessage) -> None:
         try:

@@ -1,72 +1,20 @@
-"""Who may connect, write and read: Mosquitto with client certificates and the fleet's access rules.
-
-The authority is thrown away after the test; keys are P-256 as in the field.
-"""
+"""Who may connect, write and read: Mosquitto, client certificates and the fleet's access rules."""
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from aggregator.broker import TlsFiles, probe, start
 from edge_sdk.wire.mqtt import Broker, MqttLink
 from edge_sdk.wire.topics import mosquitto_access
 from edge_sdk.wire.transport import LinkDown
+from tests.broker.authority import Authority
 
 pytestmark = pytest.mark.broker
 
 FLEET = "gf/1/north"
-
-
-class Authority:
-    """Signs certificates into a folder."""
-
-    def __init__(self, folder: Path, name: str):
-        self.folder = folder
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.file = folder / f"{name}.pem"
-        certificate = self._sign(self.name, self.key, is_authority=True)
-        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str, address: str | None = None) -> tuple[Path, Path]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._sign(subject, key, address=address)
-        files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        files[1].write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return files
-
-    def _sign(self, subject, key, *, is_authority=False, address=None):
-        now = dt.datetime.now(dt.UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self.name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        )
-        if address is not None:
-            names = [x509.IPAddress(ipaddress.ip_address(address))]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return builder.sign(self.key, hashes.SHA256())
 
 
 class Site:
