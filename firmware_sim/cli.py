@@ -79,6 +79,7 @@ def _fleet(args: Namespace) -> Answer:
         "in_process": inside,
         "seconds": cost.wall,
         "per_device_and_round": cost.each,
+        "device_process": run.weighed,
         "refused": run.refused,
     }
     return Answer(data, cost.text())
