@@ -300,6 +300,8 @@ def start(
         raise LinkError(f"{kind!r} is no broker we can start: auto, mosquitto or embedded")
     if chosen == "embedded" and tls is not None:
         raise LinkError("the embedded broker does not look at client certificates; use Mosquitto")
+    for number in (port, port + 1)[: 2 if chosen == "embedded" else 1] if port else ():
+        _require_free(number)
     folder.mkdir(parents=True, exist_ok=True)
     for attempt in range(ATTEMPTS):
         try:
@@ -375,6 +377,20 @@ def _start_embedded(folder: Path, port: int, port_v4: int) -> BrokerProcess:
         command=("embedded", str(config)),
         folder=folder,
     )
+
+
+def _require_free(port: int) -> None:
+    """Refuse a port that somebody else has: a broker's own words for it are hard to read.
+
+    Raises:
+        LinkError: It is taken.
+    """
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as brokers do
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise LinkError(f"port {port} cannot be used: {error.strerror or error}") from error
 
 
 def _free_port() -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.program import Failure
+from edge_sdk.program import TEMPORARY, Failure
+from edge_sdk.wire.broker import Broker
 from firmware_sim.folders import Prepared
 from firmware_sim.processes import Family, Running, command
 
@@ -23,6 +24,12 @@ CLOSING = 30.0  # s that devices may take to fetch the final model
 
 class TooSlow(Failure):
     """Something did not come about in the time it was given."""
+
+
+class NoBroker(Failure):
+    """Nobody answers where a broker should be."""
+
+    exit_code = TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,23 @@ def start_broker(family: Family, folder: Path, kind: str = "auto") -> str:
                 return f"mqtt://127.0.0.1:{port}"
         time.sleep(0.05)
     raise TooSlow(f"the broker did not answer within {STARTING:.0f} s")
+
+
+def require_broker(url: str) -> str:
+    """Return the address of a broker that somebody else runs, if anybody answers there.
+
+    Raises:
+        NoBroker: Nobody does.
+    """
+    broker = Broker(url=url, client_id="sim")
+    try:
+        socket.create_connection((broker.host, broker.port), 5.0).close()
+    except OSError as error:
+        raise NoBroker(
+            f"no broker answers at {url}: {error.strerror or error}",
+            hint="start one there, or leave --broker out and one is started",
+        ) from error
+    return url
 
 
 def fetched(page: str, path: str) -> str | None:

@@ -207,5 +207,6 @@ def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
         raise Died(f"{name} took longer than {timeout:.0f} s") from late
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip()
-        raise Died(f"{name} ended with code {done.returncode}", hint=words)
+        said = words.replace("\n  hint: ", "; ")
+        raise Died(f"{name} ended with code {done.returncode}", hint=said)
     return done.stdout.decode()

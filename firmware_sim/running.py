@@ -6,9 +6,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from firmware_sim.display import Display
-from firmware_sim.federation import CLOSING, Federation, Progress, free_port, start_broker
+from firmware_sim.federation import (
+    CLOSING,
+    Federation,
+    Progress,
+    free_port,
+    require_broker,
+    start_broker,
+)
 from firmware_sim.fleet import Cost, Fleet, over_mqtt, populate, processor_seconds
 from firmware_sim.folders import Prepared, join, prepare
 from firmware_sim.judging import traffic_of
@@ -48,16 +56,19 @@ class FleetRun:
     limit: float = 600.0
     seed: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
 
     def run(self) -> Cost:
         """Start what is missing, run, stop all of it, and count.
 
         Raises:
+            NoBroker: Nobody answers at the broker's address.
             Died: A program ended in failure.
             TooSlow: The run was not done in time.
         """
+        given = require_broker(self.broker) if self.broker else ""
         with Family(self.out / "logs") as family:
-            url = self.broker or start_broker(family, self.out / "broker", self.kind)
+            url = given or start_broker(family, self.out / "broker", self.kind)
             self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
             prepared = self._prepared(url)
             run = Federation(prepared, self.scenario.learning.rounds, family)
@@ -95,6 +106,10 @@ class FleetRun:
         for device in run.devices:
             device.wait(max(0.0, until - time.monotonic()))
         run.family.stop(run.devices)
+        self.weighed = {
+            "peak_mib": median(device.peak_kb / 1024 for device in run.devices),
+            "cpu_s": median(device.cpu for device in run.devices),
+        }
         return meter.cost(list(traffic_of(run.prepared.devices, run.devices).values()))
 
     def _watch(self, run: Federation, meter: Meter, tend: Callable[[], None]) -> None:
