@@ -1,0 +1,114 @@
+"""Every file in examples/ does what it is there for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from aggregator import cli as aggregator_cli
+from aggregator.config import Config as AggregatorConfig
+from aggregator.config import bind
+from aggregator.mosquitto import check_mosquitto_config
+from edge_sdk import cli
+from edge_sdk.config import load_with_origins
+from edge_sdk.wire import keys
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ROOT = keys.from_seed(b"r" * 32)
+
+
+def test_no_example_is_without_a_test():
+    found = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert found == {"meter.toml", "aggregator.toml", "mosquitto.conf", "quickstart_meter.py"}
+
+
+@pytest.fixture
+def meter(tmp_path):
+    """The example in a folder of its own, with the files that it names."""
+    path = tmp_path / "meter.toml"
+    path.write_text((EXAMPLES / "meter.toml").read_text("utf-8"), "utf-8")
+    keys.save_public(tmp_path / "root.pub", ROOT.public)
+    (tmp_path / "load.csv").write_text("time,kwh,temperature,wind\n2018-01-01T08:00Z,4.6,8.9,2.6\n")
+    return path
+
+
+def leaves(config, at=""):
+    for field in fields(config):
+        value, key = getattr(config, field.name), f"{at}{field.name}"
+        if is_dataclass(value):
+            yield from leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def test_the_meter_is_enrolled_and_checked(meter, capsys):
+    assert cli.main(["enrol", str(meter)]) == 0
+    assert cli.main(["check", str(meter)]) == 0
+    assert "reads: elec.import.energy, weather.temperature, weather.wind_speed" in (
+        capsys.readouterr().out
+    )
+
+
+def test_what_the_meter_calls_defaults_are_defaults(meter):
+    loaded = load_with_origins(meter, {})
+    assert {"learn.part", "learn.keep", "pace.answer", "accept.max_steps"} <= set(loaded.origins)
+    plain = {f"learn.{key}": value for key, value in leaves(type(loaded.value.learn)())}
+    plain |= {f"pace.{key}": value for key, value in leaves(type(loaded.value.pace)())}
+    said = dict(leaves(loaded.value))
+    assert {key: said[key] for key in plain} == plain
+
+
+def test_the_aggregator_binds_and_shows_its_defaults(tmp_path):
+    path = tmp_path / "aggregator.toml"
+    path.write_text((EXAMPLES / "aggregator.toml").read_text("utf-8"), "utf-8")
+    config = AggregatorConfig.load(path, {})
+    assert bind(config).spec.shared_size == 5760
+    path.write_text(
+        'fleet = "north"\nstate = "aggregator-state"\n'
+        'run = { bundle = "load-lstm", method = "fedadam", quorum = 16 }\n'
+    )
+    plain = dict(leaves(AggregatorConfig.load(path, {})))
+    chosen = {"run.shared", "run.settings", "run.least"}
+    other = {key for key, value in leaves(config) if value != plain[key]}
+    assert other == chosen
+    assert bind(config).spec.shared_names == bind(AggregatorConfig.load(path, {})).spec.shared_names
+
+
+def test_the_aggregator_begins_a_fleet(tmp_path, capsys):
+    path = tmp_path / "aggregator.toml"
+    path.write_text((EXAMPLES / "aggregator.toml").read_text("utf-8"), "utf-8")
+    assert aggregator_cli.main(["init", str(path)]) == 0
+    assert "run 1 begins from the bundle's vector" in capsys.readouterr().out
+    assert aggregator_cli.main(["check", str(path)]) == 0
+
+
+def test_nothing_is_found_against_the_broker_configuration(tmp_path):
+    path = EXAMPLES / "mosquitto.conf"
+    assert check_mosquitto_config(path) == ()
+    weak = tmp_path / "weak.conf"
+    weak.write_text(path.read_text().replace("use_username_as_clientid true", ""))
+    assert len(check_mosquitto_config(weak)) == 1
+
+
+def test_the_quickstart_forecasts_without_a_broker(meter):
+    """The file it is given says another broker: one that is not there, on loopback."""
+    keys.save_signing_key(meter.parent / "meter-0042.key", keys.from_seed(b"d" * 32))
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONWARNINGS": "error",
+        "GRIDFED_EDGE_BROKER": '{ url = "mqtt://127.0.0.1:1" }',
+        "GRIDFED_EDGE_STATE": "state",
+    }
+    script = [sys.executable, str(EXAMPLES / "quickstart_meter.py"), str(meter)]
+    done = subprocess.run(
+        script, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("next 15 minutes: ")
+    assert done.stdout.rstrip().endswith("kWh, by model")
