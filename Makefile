@@ -36,7 +36,7 @@ docs: $(VENV)/.dev ## build the documentation, strictly
 	@$(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
-	@$(BIN)/python -m pytest tests/benchmarks -m bench --override-ini addopts= -q -s -p no:randomly
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks -m bench --override-ini addopts= -q -s -p no:randomly
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
