@@ -1,6 +1,6 @@
 """What learning costs on a device, beside torch (and Flower's client) doing the same, in one run.
 
-    python tools/bench_device.py                                  # needs the [train] extra
+    python tools/bench_device.py                                  # needs the extras train and sim
     python tools/bench_device.py --peers PEERS --flower PYTHON     # also Flower's gRPC client
 
 Compare ratios; times of a shared machine move by two. PEERS is a folder of peer harnesses whose
@@ -22,265 +22,302 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+os.environ.update(ONE_THREAD)
+sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
-DEVICE_PACKAGES = (
-    "gridfed",
-    "numpy",
-    "onnxruntime",
-    "paho-mqtt",
-    "msgpack",
-    "cryptography",
-    "cffi",
-)
-ONNXRUNTIME_NEEDS = (
-    "flatbuffers",
-    "protobuf",
-    "packaging",
-    "coloredlogs",
-    "humanfriendly",
-    "sympy",
-    "mpmath",
-)
-TORCH_PACKAGES = (
-    "torch",
-    "numpy",
-    "sympy",
-    "networkx",
-    "jinja2",
-    "typing-extensions",
-    "filelock",
-    "fsspec",
-    "mpmath",
-)
-
-# One process, alone: from exec to its first finished step, then many steps; memory from the kernel.
-OURS = """
-import time, sys
-import numpy as np
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.methods.optim import adam
-bundle = Bundle.open("load-lstm", trust=Trust())
-rng = np.random.default_rng(0)
-x = rng.random((64, 12, 8), np.float32); y = rng.random((64, 1), np.float32)
-optimiser = adam(1e-3); p = bundle.initial; moments = optimiser.init(p)
-def step():
-    global p, moments
-    loss, g = bundle.gradient(p=p, x=x, y=y)
-    p, moments = optimiser.update(p, g, moments)
+DEVICE = ("gridfed", "numpy", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
+TORCH = ("torch", "numpy")
+_TELL = """
+def tell(**said):
+    status = open("/proc/self/status").read().split()
+    mib = lambda name: int(status[status.index(name) + 1]) / 1024
+    print(json.dumps(said | {"peak": mib("VmHWM:"), "private": mib("RssAnon:")}), flush=True)
 """
-TORCH = """
-import time, sys
+
+# The real agent: its own log says when the link stood and when a round, here of one step, was done.
+AGENT = f"""
+import json, logging, os, signal, sys, time
+{_TELL}
+class Watch(logging.Handler):
+    said, rounds = {{}}, 0
+    def emit(self, record):
+        now, line = time.monotonic() - float(sys.argv[1]), record.getMessage()
+        if line.startswith("link up"):
+            self.said.setdefault("connected", now)
+        if line.startswith("round learned"):
+            self.said.setdefault("first", now)
+            self.rounds += 1
+            if self.rounds == int(sys.argv[2]):
+                tell(**self.said)
+                os.kill(os.getpid(), signal.SIGTERM)
+watch = Watch()
+for name in ("edge_sdk.session", "edge_sdk.client"):
+    logging.getLogger(name).addHandler(watch)
+from edge_sdk.cli import main
+main(["run", sys.argv[3]])
+"""
+FRAMEWORK = f"""
+import json, sys, time
 import torch
-from aggregator.models.plfl import {factory}
+from aggregator.models.catalogue import MODELS
+{_TELL}
 torch.set_num_threads(1)
-net = {factory}()
+make, recipe = MODELS[sys.argv[3]]
+net = make()
 optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
-x = torch.rand(64, 12, 8); y = torch.rand(64, 1)
+loss = torch.nn.HuberLoss(delta=0.1) if recipe.loss.name == "huber" else torch.nn.MSELoss()
+x = torch.rand(64, recipe.window.lookback, len(recipe.features)); y = torch.rand(64, 1)
 def step():
     optimiser.zero_grad()
-    torch.nn.functional.mse_loss(net(x), y).backward()
+    loss(net(x), y).backward()
     optimiser.step()
-"""
-TAIL = """
 step(); first = time.monotonic() - float(sys.argv[1])
-for _ in range(500): step()
-peak = next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]
-print(first, int(peak) / 1024)
+for _ in range(int(sys.argv[2])): step()
+tell(first=first)
 """
 
 
 def interleaved(ours: Callable[[], object], theirs: Callable[[], object], runs: int) -> list[float]:
-    """Time two functions in turn and return the ratio theirs / ours of each pair."""
-    ratios, clock = [], time.perf_counter
+    """Time two functions in turn: the median seconds of each, and the median ratio of a pair."""
+    spent, clock = [], time.perf_counter
     for _ in range(runs):
         begin = clock()
         theirs()
         middle = clock()
         ours()
-        ratios.append((middle - begin) / (clock() - middle))
-    return ratios
+        spent.append((clock() - middle, middle - begin))
+    ratios = [other / own for own, other in spent]
+    columns = (*zip(*spent, strict=True), ratios)
+    return [statistics.median(column) for column in columns]
 
 
-def steps(batch: int, factory: str, runs: int) -> dict[str, float]:
-    """Compare milliseconds of one training step, both in this process, one thread each."""
+def steps(batch: int, name: str, runs: int) -> dict[str, float]:
+    """Compare one training step, both in this process, one thread each."""
     import torch  # noqa: PLC0415 - only this part of the bench needs it
 
-    import aggregator.models.plfl as plfl  # noqa: PLC0415, PLR0402
-    from edge_sdk.bundle import Bundle, Trust  # noqa: PLC0415
-    from edge_sdk.methods.optim import adam  # noqa: PLC0415
+    from aggregator.models.catalogue import MODELS  # noqa: PLC0415 - as above
+    from edge_sdk.bundle import Bundle, Trust  # noqa: PLC0415 - as above
+    from edge_sdk.methods.optim import adam  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
-    bundle, rng = Bundle.open("load-lstm", trust=Trust()), np.random.default_rng(0)
-    x, y = rng.random((batch, 12, 8), np.float32), rng.random((batch, 1), np.float32)
+    make, recipe = MODELS[name]
+    bundle, rng = Bundle.open(name, trust=Trust()), np.random.default_rng(0)
+    x = rng.random((batch, recipe.window.lookback, len(recipe.features)), np.float32)
+    y = rng.random((batch, recipe.window.horizon), np.float32)
     ours = adam(1e-3)
-    kept = {"p": bundle.initial, "m": ours.init(bundle.initial)}
-    net = getattr(plfl, factory)()
+    p, moments = bundle.initial, ours.init(bundle.initial)
+    net, tx, ty = make(), torch.from_numpy(x), torch.from_numpy(y)
     theirs = torch.optim.Adam(net.parameters(), lr=1e-3)
-    tx, ty = torch.from_numpy(x), torch.from_numpy(y)
+    delta = recipe.loss.delta
+    loss = torch.nn.MSELoss() if delta is None else torch.nn.HuberLoss(delta=delta)
 
     def device() -> None:
-        _, g = bundle.gradient(p=kept["p"], x=x, y=y)
-        kept["p"], kept["m"] = ours.update(kept["p"], g, kept["m"])
+        nonlocal p, moments
+        _, g = bundle.gradient(p=p, x=x, y=y)
+        p, moments = ours.update(p, g, moments)
 
     def framework() -> None:
         theirs.zero_grad()
-        torch.nn.functional.mse_loss(net(tx), ty).backward()
+        loss(net(tx), ty).backward()
         theirs.step()
 
     interleaved(device, framework, 30)
-    ratios = interleaved(device, framework, runs)
-    return {
-        "ours_ms": _milliseconds(device),
-        "torch_ms": _milliseconds(framework),
-        "ratio": statistics.median(ratios),
-    }
+    own, other, ratio = interleaved(device, framework, runs)
+    return {"ours_ms": 1e3 * own, "torch_ms": 1e3 * other, "ratio": ratio}
 
 
-def _milliseconds(call: Callable[[], object], runs: int = 200) -> float:
-    spent = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(spent)
+def process(python: str, code: str, *arguments: str) -> dict[str, float]:
+    """Run one program that times itself from its exec, and return what it told."""
+    command = [python, "-c", code, str(time.monotonic()), *arguments]
+    environ = os.environ | ({"PYTHONPATH": str(ROOT)} if python == sys.executable else {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)  # noqa: PLW1510 - judged below
+    if done.returncode or not done.stdout:
+        raise SystemExit(f"bench_device: a program failed: {done.stderr.strip()[-600:]}")
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[0])
+    return told
 
 
-def process(code: str, runs: int = 5) -> dict[str, float]:
-    """Run a program several times; median seconds to its first step, median peak MiB."""
-    seen = []
-    for _ in range(runs):
-        command = [sys.executable, "-c", code + TAIL, str(time.monotonic())]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+def agents(python: str, name: str, runs: int, rounds: int) -> list[dict[str, float]]:
+    """Start real agents one after the other, each fresh, against a real broker and aggregator.
+
+    A round is one step, so the first round's end is the first step, saved, signed and sent.
+    """
+    from firmware_sim.federation import Federation, free_port, start_broker  # noqa: PLC0415
+    from firmware_sim.folders import prepare  # noqa: PLC0415
+    from firmware_sim.processes import Family  # noqa: PLC0415
+    from firmware_sim.samples import sample_set  # noqa: PLC0415
+    from firmware_sim.scenario import Learning, Scenario  # noqa: PLC0415
+
+    learning = Learning(rounds=100_000, shared=("",), settings={"steps": 1}, quorum=1)
+    chosen = Scenario("one agent", devices=runs, bundle=name, learning=learning)
+    with tempfile.TemporaryDirectory() as scratch, Family(Path(scratch) / "logs") as family:
+        out = Path(scratch)
+        url, page = start_broker(family, out / "broker"), f"127.0.0.1:{free_port()}"
+        prepared = prepare(
+            out / "fleet", "bench", chosen, sample_set("homes"), broker=url, page=page
         )
-        seen.append([float(x) for x in done.stdout.split()])
-    first, peak = zip(*seen, strict=True)
-    return {"first_step_s": statistics.median(first), "peak_mib": statistics.median(peak)}
+        Federation(prepared, learning.rounds, family).start_aggregator()
+        return [
+            process(python, AGENT, str(rounds), str(device.config)) for device in prepared.devices
+        ]
+
+
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of every column."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 
 def installed(names: tuple[str, ...]) -> float:
-    """MiB on disk of these distributions, as their own records list them."""
-    total = 0
-    for name in names:
-        try:
-            files = metadata.files(name) or []
-        except metadata.PackageNotFoundError:
+    """MiB on disk of these distributions and all they need, as their own records list them."""
+    total, waiting, seen = 0, list(names), set[str]()
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in seen:
             continue
-        total += sum(p.stat().st_size for f in files if (p := Path(str(f.locate()))).is_file())
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # needed on another platform only
+        total += sum(p.stat().st_size for f in found.files or [] if (p := _located(f)).is_file())
+        needs = [need for need in found.requires or [] if "extra ==" not in need]
+        waiting += [_name(need) for need in needs]
     return total / 2**20
 
 
-def fleet(devices: int, rounds: int, shared: str) -> dict[str, Any]:
-    """Run a real fleet, one process a device, and return the simulator's account."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            str(Path(sys.executable).with_name("gridfed-sim")),
-            "fleet",
-            "--processes",
-            "--json",
-        ]
-        command += [
-            "--devices",
-            str(devices),
-            "--rounds",
-            str(rounds),
-            "--shared",
-            shared,
-            "--out",
-            folder,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+def _located(file: metadata.PackagePath) -> Path:
+    return Path(str(file.locate()))
+
+
+def _name(need: str) -> str:
+    """Return the name at the start of a requirement.
+
+    >>> _name("numpy>=1.24; python_version < '3.14'"), _name("ruamel.yaml")
+    ('numpy', 'ruamel.yaml')
+    """
+    end = next((i for i, c in enumerate(need) if not (c.isalnum() or c in "-_.")), len(need))
+    return need[:end]
+
+
+def told_in_json(command: list[str], what: str) -> dict[str, Any]:
+    """Run a program that prints JSON, and return it."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
-        raise SystemExit(f"bench_device: the fleet did not finish: {done.stderr.strip()[-400:]}")
+        raise SystemExit(f"bench_device: {what} did not finish: {done.stderr.strip()[-400:]}")
     account: dict[str, Any] = json.loads(done.stdout)
     return account
 
 
-def flower(peers: Path, python: Path, devices: int, rounds: int) -> dict[str, Any]:
-    """Run Flower's gRPC client on the same job and return its harness's account."""
-    command = [str(python), str(peers / "flower_grpc" / "run.py"), "--clients", str(devices)]
-    done = subprocess.run(
-        [*command, "--rounds", str(rounds)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    if done.returncode:
-        raise SystemExit(f"bench_device: the peer did not finish: {done.stderr.strip()[-400:]}")
-    account: dict[str, Any] = json.loads(done.stdout)
-    return account
+def fleet(name: str, devices: int, rounds: int) -> dict[str, float]:
+    """Run a real fleet, one process a device, all layers shared, four steps a round."""
+    program = [sys.executable, "-m", "firmware_sim", "fleet", "--processes", "--json"]
+    options = ["--bundle", name, "--devices", str(devices), "--rounds", str(rounds)]
+    told = told_in_json([*program, *options, "--shared", "all", "--steps", "4"], "the fleet")
+    each, weighed = told["per_device_and_round"], told["device_process"]
+    return {
+        "peak": weighed["peak_mib"],
+        "cpu_ms": 1e3 * weighed["cpu_s"] / rounds,
+        "up": each["bytes_up"],
+        "down": each["bytes_down"],
+        "wall_ms": 1e3 * told["seconds"] / rounds,
+    }
 
 
-def show(rows: Mapping[str, tuple[object, object]], heads: tuple[str, str]) -> None:
-    """Print a table of two columns."""
-    print(f"\n{'':44}{heads[0]:>16}{heads[1]:>16}")
+def flower(peers: Path, python: Path, devices: int, rounds: int) -> dict[str, float]:
+    """Run Flower's gRPC client on the same job: 42,003 parameters, batch 64, four steps."""
+    script = str(peers / "flower_grpc" / "run.py")
+    options = ["--clients", str(devices), "--rounds", str(rounds), "--steps", "4"]
+    told = told_in_json([str(python), script, *options], "the peer")
+    return {
+        "peak": told["client"]["median_max_rss_mib"],
+        "cpu_ms": 1e3 * told["client"]["median_cpu_s"] / rounds,
+        "up": told["bytes_per_client_round"]["up"],
+        "down": told["bytes_per_client_round"]["down"],
+        "wall_ms": told["round_wall_ms"]["median"],
+    }
+
+
+def show(heads: tuple[str, str], rows: Mapping[str, tuple[float | None, float | None]]) -> None:
+    """Print a table of two columns and their ratio."""
+    print(f"\n{'':46}{heads[0]:>12}{heads[1]:>12}{'ratio':>8}")
     for name, (ours, theirs) in rows.items():
-        cells = (f"{x:.3g}" if isinstance(x, float) else str(x) for x in (ours, theirs))
-        print(f"{name:44}" + "".join(f"{x:>16}" for x in cells))
+        cells = "".join(f"{'-' if x is None else format(x, ',.4g'):>12}" for x in (ours, theirs))
+        print(f"{name:46}{cells}{theirs / ours if ours and theirs else float('nan'):>8.2f}")
+
+
+def show_alone(found: Mapping[str, Any]) -> None:
+    """Print the device beside torch."""
+    agent, torch = found["agent"], found["torch"]
+    rows = {
+        f"step at batch {b} [ms]": (found[f"b{b}"]["ours_ms"], found[f"b{b}"]["torch_ms"])
+        for b in (64, 8)
+    }
+    rows["exec to connected [s]"] = (agent["connected"], None)
+    rows["exec to first step done [s]"] = (agent["first"], torch["first"])
+    rows["peak resident, training [MiB]"] = (agent["peak"], torch["peak"])
+    rows["of it private, at the end [MiB]"] = (agent["private"], torch["private"])
+    rows["installed, with all it needs [MiB]"] = found["installed"]
+    show(("gridfed", "torch"), rows)
+    pairs = ", ".join(f"batch {b}: {found[f'b{b}']['ratio']:.2f}" for b in (64, 8))
+    print(f"median of the pairs' ratios of a step: {pairs}")
+
+
+def show_fleets(ours: dict[str, float], theirs: dict[str, float]) -> None:
+    """Print a fleet beside Flower's."""
+    rows = {
+        "peak resident of a client [MiB]": "peak",
+        "processor of a client, a round, with start [ms]": "cpu_ms",
+        "up, a client and round [bytes]": "up",
+        "down, a client and round [bytes]": "down",
+        "wall of a round [ms]": "wall_ms",
+    }
+    show(("gridfed", "Flower"), {row: (ours[k], theirs.get(k)) for row, k in rows.items()})
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    add = parser.add_argument
+    add("--bundle", default="load-lstm-week", help="a shipped bundle (load-lstm-week)")
+    add("--device", default=sys.executable, help="interpreter of the agent (this one)")
+    add("--runs", type=int, default=300, help="pairs of steps (300)")
+    add("--starts", type=int, default=5, help="processes started, each (5)")
+    add("--devices", type=int, default=10, help="of the fleets (10)")
+    add("--rounds", type=int, default=20, help="of the fleets (20)")
+    add("--repeats", type=int, default=2, help="of the fleets, in turn (2)")
+    add("--peers", type=Path, help="folder of peer harnesses")
+    add("--flower", type=Path, help="interpreter with flwr and torch")
+    add("--no-fleet", action="store_true", help="leave out the fleets")
+    add("--json", type=Path, help="write the numbers there")
+    return parser.parse_args()
 
 
 def main() -> int:
     """Measure, print, and keep the numbers if asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--factory",
-        default="plfl",
-        help="function in aggregator.models.plfl that makes the network",
-    )
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--devices", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--peers", type=Path, help="folder of peer harnesses")
-    parser.add_argument("--flower", type=Path, help="interpreter with flwr and torch")
-    parser.add_argument(
-        "--no-fleet", action="store_true", help="leave out the processes over a broker"
-    )
-    parser.add_argument("--json", type=Path, help="write the numbers there")
-    options = parser.parse_args()
+    told = options()
     found: dict[str, Any] = {"load_average": os.getloadavg()[0]}
-    found["b64"], found["b8"] = (steps(b, options.factory, options.runs) for b in (64, 8))
-    found["ours"], found["torch"] = process(OURS), process(TORCH.format(factory=options.factory))
-    found["installed_mib"] = {
-        "device": installed(DEVICE_PACKAGES + ONNXRUNTIME_NEEDS),
-        "torch": installed(TORCH_PACKAGES),
-    }
-    show(
-        {
-            "step at batch 64 [ms]": (found["b64"]["ours_ms"], found["b64"]["torch_ms"]),
-            "step at batch 8 [ms]": (found["b8"]["ours_ms"], found["b8"]["torch_ms"]),
-            "torch / ours, batch 64 and 8": (found["b64"]["ratio"], found["b8"]["ratio"]),
-            "exec to first step done [s]": (
-                found["ours"]["first_step_s"],
-                found["torch"]["first_step_s"],
-            ),
-            "peak resident after 500 steps [MiB]": (
-                found["ours"]["peak_mib"],
-                found["torch"]["peak_mib"],
-            ),
-            "installed [MiB]": (found["installed_mib"]["device"], found["installed_mib"]["torch"]),
-        },
-        ("gridfed", "torch"),
+    found["agent"] = medians(agents(told.device, told.bundle, told.starts, 20))
+    found["torch"] = medians(
+        [process(sys.executable, FRAMEWORK, "20", told.bundle) for _ in range(told.starts)]
     )
-    if not options.no_fleet:
-        found["fleet"] = fleet(options.devices, options.rounds, "all")
-        if options.peers and options.flower:
-            found["flower"] = flower(options.peers, options.flower, options.devices, options.rounds)
-        print(json.dumps({k: found[k] for k in ("fleet", "flower") if k in found}, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    found["installed"] = (installed(DEVICE), installed(TORCH))
+    found |= {f"b{batch}": steps(batch, told.bundle, told.runs) for batch in (64, 8)}
+    show_alone(found)
+    if not told.no_fleet:
+        found["fleet"], found["flower"] = [], []
+        for _ in range(told.repeats):
+            found["fleet"].append(fleet(told.bundle, told.devices, told.rounds))
+            if told.peers and told.flower:
+                peer = flower(told.peers, told.flower, told.devices, told.rounds)
+                found["flower"].append(peer)
+            show_fleets(found["fleet"][-1], found["flower"][-1] if found["flower"] else {})
+    if told.json:
+        told.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
