@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from statistics import median
 
 from firmware_sim.display import Display
 from firmware_sim.federation import (
