@@ -41,8 +41,7 @@ from firmware_sim.results import (
 from firmware_sim.samples import SampleSet, sample_set
 from firmware_sim.scenario import Scenario
 
-SHARED: Mapping[str, tuple[str, ...]] = {FEDERATED: ("",), PLFL: ("lstm.",), LOCAL: ()}
-"""Which layers travel in each run, by name prefix: all, the recurrent ones, none."""
+RUNS = (FEDERATED, PLFL, LOCAL)
 
 LEARNED = "round learned"  # what a device logs after each round
 
@@ -78,7 +77,7 @@ class Outcome:
     def text(self) -> str:
         """Return the table and the verdict, for a terminal."""
         steps = int(self.scenario.learning.settings.get("steps", 0))
-        budget = ", ".join(f"{arm} {self.rounds[arm] * steps}" for arm in SHARED)
+        budget = ", ".join(f"{arm} {self.rounds[arm] * steps}" for arm in RUNS)
         return "\n".join(
             (
                 f"{self.scenario.title} ({self.samples.kind} readings, {self.samples.licence})",
@@ -141,7 +140,7 @@ class Demo:
         with Family(self.out / "logs") as family:
             url = start_broker(family, self.out / "broker", self.broker)
             self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
-            fleets = {arm: self._learn(family, url, samples, arm) for arm in SHARED}
+            fleets = {arm: self._learn(family, url, samples, arm) for arm in RUNS}
         self.shown.note("judging forecasts on readings that no device learned from")
         judged = time.monotonic()
         rows, panels = judge(fleets, samples, self.scenario.span, self.traffic)
@@ -152,7 +151,7 @@ class Demo:
 
     def _learn(self, family: Family, url: str, samples: SampleSet, arm: str) -> Prepared:
         begun = time.monotonic()
-        learning = replace(self.scenario.learning, shared=SHARED[arm])
+        learning = replace(self.scenario.learning, shared=shared(self.scenario, arm))
         chosen = replace(self.scenario, learning=learning)
         address = f"127.0.0.1:{free_port()}"
         prepared = prepare(self.out / arm, arm, chosen, samples, broker=url, page=address)
@@ -207,6 +206,14 @@ class Demo:
         self.cpu[arm] = sum(one.cpu for one in run.devices)
         self.peak_kb = max(self.peak_kb, *(one.peak_kb for one in run.devices))
         self.traffic[arm] = traffic_of(run.prepared.devices, run.devices)
+
+
+def shared(chosen: Scenario, arm: str) -> tuple[str, ...] | None:
+    """Return the layers that travel in a run, by name prefix.
+
+    All when federated, none when alone, else what scenario or bundle say: the recurrent ones.
+    """
+    return {FEDERATED: ("",), LOCAL: ()}.get(arm, chosen.learning.shared)
 
 
 def learned_rounds(device: Running) -> int:

@@ -115,7 +115,19 @@ def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
         ahead = ahead if parts else f"better on {ahead} devices"
         parts.append(f"{abs(share):.1%} {side} {NAMES[arm].split(' (')[0]} ({ahead})")
     told = ", ".join(parts).replace("%", " %")
-    return f"{head}: mean MASE {own:.3f}, which is {told}."
+    return f"{head}: mean MASE {own:.3f}, which is {told}.{_saved(rows)}"
+
+
+def _saved(rows: Sequence[DeviceResult]) -> str:
+    """Say what share of the bytes PL-FL moved, where both were counted."""
+    moved = {
+        arm: sum(row.traffic[arm].up + row.traffic[arm].down for row in rows if arm in row.traffic)
+        for arm in (PLFL, FEDERATED)
+    }
+    if not all(moved.values()):
+        return ""
+    share = f"{moved[PLFL] / moved[FEDERATED]:.0%}".replace("%", " %")
+    return f" It moved {share} of the bytes that sharing all layers does."
 
 
 def table(rows: Sequence[DeviceResult], unit: str) -> str:

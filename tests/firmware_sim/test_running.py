@@ -1,0 +1,102 @@
+"""The real programs, over a real broker: a small fleet, a small demo, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.broker import has_embedded, mosquitto_program
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (has_embedded() or mosquitto_program()), reason="neither iotcore nor mosquitto here"
+    ),
+]
+
+SMALL = """
+title = "two homes, two rounds"
+devices = 2
+bundle = "load-mlp"
+start = "2018-01-01T08:00Z"
+until = "2018-02-01T08:00Z"
+judge = ["2018-02-01T08:00Z", "2018-02-03T08:00Z"]
+why = "small"
+[learning]
+rounds = 2
+settings = { steps = 4, rate = 0.003 }
+"""
+
+
+def sim(*arguments, timeout=120):
+    line = [sys.executable, "-c", "from firmware_sim.cli import main; raise SystemExit(main())"]
+    return subprocess.run(
+        [*line, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def left_of(folder):
+    """Processes whose command line names the folder."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = line.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in text and int(line.parent.name) != os.getpid():
+            found.append(text.replace("\0", " "))
+    return found
+
+
+@pytest.mark.parametrize("where", ["--in-process", "--processes"])
+def test_a_fleet_runs_its_rounds_and_tells_what_they_cost(tmp_path, where):
+    options = ["--devices", "3", "--rounds", "3", "--steps", "2", "--bundle", "load-mlp", where]
+    done = sim("fleet", *options, "--days", "14", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["devices"], told["rounds"]) == (3, 3)
+    each = told["per_device_and_round"]
+    assert 4 * 8384 < each["bytes_up"] < 3 * 4 * 8384, "one update of float32 a round, and words"
+    assert each["device_cpu_ms"] > 0
+    assert told["refused"] == {}
+    assert left_of(tmp_path) == []
+
+
+def test_the_demo_judges_every_device_and_writes_its_page(tmp_path):
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(SMALL)
+    out = tmp_path / "out"
+    done = sim("demo", "--scenario", str(scenario), "--out", str(out), "--json", timeout=240)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["devices"]) == 2
+    for row in told["devices"]:
+        assert row["windows"] == 48
+        assert row["scores"]["persistence"]["mase"] == pytest.approx(1.0, abs=0.05)
+        assert 0 < row["bytes"]["pl-fl"]["up"] <= row["bytes"]["federated"]["up"]
+        assert row["bytes"]["local"]["up"] < 2_000, "alone, a device says hello and no more"
+    assert "PL-FL" in told["verdict"]
+    assert "<table>" in (out / "index.html").read_text(encoding="utf-8")
+    assert left_of(tmp_path) == []
+
+
+def test_ctrl_c_stops_everything_it_started(tmp_path):
+    code = "from firmware_sim.cli import main; raise SystemExit(main())"
+    options = ["--devices", "2", "--rounds", "10000", "--bundle", "load-mlp", "--days", "14"]
+    line = [sys.executable, "-c", code, "fleet", "--processes", *options, "--out", str(tmp_path)]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as running:
+        until = time.monotonic() + 60
+        while not any("edge_sdk" in text for text in left_of(tmp_path)):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert left_of(tmp_path) == []
