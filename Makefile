@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts docs bench torch clean
+.PHONY: help demo test check format lint types contracts docs bench torch oracles clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,8 @@ bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
+oracles: $(VENV)/.oracles ## add flwr, a second oracle for the averaging rules
+
 clean: ## remove what the targets above made
 	rm -rf $(VENV) site demo-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -61,4 +63,10 @@ $(VENV)/.dev: $(VENV)/.sim
 $(VENV)/.torch: $(VENV)/bin/python
 	@$(PIP) install torch==2.13.0
 	@$(PIP) install -c constraints/dev.txt -e '.[train]'
+	@touch $@
+
+# Only its arithmetic is imported: the rest of what it declares (a web stack, uv, a newer certifi) is not.
+$(VENV)/.oracles: $(VENV)/.dev
+	@$(PIP) install -c constraints/dev.txt grpcio httpx iterators protobuf pycryptodome typer
+	@$(PIP) install --no-deps flwr==1.42.0
 	@touch $@
