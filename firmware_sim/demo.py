@@ -83,7 +83,7 @@ class Outcome:
                 f"{self.scenario.title} ({self.samples.kind} readings, {self.samples.licence})",
                 "",
                 table(self.rows, self.samples.unit),
-                f"local training steps of every device: {budget}",
+                f"training steps of every device, at least: {budget}",
                 "",
                 self.verdict,
             )

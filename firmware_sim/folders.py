@@ -17,6 +17,9 @@ from firmware_sim.scenario import Learning, Scenario
 FAST = {"answer": "2s", "fetch": "2s"}
 """How patient a simulated device is: it sits beside its broker."""
 
+FEW = 16
+"""So many are impatient. More share one thread, and wait for each other as long as in the field."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -181,7 +184,8 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
         "broker": {"url": broker},
         "root": root.absolute(),
         "accept": {"max_steps": max(64, steps)},
-        "pace": FAST | (alone if chosen.learning.shared == () else {}),
+        "pace": (FAST if chosen.devices <= FEW else {})
+        | (alone if chosen.learning.shared == () else {}),
         "privacy": {"mechanism": {"name": "none"}},
     }
 

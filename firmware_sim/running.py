@@ -95,6 +95,9 @@ class FleetRun:
             self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
             meter = Meter(run, processor_seconds)
             self._watch(run, meter, lambda: fleet.turn(0.02))
+            until = time.monotonic() + CLOSING
+            while time.monotonic() < until and not all(x.is_done for x in fleet.clients):
+                fleet.turn(0.02)  # each takes the final model over: bytes are those of a whole run
             return meter.cost(fleet.traffic())
 
     def _outside(self, run: Federation) -> Cost:
