@@ -1,0 +1,45 @@
+"""What a round costs a device does not depend on how many others there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.broker import mosquitto_program
+from firmware_sim.display import display
+from firmware_sim.running import FleetRun
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Learning, Scenario
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROUNDS = 3
+
+
+def fleet(folder, devices):
+    chosen = Scenario(
+        "scale",
+        samples="homes",
+        devices=devices,
+        bundle="load-lstm-week",
+        learning=Learning("fedavg", None, ROUNDS, {"steps": 1}, deadline="1h"),
+        until="2018-01-22",
+    )
+    with display(is_quiet=True) as shown:
+        run = FleetRun(
+            chosen, sample_set("homes"), folder, shown, is_in_process=True, kind="mosquitto"
+        )
+        cost = run.run()
+    assert run.refused == {}
+    assert (cost.devices, cost.rounds) == (devices, ROUNDS)
+    return cost.each
+
+
+def test_sixty_devices_cost_each_what_fifteen_cost(tmp_path):
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    few, many = fleet(tmp_path / "few", 15), fleet(tmp_path / "many", 60)
+    scalars = 4 * 5760
+    for way in ("bytes_up", "bytes_down"):
+        assert many[way] == pytest.approx(few[way], rel=0.05), way
+        assert scalars < many[way]
+    assert many["bytes_up"] < 1.05 * scalars
