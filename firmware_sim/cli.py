@@ -32,10 +32,11 @@ def main(argv: list[str] | None = None) -> int:
 def _demo(args: Namespace) -> Answer:
     from firmware_sim.demo import Demo, clear, publish  # noqa: PLC0415 - numpy, and more
     from firmware_sim.display import display  # noqa: PLC0415 - as above
+    from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
     from firmware_sim.scenario import scenario  # noqa: PLC0415 - as above
 
     clear(args.out)
-    with display(is_quiet=args.json) as shown:
+    with stoppable(), display(is_quiet=args.json) as shown:
         demo = Demo(scenario(args.scenario), args.out, shown, args.limit, args.broker)
         outcome = demo.run()
     made = publish(outcome, args.out)
@@ -53,13 +54,14 @@ def _demo_arguments(parser: ArgumentParser) -> None:
 
 def _fleet(args: Namespace) -> Answer:
     from firmware_sim.display import display  # noqa: PLC0415 - numpy, and more
+    from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
     from firmware_sim.running import MOST_PROCESSES, FleetRun  # noqa: PLC0415 - as above
 
     chosen, samples = _chosen(args)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
-        with display(is_quiet=args.json) as shown:
+        with stoppable(), display(is_quiet=args.json) as shown:
             run = FleetRun(
                 chosen,
                 samples,

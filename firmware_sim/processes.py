@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from edge_sdk.program import Failure
@@ -21,6 +22,16 @@ GRACE = 8.0
 
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 """One thread a process: eight devices on two cores must not fight over them."""
+
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """In a fresh child: let the kernel send SIGTERM when we die, even by ``kill -9``."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 class Died(Failure):
@@ -147,6 +158,7 @@ class Family:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread runs while we start any
                 env=os.environ | QUIET | dict(environ or {}),
             )
         self.members.append(Running(name, process, log))
@@ -172,6 +184,20 @@ class Family:
                 if member.wait(until - time.monotonic()) is None:
                     member.signal(signal.SIGKILL)
                     member.wait(grace)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that everything started in it is stopped."""
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
