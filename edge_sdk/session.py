@@ -146,10 +146,16 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has ended, its final model was taken over, and nothing is owed."""
-        manifest = self._manifest
+        """Whether the fleet's present run has ended, its model was taken over, nothing is owed.
+
+        A retained manifest may be that of an earlier run; the welcome, bound to this process's own
+        hello, says which run is present.
+        """
+        manifest, welcome = self._manifest, self.up.welcome
         return (
             manifest is not None
+            and welcome is not None
+            and manifest.run == welcome.run
             and self._phase == "stop"
             and manifest.version <= self.seen.version
             and self.task is None
