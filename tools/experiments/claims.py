@@ -45,15 +45,17 @@ def every_seed(
     table: Mapping[tuple[str, str], Sequence[float]],
     test: Callable[[Mapping[str, float]], bool],
 ) -> dict[str, bool]:
-    """Apply a test to every set: does it hold in each of its seeds?
+    """Apply a test to every set that has all arms: does it hold in each of its seeds?
 
     >>> table = {("a", "x"): [1.0, 2.0], ("a", "y"): [3.0, 1.0]}
     >>> every_seed(table, lambda row: row["x"] < row["y"])
     {'a': False}
     """
-    verdicts = {}
+    verdicts, every = {}, {arm for _, arm in table}
     for dataset in sorted({name for name, _ in table}):
         rows = {arm: values for (name, arm), values in table.items() if name == dataset}
+        if rows.keys() != every:
+            continue
         seeds = min(len(values) for values in rows.values())
         verdicts[dataset] = all(test({a: v[i] for a, v in rows.items()}) for i in range(seeds))
     return verdicts
