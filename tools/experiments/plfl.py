@@ -19,7 +19,7 @@ from edge_sdk.bundle import Bundle, Trust
 from edge_sdk.forecast import rolling
 from edge_sdk.methods.local import Windows
 from edge_sdk.scores import mae, naive_lag1
-from edge_sdk.windows import PARTS, Drawable, Frame
+from edge_sdk.windows import PARTS, Drawable, Frame, filled
 from edge_sdk.wire.spec import Vector
 from tools.experiments import buildings as data
 from tools.experiments.together import Fleet, Plan, Pooled, gather, rounds
@@ -248,3 +248,21 @@ def _told(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, list[float]]:
     origins = frame.origins("test", observed=False)
     told = rolling(bundle.forecast, p, frame, origins)[:, 0]
     return {"target_index": (origins + 1).tolist(), "point": np.round(told, 6).tolist()}
+
+
+def completed(told: Mapping[str, list[float]], house: data.Building) -> dict[int, float]:
+    """Fill a forecast up to every row of the test part as a device would: by yesterday's slot.
+
+    Args:
+        told: Rows and values that the model said.
+        house: Whose readings stand in; the last reading, where yesterday was not measured either.
+    """
+    values = filled(house.columns[data.LOAD])
+    start, stop = (int(len(values) * share) for share in PARTS["test"])
+    day = 86_400 // house.step
+    rows = {int(row): value for row, value in zip(told["target_index"], told["point"], strict=True)}
+    for row in range(start, stop):
+        usual = values[row - day] if np.isfinite(values[row - day]) else values[row - 1]
+        if row not in rows and np.isfinite(usual):
+            rows[row] = float(usual)
+    return rows
