@@ -1,0 +1,95 @@
+"""The driver without a wire, the judge, and the loader's forms, on two small made-up houses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.windows import Drawable
+from tools.experiments import buildings, claims, plfl
+from tools.experiments.together import Plan, Pooled, gather, rounds
+
+
+def house(name: str, scale: float) -> buildings.Building:
+    hours = np.arange(24 * 40)
+    load = scale * (2 + np.sin(2 * np.pi * hours / 24) + 0.3 * np.sin(hours / 5.0))
+    return buildings.Building(name, 3600, 1_514_764_800, {buildings.LOAD: load}, {})
+
+
+@pytest.fixture(scope="module")
+def ground():
+    houses = [house("a", 1.0), house("b", 50.0)]
+    bundle = Bundle.open("load-lstm-week", trust=Trust())
+    frames = buildings.frames(houses, buildings.week_form(bundle.manifest, houses))
+    windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
+    return plfl.Ground(bundle, frames, windows)
+
+
+def run(ground, shared, number=2, seed=0, names=("a", "b")):
+    plan = Plan("fedavg", {"steps": 3, "rate": 1e-3}, shared, number, 16, "fresh", seed)
+    parts = plfl._parts(ground.bundle)
+    windows = {x: ground.windows[x] for x in names}
+    fleet = gather(plan, **parts, windows=windows)
+    for _, after in rounds(plan, fleet):
+        fleet = after
+    return fleet
+
+
+def test_sharing_everything_leaves_one_model_and_sharing_the_body_does_not(ground):
+    every = run(ground, ("",)).vectors()
+    assert (every["a"] == every["b"]).all()
+    body = run(ground, ("lstm.",))
+    vectors = body.vectors()
+    assert (body.spec.shared(vectors["a"]) == body.spec.shared(vectors["b"])).all()
+    assert (body.spec.personal(vectors["a"]) != body.spec.personal(vectors["b"])).any()
+
+
+def test_alone_nobody_depends_on_anybody(ground):
+    both, one = run(ground, ()).vectors(), run(ground, (), names=("a",)).vectors()
+    assert (both["a"] == one["a"]).all()
+
+
+def test_another_seed_is_another_start(ground):
+    assert (run(ground, ("",)).common != run(ground, ("",), seed=1).common).any()
+
+
+def test_pooled_windows_are_drawn_from_everybody(ground):
+    pooled = Pooled((ground.windows["a"], ground.windows["b"]))
+    assert len(pooled) == sum(map(len, ground.windows.values()))
+    assert len(pooled.draw(np.random.default_rng(0), 64)) == 64
+
+
+def test_the_papers_form_has_one_scale_and_its_own_channels(ground):
+    houses = [house("a", 1.0), house("b", 50.0)]
+    bundle = Bundle.open("load-lstm", trust=Trust())
+    frames = buildings.frames(houses, buildings.paper_form(bundle.manifest, houses))
+    assert frames["a"].scale == frames["b"].scale
+    assert frames["a"].channels.shape[1] == 8
+    assert ground.frames["a"].scale != ground.frames["b"].scale
+
+
+def test_a_gap_is_filled_with_yesterday(ground):
+    some = house("a", 1.0)
+    done = plfl.completed({"target_index": [800], "point": [7.0]}, some)
+    assert done[800] == 7.0
+    assert done[801] == some.columns[buildings.LOAD][801 - 24]
+
+
+def results(**means):
+    for name, values in means.items():
+        for seed, value in enumerate(values):
+            arm = {"dataset": "x", "name": name.replace("_", " "), "seed": seed}
+            yield {"arm": arm, "mean": {"MAE": value, "MASE": value}}
+
+
+def test_a_claim_must_hold_in_every_seed():
+    good = list(results(fedavg=[2, 2], fedavgm=[3, 3], fedadam=[4, 4]))
+    bad = list(results(fedavg=[2, 4], fedavgm=[3, 3], fedadam=[4, 4]))
+    assert [claim.holds for claim in claims.of_e5(good)] == [True, True]
+    assert [claim.holds for claim in claims.of_e5(bad)] == [False, True]
+
+
+def test_a_gain_counts_only_against_local_training_to_convergence():
+    (claim,) = claims.gains(list(results(local_long=[1.0], cfg_1=[1.1])))
+    assert claim.verdict == "NOT reproduced"
