@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk.program import Answer, Command, Program
+from edge_sdk.settings import SettingsError
 
 if TYPE_CHECKING:
     from firmware_sim.samples import SampleSet
@@ -58,6 +59,11 @@ def _fleet(args: Namespace) -> Answer:
     from firmware_sim.running import MOST_PROCESSES, FleetRun  # noqa: PLC0415 - as above
 
     chosen, samples = _chosen(args)
+    if chosen.learning.shared == ():
+        raise SettingsError(
+            "--shared none: devices that share nothing have no rounds for a fleet to wait for",
+            hint="gridfed-sim demo trains them alone, beside fleets that share",
+        )
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)

@@ -60,3 +60,8 @@ def test_an_earlier_demo_is_replaced(tmp_path):
     (out / "index.html").write_text("old")
     clear(out)
     assert [x.name for x in out.iterdir()] == [".gridfed-sim"]
+
+
+def test_a_fleet_that_shares_nothing_is_refused_at_once(capsys):
+    assert cli.main(["fleet", "--shared", "none", "--devices", "2"]) == 2
+    assert "no rounds" in capsys.readouterr().err
