@@ -266,6 +266,7 @@ class Daemon:
     def _tell(self, folded: Folded) -> None:
         if folded.closed is not None:
             self._view.count(folded.closed)
+            self._snapshot = self._view.snapshot()  # no device hears of a round before the page
             notify(f"STATUS=round {folded.closed.round}, version {folded.closed.version}")
         if folded.publications:
             self._intake.open(self._fold.turn)

@@ -15,10 +15,15 @@ HOMES = sample_set("homes")
 DAY = (1_530_000_000 // 3600 * 3600, 1_530_000_000 // 3600 * 3600 + 86_400)
 
 
+def prepared(folder):
+    folder.mkdir(exist_ok=True)
+    device = Device("home", folder / "home.toml", HOMES.samples[0])
+    return Prepared(folder, folder / "aggregator.toml", (device,), "")
+
+
 @pytest.fixture
 def fleet(tmp_path):
-    device = Device("home", tmp_path / "home.toml", HOMES.samples[0])
-    return Prepared(tmp_path, tmp_path / "aggregator.toml", (device,), "")
+    return prepared(tmp_path)
 
 
 def answer(monkeypatch, rows):
@@ -31,10 +36,10 @@ def answer(monkeypatch, rows):
     monkeypatch.setattr(judging, "run", run)
 
 
-def test_a_perfect_forecaster_has_no_error_and_persistence_a_mase_near_one(fleet, monkeypatch):
+def test_a_perfect_forecaster_has_no_error_and_persistence_a_mase_near_one(tmp_path, monkeypatch):
     times, values = HOMES.samples[0].column("load_kwh")
     answer(monkeypatch, [f"{t},1,{v},{v}\n" for t, v in zip(times, values, strict=True)])
-    arms = {"local": fleet, "federated": fleet, "pl-fl": fleet}
+    arms = {arm: prepared(tmp_path / arm) for arm in ("local", "federated", "pl-fl")}
     rows, panels = judging.judge(arms, HOMES, DAY, {"pl-fl": {"home": Traffic(1, 2)}})
     assert rows[0].windows == 24
     assert rows[0].scores["local"].mae == 0
