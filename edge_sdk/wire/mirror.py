@@ -1,0 +1,118 @@
+"""The consensus dual that both ends hold and neither sends: one step of it, and its check.
+
+A device's dual says how hard it is pulled towards the consensus. It is never on the wire, since a
+liar would send what it likes; instead device and server compute it from what both have: the dual
+before, the weights the device sent, and the consensus announced after them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = TypeVar("Floats", bound=NDArray[np.floating[Any]])
+
+CHECK_BYTES = 6
+"""Bytes of a check: a whole number below 2**48, which a float64 among the scalars holds exactly."""
+
+_GRAIN = 1e-4
+_LARGEST = float(2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ascent:
+    """How a consensus dual climbs.
+
+    Attributes:
+        rate: Length of the step (BAFDP's alpha_phi, ASPIRE-EASE's rho_2); 0 keeps every dual as
+            it is.
+        most: Bound of every coordinate (phi_max); infinity is the paper's own form, in which one
+            liar moves the consensus as far as it likes.
+        least: Floor of the damping (kappa_min).
+        fading: The damping falls with this power of the firing: 1/4 in BAFDP, 1/8 in the text of
+            ASPIRE-EASE that could be read.
+        is_damped: Whether the damping is subtracted. False adds it, as BAFDP's (17) prints it,
+            which drives every dual to its bound.
+    """
+
+    rate: float
+    most: float
+    least: float = 0.0
+    fading: float = 0.25
+    is_damped: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be stable."""
+        if not self.rate * self.least <= 1.0:
+            raise ValueError(f"rate * least: expected at most 1, got {self.rate * self.least}")
+
+
+def damping(rate: float, fired: int, least: float = 0.0, fading: float = 0.25) -> float:
+    """Return kappa at a firing, ``max(1 / (rate (fired + 1)^fading), least)``.
+
+    So ``1 - rate * kappa`` is ``1 - (fired + 1)^-fading``, which lies in [0, 1): at firing 0 the
+    old dual is forgotten, later ever less of it.
+
+    >>> [round(0.1 * damping(0.1, t), 6) for t in (0, 15, 80)]
+    [1.0, 0.5, 0.333333]
+    """
+    fades: float = (fired + 1.0) ** -fading
+    return max(fades / rate, least)
+
+
+def next_dual(dual: Floats, z: Floats, w: Floats, fired: int, ascent: Ascent) -> Floats:
+    """Return the dual after a firing: a damped step along ``z - w``, clipped.
+
+    Both ends call this with the same operands: float32, as they were on the wire. Then it gives the
+    same bits on both. The arithmetic is done in the arrays' own dtype.
+
+    Args:
+        dual: Before the firing, shape ``(P,)``.
+        z: The consensus that the firing produced.
+        w: The weights that the device sent for it.
+        fired: Index of that firing, from 0.
+        ascent: How far.
+
+    Source:
+        BAFDP (22), ASPIRE-EASE (15). The papers project the dual on a box of unnamed size; a server
+        that sums over liars too must choose it (``Ascent.most``).
+
+    Example:
+        The second device of the worked example lies 0.71 above the consensus; a dual that forgot
+        its old value at firing 0 is minus a tenth of that, not -0.27.
+
+        >>> one = Ascent(rate=0.1, most=0.5)
+        >>> next_dual(np.array([-0.2]), np.array([1.01]), np.array([1.72266874]), 0, one)
+        array([-0.07126687])
+        >>> next_dual(np.zeros(1), np.zeros(1), np.array([1e30]), 0, one)
+        array([-0.5])
+    """
+    if ascent.rate == 0.0:
+        return dual
+    kappa = damping(ascent.rate, fired, ascent.least, ascent.fading)
+    held = ascent.rate * kappa if ascent.is_damped else -ascent.rate * kappa
+    scalar = dual.dtype.type
+    with np.errstate(over="ignore", invalid="ignore"):
+        climbed = dual * scalar(1.0 - held) + (z - w) * scalar(ascent.rate)
+    bounded: Floats = np.clip(climbed, scalar(-ascent.most), scalar(ascent.most))
+    return bounded
+
+
+def check(dual: NDArray[np.floating[Any]]) -> float:
+    """Return a whole number below 2**48 that two ends compare to see whether they drifted apart.
+
+    It is the first 6 bytes of SHA-256 over the dual rounded to 1e-4, int32, little-endian: float32
+    rounding on another platform does not show, a firing missed does.
+
+    >>> check(np.array([0.5, -0.07126687])) == check(np.array([0.5, -0.07126690]))
+    True
+    >>> check(np.zeros(2)) == check(np.array([0.0, 0.001]))
+    False
+    """
+    grains = np.clip(np.rint(np.asarray(dual, np.float64) / _GRAIN), -_LARGEST, _LARGEST)
+    said = hashlib.sha256(grains.astype("<i4").tobytes()).digest()[:CHECK_BYTES]
+    return float(int.from_bytes(said, "big"))
