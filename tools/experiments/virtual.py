@@ -1,0 +1,179 @@
+"""Both halves of any method on a simulated clock: who answers when, and who lies.
+
+The halves are the product's own. Nothing sleeps: an event carries its time, and events are handled
+in order of (time, client), so that a run repeats to the bit. Every client does one thing at a time;
+a question that comes while it works waits, and a newer one takes its place.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.wire.method import ALL, Closed, Due, Effects, Event, Half, Member, Task, Update
+from edge_sdk.wire.spec import Vector
+from tools.experiments.together import key
+
+Latency = Callable[[str, int], float]
+"""``(client, how many answers before) -> seconds`` from question to answer."""
+
+Tamper = Callable[[Update, Mapping[str, Update]], Update | None]
+"""A liar's own answer and the newest honest ones to what is uploaded instead; None is silence."""
+
+OPEN = Due(round=0, ask="open")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A firing: a model has moved.
+
+    Attributes:
+        time: Simulated seconds since the run began.
+        closed: What the server half says of it.
+        state: The server half's state after it.
+        late: For every client in the firing, by how many versions its answer was stale.
+    """
+
+    time: float
+    closed: Closed
+    state: Any
+    late: Mapping[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class World:
+    """All halves of a run between two events; ``moments`` drives it.
+
+    Attributes:
+        server: The server half, bound to its settings.
+        devices: The device halves by client.
+        latency: How long each answer takes.
+        liars: What is done to the answers of some clients.
+        states: The device states, by client.
+    """
+
+    server: Half[Any]
+    devices: Mapping[str, Half[Any]]
+    latency: Latency
+    liars: Mapping[str, Tamper] = field(default_factory=dict)
+    states: dict[str, Any] = field(default_factory=dict)
+    _queue: list[tuple[float, int, str, int, Event]] = field(default_factory=list)
+    _count: Iterator[int] = field(default_factory=itertools.count)
+    _waiting: dict[str, Task] = field(default_factory=dict)
+    _busy: set[str] = field(default_factory=set)
+    _answers: dict[str, int] = field(default_factory=dict)
+    _newest: dict[str, Update] = field(default_factory=dict)
+
+    def moments(self, common: Vector) -> Iterator[Moment]:
+        """Start the run from a common vector and yield every firing.
+
+        The states of the devices must be there. The run ends when nothing is left to happen or the
+        method says that it is done; usually the caller stops asking.
+        """
+        state = self.server.init(common)
+        pooled: dict[str, int] = {}
+        now = 0.0
+        came: list[Event] = [Member(x, present=True) for x in sorted(self.devices)]
+        for start in (*came, OPEN):
+            state, effects = self.server.apply(state, start)
+            yield from self._told(effects, state, now, pooled)
+        while self._queue:
+            now, _, client, _, event = heapq.heappop(self._queue)
+            arrived = self._uploaded(event)
+            if isinstance(arrived, Update):
+                pooled[client] = arrived.base
+            state, effects = self.server.apply(state, arrived) if arrived else (state, ())
+            for moment in self._told(effects, state, now, pooled):
+                yield moment
+                pooled.clear()
+                if moment.closed.report.get("stop"):
+                    return
+            if client:
+                self._freed(client, now)
+
+    def _uploaded(self, event: Event) -> Event | None:
+        """Let a liar lie, then screen as the product's door does: finite numbers only, float64."""
+        if not isinstance(event, Update):
+            return event
+        lie = self.liars.get(event.sender)
+        told = lie(event, self._newest) if lie else event
+        if told is None:
+            return None
+        vector = np.asarray(told.vector, np.float64)
+        return replace(told, vector=vector) if np.isfinite(vector).all() else None
+
+    def _told(
+        self,
+        effects: Effects,
+        state: Any,  # noqa: ANN401 - every half has its own
+        now: float,
+        pooled: Mapping[str, int],
+    ) -> Iterable[Moment]:
+        moved = []
+        for effect in effects:
+            match effect:
+                case Task():
+                    names = sorted(self.devices) if effect.to == ALL else [effect.to]
+                    for name in names:
+                        self._asked(name, effect, now)
+                case Due(after=after):
+                    self._push(now + after, 1, "", effect)
+                case Closed(moved=True):
+                    late = {x: effect.version - 1 - base for x, base in sorted(pooled.items())}
+                    moved.append(Moment(now, effect, state, late))
+        return moved
+
+    def _asked(self, name: str, task: Task, now: float) -> None:
+        if name in self._busy:
+            self._waiting[name] = task
+        else:
+            self._works(name, task, now)
+
+    def _works(self, name: str, task: Task, now: float) -> None:
+        self.states[name], answers = self.devices[name].apply(self.states[name], task)
+        number = self._answers.get(name, 0)
+        done = now + self.latency(name, number)
+        for update in (x for x in answers if isinstance(x, Update)):
+            self._answers[name] = number + 1
+            self._busy.add(name)
+            if name not in self.liars:
+                self._newest[name] = update
+            self._push(done, 0, name, update)
+
+    def _freed(self, name: str, now: float) -> None:
+        self._busy.discard(name)
+        if (task := self._waiting.pop(name, None)) is not None:
+            self._works(name, task, now)
+
+    def _push(self, when: float, rank: int, client: str, event: Event) -> None:
+        heapq.heappush(self._queue, (when, rank, client, next(self._count), event))
+
+
+def log_normal(
+    seed: int, *, spread: float = 0.5, slow: Mapping[str, float] | None = None
+) -> Latency:
+    """Return seeded log-normal latencies with a median of one second.
+
+    Args:
+        seed: Of the draw; client and number are part of the key.
+        spread: Standard deviation of the logarithm.
+        slow: How many times longer some clients take.
+    """
+    factors = slow or {}
+
+    def latency(client: str, number: int) -> float:
+        draw = key(seed, client, "latency", number).standard_normal()
+        return factors.get(client, 1.0) * math.exp(spread * draw)
+
+    return latency
+
+
+def at_once(client: str, number: int) -> float:  # noqa: ARG001 - a Latency
+    """Everybody takes one second: the clock of an experiment that does not ask about time."""
+    return 1.0
