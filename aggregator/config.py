@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from aggregator.bundles import BundleError, ModelBundle, open_bundle
-from aggregator.methods import METHODS, Averaged, Rounds
+from aggregator.methods import METHODS, Course, Rounds, Setup
 from aggregator.rules import UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
@@ -25,7 +25,7 @@ from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
 from edge_sdk.wire.manifest import ManifestError
 from edge_sdk.wire.messages import CHUNK_LIMIT
-from edge_sdk.wire.method import CONTRACTS, Ask, Half
+from edge_sdk.wire.method import CONTRACTS, Ask, Half, answered
 from edge_sdk.wire.spec import ParamSpec
 from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build
 
@@ -178,7 +178,7 @@ class Run:
     config: Config
     bundle: ModelBundle
     spec: ParamSpec
-    half: Half[Averaged]
+    half: Half[Any]
     ask: Ask
     rounds: Rounds
     limits: Limits
@@ -195,9 +195,10 @@ class Run:
         values: Mapping[str, float] = settings_of(self.config).bound(self.rounds).values
         return values
 
-    def first_state(self) -> Averaged:
+    def first_state(self) -> Course:
         """Return the half's state before its first round, from the bundle's first vector."""
-        return self.half.init(self.spec.shared(self.bundle.initial))
+        state: Course = self.half.init(self.spec.shared(self.bundle.initial))
+        return state
 
 
 def bind(config: Config) -> Run:
@@ -211,10 +212,11 @@ def bind(config: Config) -> Run:
     if run.method not in METHODS:
         raise _wrong(config, "run.method", f"unknown {run.method!r}; known: {_list(METHODS)}")
     bundle = _open(config)
-    ask = CONTRACTS[run.method]["train"]
+    _, ask = answered(CONTRACTS[run.method])
     _check_graphs(config, bundle, ask)
     spec, rounds = _spec(config, bundle), _rounds(config)
-    half = METHODS[run.method].half(_rule(config, rounds), settings_of(config), rounds)
+    setup = Setup(_rule(config, rounds), settings_of(config), rounds, spec, run.seed)
+    half = METHODS[run.method].half(setup)
     limits = Limits(
         spec=spec.digest,
         size=spec.shared_size,

@@ -16,7 +16,7 @@ from aggregator.announce import Body, Ends, Opening, Phase, Publication
 from aggregator.config import Run
 from aggregator.intake import Turn
 from aggregator.leaves import changed, digest, flatten
-from aggregator.methods import OPEN, Averaged
+from aggregator.methods import OPEN, Course
 from aggregator.records import Content, Entry, Timer, Version
 from aggregator.store import SqliteStore
 from edge_sdk.clock import Clock
@@ -74,7 +74,7 @@ class Fold:
         self,
         run: Run,
         number: int,
-        state: Averaged,
+        state: Course,
         timers: tuple[Timer, ...],
         *,
         store: SqliteStore,
@@ -210,7 +210,7 @@ class Fold:
             return None
         return said if said.run == self.number else None
 
-    def _commit(self, state: Averaged, effects: Effects, position: int) -> Folded:
+    def _commit(self, state: Course, effects: Effects, position: int) -> Folded:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
         task = next((e for e in effects if isinstance(e, Task)), None)
         wanted = [e for e in effects if isinstance(e, Due)]
@@ -271,11 +271,11 @@ class Fold:
             self._devices(), len(body.data), down_rate=pace.down_rate, up_rate=pace.up_rate
         )
 
-    def _task(self, state: Averaged) -> Task:
+    def _task(self, state: Course) -> Task:
         arrays = {"w": self.run.half.model(state)["p"]}
         return Task(ALL, state.round, "train", base=state.version, arrays=arrays)
 
-    def _version(self, closed: Closed, state: Averaged) -> Version:
+    def _version(self, closed: Closed, state: Course) -> Version:
         began, report = self._opened_at, dict(closed.report)
         if began is not None:
             report["seconds"] = round(self._clock.monotonic() - began, 3)

@@ -16,7 +16,7 @@ import numpy as np
 
 from aggregator import announce, config, records
 from aggregator.leaves import flatten, layout, rebuild
-from aggregator.methods import Averaged
+from aggregator.methods import Course
 from aggregator.records import Content
 from aggregator.store import SqliteStore
 from edge_sdk.program import USAGE, Failure
@@ -176,9 +176,7 @@ def _record(run: config.Run, number: int) -> records.Run:
     )
 
 
-def _start(
-    run: config.Run, store: SqliteStore, before: records.Run | None
-) -> tuple[Averaged, bool]:
+def _start(run: config.Run, store: SqliteStore, before: records.Run | None) -> tuple[Course, bool]:
     """Take the last run's model along where the shared layout is the same."""
     first = run.first_state()
     if before is None or before.spec != run.spec.digest:
@@ -187,7 +185,7 @@ def _start(
     return run.half.init(np.asarray(leaves["w"])), True
 
 
-def resumed(run: config.Run, store: SqliteStore, number: int) -> tuple[Averaged, records.Saved]:
+def resumed(run: config.Run, store: SqliteStore, number: int) -> tuple[Course, records.Saved]:
     """Return a run's saved state, and the record it came from.
 
     Raises:

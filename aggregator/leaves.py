@@ -54,7 +54,7 @@ def rebuild(template: S, leaves: Leaves) -> S:
     """Return a state shaped like ``template`` that holds the saved leaves.
 
     What the template holds fixes kind, dtype and shape; a mapping that is empty in it (answers of
-    a round, say) takes any keys.
+    a round, say, or arrays by client) takes any keys. What lies deeper comes back as mappings.
 
     Raises:
         LeafError: A leaf is missing, left over, or of another kind or shape.
@@ -112,7 +112,7 @@ def _fill(path: str, template: Any, leaves: Leaves, used: set[str]) -> Any:  # n
         found = [p.removeprefix(f"{path}.") for p in leaves if p.startswith(f"{path}.")]
         if not template:
             used.update(_join(path, key) for key in found)
-            return {key: leaves[_join(path, key)] for key in found}
+            return _nested({key: leaves[_join(path, key)] for key in found})
         return {k: _fill(_join(path, k), child, leaves, used) for k, child in template.items()}
     children = _children(template)
     if children is not None:
@@ -124,6 +124,22 @@ def _fill(path: str, template: Any, leaves: Leaves, used: set[str]) -> Any:  # n
         raise LeafError(path, f"expected {_form(template)}, got {_form(leaves[path])}")
     used.add(path)
     return leaves[path]
+
+
+def _nested(flat: Leaves) -> dict[str, Any]:
+    """Undo the joining of keys below a mapping: client first, then what is kept of it.
+
+    >>> _nested({"m-1.dual": 0.5, "m-1.last": 3, "m-2": 1})
+    {'m-1': {'dual': 0.5, 'last': 3}, 'm-2': 1}
+    """
+    out: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *above, last = path.split(".")
+        node = out
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return out
 
 
 def _form(leaf: Leaf) -> str:

@@ -77,7 +77,7 @@ class View:
         metrics.follow(self.intake.counts)
         metrics.round.set(state.round)
         metrics.version.set(state.version)
-        metrics.pending.set(len(state.pending))
+        metrics.pending.set(state.waiting)
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.store.set(self.store.size())
@@ -106,7 +106,7 @@ class View:
                 "phase": fold.phase,
                 "round": state.round,
                 "version": state.version,
-                "updates": f"{len(state.pending)} of {said.quorum}",
+                "updates": f"{state.waiting} of {said.quorum}",
             },
             "devices": {"enrolled": len(self.registry), **self.registry.states()},
             "refused": self.metrics.refusals(),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
 from aggregator.methods.optim import adam, averaged, sgd
-from aggregator.rules import Rule
+from aggregator.methods.setup import Course, Method, Setup
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
 
-__all__ = ["METHODS", "OPEN", "Averaged", "Method", "Rounds"]
+__all__ = ["METHODS", "OPEN", "Averaged", "Course", "Method", "Rounds", "Setup"]
 
 Steps = Annotated[int, Between(0, 65536)]
 Rate = Annotated[float, Between(0.0, 1e3)]
@@ -126,15 +126,8 @@ class FedAdam:
         return Averaging(optimiser, rounds, _task(self.steps, self.rate))
 
 
-class Method(NamedTuple):
-    """A server half, and the settings a configuration builds strictly for it."""
-
-    settings: type[Any]
-    half: Callable[[Rule, Any, Rounds], Half[Averaged]]
-
-
-def _of_family(rule: Rule, settings: Any, rounds: Rounds) -> Half[Averaged]:  # noqa: ANN401 - one of the settings classes above
-    return averaging(rule, settings.bound(rounds))
+def _of_family(setup: Setup) -> Half[Averaged]:
+    return averaging(setup.rule, setup.settings.bound(setup.rounds))
 
 
 def _task(steps: int, rate: float) -> dict[str, float]:

@@ -103,6 +103,11 @@ class Averaged:
     counts: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def waiting(self) -> int:
+        """How many answers wait for the round to close."""
+        return len(self.pending)
+
 
 def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
     """Return the server half of the averaging family.

@@ -21,6 +21,13 @@ from edge_sdk.wire.spec import Vector
 ALL = "_all"
 """The recipient that means every client of the fleet."""
 
+END = "end"
+"""The ask of the task a device sets its half when the run is over: here is the final model ``w``.
+
+No server half asks it and no contract names it. A half that forecasts with the common model takes
+``w`` over and answers nothing; one that has a model of its own may leave its state as it is.
+"""
+
 Array = NDArray[Any]
 Scalars = Mapping[str, float]
 NO_SCALARS: Scalars = MappingProxyType({})
@@ -42,10 +49,11 @@ class Task:
     """A question to one client, or to all."""
 
     to: str  # a client id, or ALL
-    round: int  # the round it opens or continues
+    round: int  # the round it opens or continues; for one client it only rises
     ask: str  # the name of its kind in the contract
     step: int = 0  # a turn inside the round
     base: int = 0  # version of the model it carries
+    attempt: int = 0  # how often the round was begun anew
     values: Scalars = field(default_factory=_no_scalars)  # numbers the contract names
     arrays: Mapping[str, Array] = field(default_factory=_no_arrays)  # vectors the contract names
 
@@ -59,6 +67,7 @@ class Update:
     base: int  # version the training started from
     vector: Array  # shape (P,); what `part` says; float64 once a server has admitted it
     values: Scalars = field(default_factory=_no_scalars)  # declared numbers (n, loss, …)
+    check: bytes = b""  # 8 bytes of a hash of what both ends mirror, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,13 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A client came (``present``) or went."""
+    """A client came (``present``) or went.
+
+    It comes with every welcome and every return of its link, and again when its answer was refused
+    and the model has moved since. A half that asks one client at a time answers with the task the
+    client should work on now, unless its answer waits already; a task that is still open may be
+    repeated, the shell says it once.
+    """
 
     client: str
     present: bool
@@ -110,7 +125,8 @@ class Half(NamedTuple, Generic[S]):
     """One end of a method: a pure state machine that a shell drives.
 
     ``apply`` never raises for anything a peer could have sent (the shells admit first) and never
-    blocks; an exception inside it means that nothing has happened.
+    blocks; an exception inside it means that nothing has happened. Where it changes nothing it
+    returns the very state it was given: by that the shell knows what needs no journal.
     """
 
     init: Callable[[Vector], S]
@@ -157,9 +173,27 @@ class Ask:
     numbers: tuple[Number, ...] = ()  # scalars of the task
     up: Up = Up.NOTHING
     report: tuple[Number, ...] = ()  # scalars of the answer
+    personal: bool = False  # asked of one client at a time; the common model then only informs
+    patient: bool = False  # an answer counts though the model has moved since its base
+    enc: str = "f4"  # tensor encoding of the answer
 
 
 Contract = Mapping[str, Ask]
+
+
+def answered(contract: Contract) -> tuple[str, Ask]:
+    """Return the one ask of a contract that is answered with an update, and its name.
+
+    >>> answered({"open": Ask(), "share": Ask(up=Up.WEIGHTS)})[0]
+    'share'
+    """
+    durable = [(name, ask) for name, ask in contract.items() if ask.up not in _PERISHABLE]
+    if len(durable) != 1:
+        raise ValueError(f"a contract has one ask with an update, not {len(durable)}")
+    return durable[0]
+
+
+_PERISHABLE = (Up.NOTHING, Up.SIGNAL)
 
 STEPS = Number("steps", 0, 65536)
 RATE = Number("rate", 0.0, 1e3)

@@ -6,7 +6,7 @@ import pytest
 from aggregator import leaves
 from aggregator.audit import recompute
 from aggregator.ledger import Ledger, Row
-from aggregator.methods import METHODS, OPEN, Rounds
+from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.records import Run, Version
 from aggregator.rules import bind
 from aggregator.store import SqliteStore
@@ -17,7 +17,7 @@ INITIAL = np.array([0.5, -0.5], np.float32)
 
 def half_of():
     rounds = Rounds(quorum=2)
-    return METHODS["fedadam"].half(bind("mean"), METHODS["fedadam"].settings(), rounds)
+    return METHODS["fedadam"].half(Setup(bind("mean"), METHODS["fedadam"].settings(), rounds))
 
 
 class Shell:
@@ -133,6 +133,6 @@ def test_a_history_that_was_touched_is_found(store, tampering, fault):
 def test_another_rule_would_have_given_another_history(store):
     course(store)
     other = METHODS["fedadam"].half(
-        bind("mean"), METHODS["fedadam"].settings(beta1=0.5), Rounds(quorum=2)
+        Setup(bind("mean"), METHODS["fedadam"].settings(beta1=0.5), Rounds(quorum=2))
     )
     assert len(recompute(store, other, INITIAL).faults) >= 4

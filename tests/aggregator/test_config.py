@@ -10,7 +10,7 @@ import pytest
 from aggregator.config import Config, bind, broker_of, load_with_origins
 from edge_sdk.program import Failure
 from edge_sdk.settings import SettingsError, shown
-from edge_sdk.wire.method import Ask
+from edge_sdk.wire.method import Ask, Up
 
 KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "file"}
 """Keys that the example leaves to the reference."""
@@ -87,7 +87,7 @@ def test_missing_bundle_names_the_shipped_ones(workplace):
 
 
 def test_bundle_without_the_graph_of_the_contract(workplace, monkeypatch):
-    wanted = {"fedavg": {"train": Ask(("robust_gradient",))}}
+    wanted = {"fedavg": {"train": Ask(("robust_gradient",), up=Up.DELTA)}}
     monkeypatch.setattr("aggregator.config.CONTRACTS", wanted)
     said = refused(workplace())
     assert "run.bundle: 'toy' has no graph 'robust_gradient'" in said

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from aggregator import leaves
 from aggregator.leaves import LeafError
-from aggregator.methods import METHODS, OPEN, Rounds
+from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.wire.codec import pack_leaves, unpack_leaves
 from edge_sdk.wire.method import Update
 
 
 def half_of(name="fedadam"):
-    return METHODS[name].half(bind("mean"), METHODS[name].settings(), Rounds(quorum=3))
+    return METHODS[name].half(Setup(bind("mean"), METHODS[name].settings(), Rounds(quorum=3)))
 
 
 def busy(half, vectors=((1.0, 2.0),)):
@@ -94,3 +94,23 @@ def test_an_object_is_no_leaf():
 
     with pytest.raises(TypeError, match="thing"):
         leaves.flatten(Odd())
+
+
+@dataclass(frozen=True)
+class PerClient:
+    round: int = 0
+    rows: dict = field(default_factory=dict)
+    last: dict = field(default_factory=dict)
+
+
+def test_arrays_by_client_come_back_from_an_empty_template():
+    rows = {f"m-{i}": {"w": np.full(2, i, np.float32), "eps": 0.5 * i} for i in range(3)}
+    state = PerClient(4, rows, {"m-1": 3})
+    kept = {
+        path: unpack_leaves(pack_leaves({"leaf": leaf}))["leaf"]
+        for path, leaf in leaves.flatten(state).items()
+    }
+    again = leaves.rebuild(PerClient(), kept)
+    assert leaves.digest(again) == leaves.digest(state)
+    assert again.rows["m-2"]["w"].dtype == np.float32
+    assert (again.last, again.rows["m-1"]["eps"]) == ({"m-1": 3}, 0.5)

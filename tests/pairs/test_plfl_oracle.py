@@ -7,7 +7,7 @@ import pytest
 
 from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
-from aggregator.methods import OPEN, Rounds
+from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.chance import keyed
 from edge_sdk.methods import METHODS as DEVICES
@@ -44,7 +44,7 @@ class Pair:
         spec = ParamSpec.of([("phi", (1,)), ("psi", (1,))], shared)
         rule, row = bind("mean"), SERVERS[method]
         rounds = rounds or Rounds(quorum=len(targets))
-        self.server = row.half(rule, row.settings(**settings), rounds)
+        self.server = row.half(Setup(rule, row.settings(**settings), rounds, spec))
         self.devices = {name: self.device(method, spec, name, t) for name, t in targets.items()}
         whole = np.zeros(spec.size, np.float32)
         self.states = {name: half.init(whole) for name, half in self.devices.items()}

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from aggregator.methods import METHODS as SERVER
-from aggregator.methods import OPEN, Rounds
+from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local import Batch, Graph, Lent, Windows
@@ -171,7 +171,7 @@ def _alone(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
 def _with_server(plan: Plan, fleet: Fleet) -> Iterator[tuple[int, Fleet]]:
     method = SERVER[plan.method]
     every = Rounds(quorum=len(fleet.halves), limit=plan.rounds)
-    server = method.half(bind("mean"), method.settings(**plan.settings), every)
+    server = method.half(Setup(bind("mean"), method.settings(**plan.settings), every, fleet.spec))
     state, effects = server.apply(server.init(fleet.common), OPEN)
     while task := next((x for x in effects if isinstance(x, Task)), None):
         effects = ()

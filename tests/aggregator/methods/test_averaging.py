@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.methods import METHODS, OPEN, Rounds
+from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.methods.averaging import Averaging, averaging
 from aggregator.methods.optim import sgd
 from aggregator.rules import TooFewRows, Verdict, bind
@@ -18,6 +18,7 @@ from edge_sdk.wire.method import (
     Signal,
     Task,
     Update,
+    answered,
 )
 
 
@@ -196,24 +197,28 @@ def test_no_steps_no_change():
     assert half.model(state)["p"] == [np.float32(0.3)]
 
 
+FAMILY = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam")
+
+
 def test_methods_have_the_contracts_keys():
     assert METHODS.keys() == CONTRACTS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", FAMILY)
 def test_tasks_carry_exactly_the_numbers_of_the_contract(name):
-    method = METHODS[name]
-    half = method.half(bind("mean"), method.settings(), Rounds())
+    method, (ask_name, ask) = METHODS[name], answered(CONTRACTS[name])
+    half = method.half(Setup(bind("mean"), method.settings()))
     _, (task, _) = started(half)
-    numbers = {number.name: number for number in CONTRACTS[name]["train"].numbers}
+    numbers = {number.name: number for number in ask.numbers}
+    assert task.ask == ask_name
     assert task.values.keys() <= numbers.keys()
     assert all(numbers[key].admits(value) for key, value in task.values.items())
-    assert task.arrays.keys() == set(CONTRACTS[name]["train"].down)
+    assert task.arrays.keys() == set(ask.down)
 
 
 def test_a_gradient_is_subtracted_at_the_rate():
     method = METHODS["fedsgd"]
-    half = method.half(bind("mean"), method.settings(rate=0.5), Rounds(quorum=2))
+    half = method.half(Setup(bind("mean"), method.settings(rate=0.5), Rounds(quorum=2)))
     state, _ = started(half, (1.0,))
     state, _ = feed(half, state, answer(state, "a", 1.0), answer(state, "b", 3.0))
     assert half.model(state)["p"] == [0.0]
@@ -228,7 +233,7 @@ def test_a_gradient_is_subtracted_at_the_rate():
 )
 def test_momentum_reaches_the_model_through_rounds(settings, expected):
     method = METHODS["fedavgm"]
-    half = method.half(bind("mean"), method.settings(**settings), Rounds())
+    half = method.half(Setup(bind("mean"), method.settings(**settings)))
     state, _ = started(half)
     path = []
     for delta in (-2.75, -1.0, 0.5):

@@ -1,0 +1,74 @@
+"""What a server half is made of, and what the shell needs of any half's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.averaging import Rounds
+from aggregator.rules import Rule
+from edge_sdk.wire.method import Half
+from edge_sdk.wire.spec import ParamSpec
+
+
+class Course(Protocol):
+    """How far a run has come: all that the shell reads of a server half's state.
+
+    Everything else is the half's own. A state is a frozen dataclass of leaves, of mappings by
+    client and of mappings of those (``aggregator.leaves``); its first state, from ``init``, has
+    every mapping by client empty. ``w`` is a field of it: a next run begins with that leaf.
+    """
+
+    @property
+    def round(self) -> int:
+        """The round that is open, or was last; 0 before ``OPEN``. Rises at every opening."""
+
+    @property
+    def version(self) -> int:
+        """How often the model has moved."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether answers are wanted."""
+
+    @property
+    def waiting(self) -> int:
+        """How many answers wait for the round to close."""
+
+    @property
+    def w(self) -> NDArray[np.float64]:
+        """The common model (the consensus, if a paper calls it so), shape ``(P,)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a server half is made of.
+
+    Attributes:
+        rule: Combines rows; a half that has no use for one ignores it.
+        settings: The method's own settings, as configured.
+        rounds: When a round ends; ``quorum`` is the S of S-of-M methods, the K of buffered ones.
+        spec: The layout of the vector, with the run's shared layers; None where no half looks.
+        seed: Of draws the server makes.
+    """
+
+    rule: Rule
+    settings: Any
+    rounds: Rounds = field(default_factory=Rounds)
+    spec: ParamSpec | None = None
+    seed: int = 0
+
+
+class Method(NamedTuple):
+    """A server half, and the settings a configuration builds strictly for it.
+
+    Where the contract's ask is ``patient``, the settings have ``max_staleness``: an answer that
+    started from an older version than so many before the present one is refused at the door.
+    """
+
+    settings: type[Any]
+    half: Callable[[Setup], Half[Any]]
