@@ -31,7 +31,7 @@ from edge_sdk.privacy.ledger import Budget, BudgetSpent
 from edge_sdk.privacy.mechanism import MECHANISMS
 from edge_sdk.program import fields
 from edge_sdk.runtime import GraphError
-from edge_sdk.series import Reading
+from edge_sdk.series import Reading, Seen, Series
 from edge_sdk.session import Connect, Found, Session
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
@@ -45,8 +45,9 @@ from edge_sdk.wire.transport import Transport
 
 logger = logging.getLogger(__name__)
 
-_READINGS_AT_ONCE = 256  # kept in memory until so many came, or a minute passed: flash wears out
+_READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed: flash wears out
 _READINGS_AFTER = 60.0
+_COUNTED = {seen: f"readings {seen.value}" for seen in Seen}
 _TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
 _ALONE = 2**40  # rounds a device sets itself are numbered from here: no server gets that far
@@ -108,9 +109,9 @@ class Client:
         wall = self._clock.wall()
         latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
         seen = self._learner.observe(reading, latest)
-        self._session.counts[f"readings {seen.value}"] += 1
+        self._session.counts[_COUNTED[seen]] += 1
         overdue = self._session.now - self._flushed > _READINGS_AFTER
-        if overdue or len(self._learner.series.pending()) >= _READINGS_AT_ONCE:
+        if overdue or self._learner.series.unsaved >= _READINGS_AT_ONCE:
             self.flush()
 
     def tick(self, timeout: float = 0.0) -> None:
@@ -383,9 +384,11 @@ class Client:
 
     # --- bundles and runs -------------------------------------------------------------------------
 
-    def _work_with(self, bundle: Bundle, announced: m.Bundle | None) -> None:
+    def _work_with(
+        self, bundle: Bundle, announced: m.Bundle | None, series: Series | None = None
+    ) -> None:
         """Put a bundle to work as the announced run, or the bundle alone, asks for."""
-        learner = set_up(self.config, self._store, bundle, announced, self._methods)
+        learner = set_up(self.config, self._store, bundle, announced, self._methods, present=series)
         learner.turn = self._between_batches
         self._learner = learner
         self._session.holds = bundle.digest
@@ -408,7 +411,7 @@ class Client:
         self._session.bundle = None
         try:
             bundle = take_over(self.config, found, self._learner.bundle)
-            self._work_with(bundle, found.announced)
+            self._work_with(bundle, found.announced, self._learner.series)
         except (EdgeError, Refused) as error:
             self._session.counts["bundles refused"] += 1
             logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))

