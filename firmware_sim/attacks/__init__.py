@@ -1,0 +1,180 @@
+"""The attacks by name. A new attack is one function and one line here.
+
+For simulations only: nothing that ships to a device, and nothing of the aggregator, imports this.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal
+
+from edge_sdk.program import USAGE, Failure
+from firmware_sim.attacks import data, model, protocol
+from firmware_sim.attacks.scene import Space
+
+__all__ = ["ATTACKS", "Attack", "Bound", "Kind", "UnknownAttack", "bind"]
+
+Kind = Literal["model", "data", "signal", "body", "link", "twin"]
+"""Where an attack takes hold: the answer, the readings, an activation, the signed body, the link,
+or the identity."""
+
+KINDS: Mapping[Kind, str] = MappingProxyType(
+    {
+        "model": "the answer, between training and upload",
+        "data": "the readings, before training, in the device's own unit interval",
+        "signal": "activations and their gradients (split learning)",
+        "body": "the signed body of an update",
+        "link": "the way of a message to the broker",
+        "twin": "the identity",
+    }
+)
+
+SPACES: Mapping[str, Space] = MappingProxyType(
+    {"sent": "sent", "weights": "weights", "update": "update"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One row of the threat models.
+
+    Attributes:
+        name: What a command line calls it.
+        kind: Where it takes hold, which fixes the signature of ``act``.
+        act: The pure function; its keyword-only parameters are its options.
+        says: Its definition, in one line.
+        space: Where a model attack computes unless told otherwise (``target=``).
+        is_omniscient: Whether it sees the honest answers of the round.
+        labels_only: Whether a data attack leaves the inputs as they were read.
+    """
+
+    name: str
+    kind: Kind
+    act: Callable[..., Any]
+    says: str
+    space: Space = "sent"
+    is_omniscient: bool = False
+    labels_only: bool = False
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Its options and their defaults; None stands for a number that follows from the run."""
+        known = inspect.signature(self.act).parameters.values()
+        return {p.name: p.default for p in known if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An attack with its numbers filled in.
+
+    Attributes:
+        attack: The row.
+        act: Its function, bound.
+        space: Where a model attack computes.
+    """
+
+    attack: Attack
+    act: Callable[..., Any]
+    space: Space
+
+
+class UnknownAttack(Failure):
+    """An attack, or an option of one, that does not exist, or a value that does not fit it."""
+
+    exit_code = USAGE
+
+
+_ROWS = (
+    Attack("flipping", "model", model.flipping, "w <- -w", "weights"),
+    Attack("scaling", "model", model.scaling, "w <- factor * w", "weights"),
+    Attack("gaussian", "model", model.gaussian, "w <- N(0, variance I)", "weights"),
+    Attack("constant", "model", model.constant, "w <- value in every coordinate", "weights"),
+    Attack("alie", "model", model.alie, "mean - z * std of the honest", is_omniscient=True),
+    Attack("ipm", "model", model.ipm, "-epsilon * mean of the honest", is_omniscient=True),
+    Attack("mimic", "model", model.mimic, "a copy of one honest answer", is_omniscient=True),
+    Attack(
+        "near_copy",
+        "model",
+        model.near_copy,
+        "(1 + drift) * one honest device's weights",
+        "weights",
+        is_omniscient=True,
+    ),
+    Attack(
+        "free_rider",
+        "model",
+        model.free_rider,
+        "w received + N(0, deviation^2), as the model moved last",
+        "weights",
+    ),
+    Attack("replay", "model", model.replay, "its own answer of some rounds ago, header fresh"),
+    Attack("label_flip", "data", data.label_flip, "y <- max + min - y", labels_only=True),
+    Attack("fdi_bias", "data", data.bias, "y <- y + by"),
+    Attack("fdi_ramp", "data", data.ramp, "y <- y + by * t / T"),
+    Attack("fdi_scale", "data", data.scale, "y <- factor * y"),
+    Attack("fdi_outage", "data", data.outage, "y <- 0 on one block, somewhere"),
+    Attack("signal_flip", "signal", protocol.flip_signal, "feat or zgrad <- -it"),
+    Attack("signal_scale", "signal", protocol.scale_signal, "feat or zgrad <- factor * it"),
+    Attack("samples", "body", protocol.samples, "claims so many training samples"),
+    Attack("nan", "body", protocol.not_a_number, "a vector of NaN"),
+    Attack("huge", "body", protocol.huge, "a vector of 1e38"),
+    Attack("wrong_size", "body", protocol.wrong_size, "scalars that the layout has not"),
+    Attack("wrong_version", "body", protocol.wrong_version, "starts from a version to come"),
+    Attack("empty_vector", "body", protocol.empty_vector, "a header without its vector"),
+    Attack("delay", "link", protocol.delay, "uploads come seconds late"),
+    Attack("drop", "link", protocol.drop, "a share of what is sent is lost"),
+    Attack("duplicate", "link", protocol.duplicate, "everything is sent so often"),
+    Attack("reorder", "link", protocol.reorder, "later messages overtake earlier ones"),
+    Attack("empty_payload", "link", protocol.empty_payload, "no bytes in place of an upload"),
+    Attack("twin", "twin", protocol.twin, "two devices with one id and one key"),
+)
+
+ATTACKS: Mapping[str, Attack] = MappingProxyType({row.name: row for row in _ROWS})
+"""Every attack by the name a command line uses."""
+
+
+def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> Bound:
+    """Return the named attack with its options filled in from text.
+
+    Args:
+        name: A key of ``ATTACKS``.
+        options: Options as they are typed; ``target`` is understood by every model attack.
+
+    Raises:
+        UnknownAttack: An unknown name or option, or a value that is no number.
+
+    Example:
+        >>> from firmware_sim.attacks.scene import Scene
+        >>> import numpy as np
+        >>> bind("scaling", {"factor": "-4"}).act(Scene.alone(np.array([1.0]))).tolist()
+        [-4.0]
+        >>> bind("nan", {"factr": "3"})
+        Traceback (most recent call last):
+        firmware_sim.attacks.UnknownAttack: attack 'nan': unknown option 'factr'; known: none
+    """
+    if name not in ATTACKS:
+        raise UnknownAttack(f"unknown attack {name!r}; known: {', '.join(sorted(ATTACKS))}")
+    attack, given = ATTACKS[name], dict(options)
+    known = (*attack.options, *(("target",) if attack.kind == "model" else ()))
+    target = given.pop("target", attack.space) if "target" in known else attack.space
+    if target not in SPACES:
+        raise UnknownAttack(f"attack {name!r}: target: {', '.join(SPACES)}; got {target!r}")
+    for key in given:
+        if key not in known:
+            listed = ", ".join(known) or "none"
+            raise UnknownAttack(f"attack {name!r}: unknown option {key!r}; known: {listed}")
+    values = {key: _number(attack, key, text) for key, text in given.items()}
+    return Bound(attack, partial(attack.act, **values), SPACES[target])
+
+
+def _number(attack: Attack, key: str, text: str) -> float:
+    try:
+        return int(text) if isinstance(attack.options[key], int) else float(text)
+    except ValueError:
+        raise UnknownAttack(
+            f"attack {attack.name!r}: {key}: expected a number, got {text!r}"
+        ) from None

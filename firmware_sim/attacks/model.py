@@ -1,0 +1,158 @@
+"""Attacks on the answer: from what an honest device would send, and what others send, to a lie.
+
+Every function is pure: a scene and its own numbers in, one vector out, shape ``(P,)``, float64.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+from firmware_sim.attacks.scene import Row, Scene
+
+LEAST_Z = 0.3
+"""Below it ALIE would not move anything: with few devices the formula gives 0."""
+
+
+def flipping(scene: Scene) -> Row:
+    """Return ``-own``.
+
+    Example:
+        >>> flipping(Scene.alone(np.array([1.0, -2.0]))).tolist()
+        [-1.0, 2.0]
+    """
+    return -scene.own
+
+
+def scaling(scene: Scene, *, factor: float = 10.0) -> Row:
+    """Return ``factor * own``; 0.1 and -4 are attacks as well."""
+    return factor * scene.own
+
+
+def gaussian(scene: Scene, *, variance: float = 1.0) -> Row:
+    """Return noise ``N(0, variance I)`` that *replaces* the answer; it is not added to it.
+
+    Example:
+        >>> lie = gaussian(Scene.alone(np.full(100_000, 1e6)), variance=4.0)
+        >>> bool(abs(lie.mean()) < 0.05), round(float(lie.std()), 1)
+        (True, 2.0)
+    """
+    return scene.rng.normal(0.0, math.sqrt(variance), scene.own.shape)
+
+
+def constant(scene: Scene, *, value: float = 1e3) -> Row:
+    """Return the same number in every coordinate."""
+    return np.full(scene.own.shape, value)
+
+
+def z_max(devices: int, liars: int) -> float:
+    """Return how many deviations a lie may lie off and still have a majority behind it.
+
+    With ``s = floor(n/2) + 1 - f`` supporters needed among the honest, ``z`` is the quantile
+    ``(n - f - s) / (n - f)`` of the normal distribution. Where the liars are the majority (s < 1)
+    it is taken for s = 1.
+
+    Example:
+        >>> round(z_max(50, 24), 8), z_max(8, 2)
+        (1.42607687, 0.0)
+
+    Reference:
+        Baruch, Baruch, Goldberg: A Little Is Enough: Circumventing Defenses For Distributed
+        Learning, NeurIPS 2019, algorithm 3.
+    """
+    honest = devices - liars
+    supporters = max(devices // 2 + 1 - liars, 1)
+    share = (honest - supporters) / honest if honest else 0.0
+    return NormalDist().inv_cdf(share) if share > 0 else -math.inf
+
+
+def alie(scene: Scene, *, z: float | None = None, floor: float = LEAST_Z, ddof: int = 1) -> Row:
+    """Return ``mean - z * deviation`` of the honest answers, coordinate by coordinate.
+
+    Args:
+        scene: With the honest answers.
+        z: Deviations off; None takes ``z_max``.
+        floor: ``z_max`` is not used below it; a given ``z`` is used as given.
+        ddof: 1 divides the squares by h - 1, 0 by h.
+
+    Example:
+        >>> honest = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
+        >>> alie(Scene.among(honest), z=1.5, ddof=0).round(8).tolist()
+        [-0.06066017, 0.10048095]
+
+    Reference:
+        Baruch, Baruch, Goldberg: A Little Is Enough, NeurIPS 2019.
+    """
+    used = max(z_max(scene.devices, scene.liars), floor) if z is None else z
+    mean, count = scene.honest.mean(axis=0), len(scene.honest)
+    spread = scene.honest.std(axis=0, ddof=ddof) if count > ddof else np.zeros_like(mean)
+    return np.asarray(mean - used * spread)
+
+
+def ipm(scene: Scene, *, epsilon: float = 0.5) -> Row:
+    """Return ``-epsilon * mean`` of the honest answers: inner product manipulation.
+
+    0.5 stays inside the honest spread, 2 turns the mean of a fifth of liars around.
+
+    Reference:
+        Xie, Koyejo, Gupta: Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
+        Manipulation, UAI 2019.
+    """
+    return np.asarray(-epsilon * scene.honest.mean(axis=0))
+
+
+def mimic(scene: Scene, *, victim: int = 0) -> Row:
+    """Return the answer of one honest device, over again: it counts twice.
+
+    Args:
+        scene: With the honest answers.
+        victim: Which one, in order of ids, modulo how many there are.
+
+    Reference:
+        Karimireddy, He, Jaggi: Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing,
+        ICLR 2022.
+    """
+    row: Row = scene.honest[victim % len(scene.honest)]
+    return row.copy()
+
+
+def near_copy(scene: Scene, *, drift: float = 1e-3, victim: int = 0) -> Row:
+    """Return one honest device's answer times ``1 + drift``: the nearest neighbour it can have.
+
+    Rules that reward nearness (credit, Krum) prefer it to every honest answer.
+    """
+    return (1.0 + drift) * mimic(scene, victim=victim)
+
+
+def free_rider(scene: Scene, *, deviation: float | None = None) -> Row:
+    """Return the received model under noise: nothing was learned. Computed on weights.
+
+    Args:
+        scene: With the received model, and the one before.
+        deviation: Of the noise; None takes that of the last change of the common model, which is
+            what an honest answer looks like; before there was one, it is 0.
+
+    Example:
+        >>> free_rider(Scene.alone(np.array([3.0, 4.0]), np.array([1.0, 2.0]))).tolist()
+        [1.0, 2.0]
+    """
+    spread = deviation
+    if spread is None:
+        spread = float(np.std(scene.received - scene.models[-1])) if scene.models else 0.0
+    return scene.received + scene.rng.normal(0.0, spread, scene.received.shape)
+
+
+def replay(scene: Scene, *, rounds: int = 5) -> Row:
+    """Return its own honest answer of ``rounds`` rounds ago, or the oldest it has, as if new.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> scene = replace(Scene.alone(np.array([9.0])), past=(np.array([1.0]), np.array([2.0])))
+        >>> replay(scene, rounds=1), replay(scene, rounds=5)
+        (array([2.]), array([1.]))
+    """
+    if not scene.past or rounds < 1:
+        return scene.own
+    return scene.past[-min(rounds, len(scene.past))]
