@@ -171,8 +171,42 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """A question to one device: work on this and answer with an update. Said until answered."""
+
+    kind: ClassVar[str] = "task"
+    run: Ordinal  # training run
+    round: Whole  # the round to answer; for one device it only rises
+    base: Whole  # version of the model that its vectors are of
+    ask: Word  # which question of the method's contract
+    spec: Ref  # layout digest of every vector of it
+    attempt: Whole = 0  # how often the round was begun anew
+    step: Whole = 0  # a turn inside the round: the larger (round, attempt, step) is the newer task
+    digest: Digest | None = None  # SHA-256 of the content body; unset: it brings no vectors
+    size: BodySize | None = None  # bytes of the content body
+    chunk: ChunkSize | None = None  # bytes of one chunk of it; the last is shorter
+    vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
+    blob: bytes = b""  # the content body where it is small; else it is asked for by its digest
+
+    def __post_init__(self) -> None:
+        """Refuse a content that is not wholly described."""
+        if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
+            raise ValueError("digest, size and chunk belong together")
+        if self.blob and len(self.blob) != self.size:
+            raise ValueError("the blob is the whole content body, or nothing")
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """What orders the tasks of one run: round, attempt, step."""
+        return self.round, self.attempt, self.step
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
-    """The body a ``model`` manifest points at. Never sent by itself: its parts or chunks are."""
+    """The body that a ``model`` or ``task`` names. Its parts or chunks are sent, never itself.
+
+    A task with several vectors has them one after the other, as its contract lists them.
+    """
 
     kind: ClassVar[str] = "content"
     run: Ordinal  # training run
@@ -180,7 +214,7 @@ class Content:
     part: Word  # which vector this is: shared
     spec: Ref  # its layout digest
     enc: Word  # its tensor encoding
-    blob: bytes = b""  # the vector
+    blob: bytes = b""  # the vector, or several
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +369,7 @@ Message = (
     | Keys
     | Bundle
     | Model
+    | Task
     | Content
     | Part
     | Offer
@@ -360,6 +395,7 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
             Keys,
             Bundle,
             Model,
+            Task,
             Part,
             Offer,
             Grant,
@@ -378,7 +414,6 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
 
 RESERVED = frozenset(
     (
-        "task",
         "signal",
         "peer",
         "settle",

@@ -199,6 +199,21 @@ def model() -> list[Case]:
     ]
 
 
+def tasks() -> list[Case]:
+    """A task with its content, one whose content is asked for, and one that brings no vectors."""
+    body = codec.encode(CONTENT)
+    task = messages.Task(
+        run=7, round=42, base=41, ask="step", spec=SPEC.digest, digest=envelope.digest(body),
+        size=len(body), chunk=32768, vals={"eps_dual": 0.25, "fired": 41.0}, blob=body,
+    )  # fmt: skip
+    plain = {"digest": None, "size": None, "chunk": None, "blob": b""}
+    return [
+        down("task", task),
+        down("task-by-digest", replace(task, round=43, attempt=1, step=3, blob=b"")),
+        down("task-without-vectors", replace(task, ask="share", vals={}, **plain)),
+    ]
+
+
 def uplink() -> list[Case]:
     """An update, inline and offered in two chunks, and every answer."""
     ref = envelope.ref(envelope.digest(codec.encode(UPDATE)))
@@ -314,7 +329,7 @@ def beyond() -> Case:
 
 def cases() -> list[Case]:
     """Return every payload, good and bad."""
-    return [*session(), *model(), *uplink(), *widths(), *negative(), beyond()]
+    return [*session(), *model(), *tasks(), *uplink(), *widths(), *negative(), beyond()]
 
 
 def files() -> dict[str, bytes]:

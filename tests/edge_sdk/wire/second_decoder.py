@@ -67,6 +67,15 @@ TABLE = {
         },
         "vals cohort deltas",
     ),
+    "task": (
+        1,
+        {
+            "run": ONE, "round": ANY, "base": ANY, "ask": (S, 1, 16), "spec": REF, "attempt": ANY,
+            "step": ANY, "digest": (B, 32, 32), "size": (I, 1, 2**23), "chunk": (I, 1, 32768),
+            "vals": (M, 0, 16),
+        },
+        "attempt step digest size chunk vals",
+    ),
     "part": (1, {"id": REF, "i": (I, 0, 255)}, ""),
     "offer": (
         0,

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from edge_sdk.wire import messages, topics
-from edge_sdk.wire.messages import CHUNKS_LIMIT, KINDS, RESERVED, Content, Keys
+from edge_sdk.wire.messages import CHUNKS_LIMIT, KINDS, RESERVED, Content, Keys, Task
 
 
 @pytest.mark.parametrize("cls", [*KINDS.values(), Content], ids=lambda cls: cls.kind)
@@ -44,3 +44,24 @@ def test_lists_of_keys_belong_together():
 def test_a_model_has_as_many_slots_as_a_body_may_have_chunks():
     assert topics.SLOTS_LIMIT == CHUNKS_LIMIT
     assert messages.BODY_LIMIT == CHUNKS_LIMIT * messages.CHUNK_LIMIT
+
+
+def test_a_task_describes_its_content_wholly_or_not_at_all():
+    plain = {"run": 1, "round": 2, "base": 1, "ask": "step", "spec": bytes(16)}
+    content = {"digest": bytes(32), "size": 3, "chunk": 32768}
+    assert Task(**plain).turn == (2, 0, 0)
+    assert Task(**plain, **content, blob=b"abc").size == 3
+    with pytest.raises(ValueError, match="belong together"):
+        Task(**plain, size=3)
+    with pytest.raises(ValueError, match="whole content body"):
+        Task(**plain, **content, blob=b"ab")
+    with pytest.raises(ValueError, match="whole content body"):
+        Task(**plain, blob=b"ab")
+
+
+def test_tasks_of_a_run_are_ordered_by_round_then_attempt_then_step():
+    plain = {"run": 1, "base": 1, "ask": "step", "spec": bytes(16)}
+    tasks = [
+        Task(round=r, attempt=a, step=s, **plain) for r in (1, 2) for a in (0, 1) for s in (0, 9)
+    ]
+    assert sorted(tasks, key=lambda task: task.turn) == tasks

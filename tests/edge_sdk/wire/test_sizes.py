@@ -7,6 +7,7 @@ fleet ``north``; TLS and TCP/IP come on top. *Up* is what a device sends.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from edge_sdk.wire.messages import (
     Offer,
     Part,
     Receipt,
+    Task,
     Update,
     Welcome,
 )
@@ -181,6 +183,27 @@ def test_an_update_in_chunks_costs_one_percent():
 )
 def test_the_common_model_costs_its_parts_and_a_manifest(scalars, parts, manifest):
     assert common(scalars) == (parts, manifest)
+
+
+def test_a_task_in_one_message_costs_346_bytes_beside_its_scalars():
+    """The consensus of 4,673 scalars to one device, with two numbers; a reminder has no vector."""
+    blob = np.ones(4673, "<f4").tobytes()
+    body = codec.encode(Content(run=1, version=41, part="shared", spec=SPEC, enc="f4", blob=blob))
+    task = Task(
+        run=1,
+        round=42,
+        base=41,
+        ask="step",
+        spec=SPEC,
+        digest=hashlib.sha256(body).digest(),
+        size=len(body),
+        chunk=CHUNK,
+        vals={"eps_dual": 0.25, "fired": 41.0},
+        blob=body,
+    )
+    whole = down(task) + PUBACK
+    assert whole - len(blob) == 346
+    assert down(replace(task, blob=b"")) == 278
 
 
 def test_a_session_costs_less_than_half_a_kilobyte():
