@@ -40,7 +40,7 @@ bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
-oracles: $(VENV)/.oracles ## add flwr, a second oracle for the averaging rules
+oracles: $(VENV)/.oracles ## add second oracles: flwr for the averaging rules, dp-accounting for privacy
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) site demo-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -69,4 +69,5 @@ $(VENV)/.torch: $(VENV)/bin/python
 $(VENV)/.oracles: $(VENV)/.dev
 	@$(PIP) install -c constraints/dev.txt grpcio httpx iterators protobuf pycryptodome typer
 	@$(PIP) install --no-deps flwr==1.42.0
+	@$(PIP) install -c constraints/dev.txt dp-accounting==0.6.0
 	@touch $@

@@ -1,0 +1,77 @@
+"""Noise from the operating system's own randomness: nobody can draw the same numbers again.
+
+The samplers work on floating-point numbers, and so the last bits of what is released depend on what
+was hidden (Mironov, "On significance of the least significant bits", 2012). ``floored`` and
+``rounded`` put values on a coarse grid before and after, which takes those bits away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Entropy = Callable[[int], bytes]
+"""So many random bytes; only a test may pass anything but ``os.urandom``."""
+
+GRID = 2.0**-20
+"""Steps of the grid, in units of the sensitivity."""
+
+
+def normal(count: int, entropy: Entropy = os.urandom) -> Floats:
+    """Draw standard normal numbers (Box and Muller, from 64-bit uniforms), shape ``(count,)``.
+
+    The largest that can come is 9.4: a true sample exceeds it once in 10²⁰ draws.
+
+    >>> normal(3, lambda size: bytes([127]) * size).round(6)
+    array([-1.180653,  0.014546, -1.180653])
+    """
+    pairs = (count + 1) // 2
+    bits = np.frombuffer(entropy(16 * pairs), "<u8").reshape(2, pairs)
+    radius = np.sqrt(-2.0 * np.log(_open(bits[0], 64)))
+    angle = 2.0 * np.pi * _open(bits[1], 64)
+    out = np.empty(2 * pairs)
+    out[0::2], out[1::2] = radius * np.cos(angle), radius * np.sin(angle)
+    return out[:count]
+
+
+def laplace(count: int, entropy: Entropy = os.urandom) -> Floats:
+    """Draw Laplace numbers of scale 1, shape ``(count,)``.
+
+    >>> laplace(2, lambda size: bytes([127]) * size).round(6)
+    array([-0.697076, -0.697076])
+    """
+    bits = np.frombuffer(entropy(8 * count), "<u8")
+    size: Floats = -np.log(_open(bits >> np.uint64(1), 63))
+    return np.where(bits & np.uint64(1), -size, size)
+
+
+def uniform(count: int, entropy: Entropy = os.urandom) -> Floats:
+    """Draw uniform numbers in (0, 1], shape ``(count,)``."""
+    return _open(np.frombuffer(entropy(8 * count), "<u8"), 64)
+
+
+def floored(values: Floats, step: float) -> Floats:
+    """Move values towards zero onto a grid: no norm grows by it.
+
+    >>> floored(np.array([0.9, -0.9, 2.0]), 0.5)
+    array([ 0.5, -0.5,  2. ])
+    """
+    return np.trunc(values / step) * step
+
+
+def rounded(values: Floats, step: float) -> Floats:
+    """Move values to the nearest point of a grid.
+
+    >>> rounded(np.array([0.9, -0.9]), 0.5)
+    array([ 1., -1.])
+    """
+    return np.rint(values / step) * step
+
+
+def _open(bits: NDArray[np.uint64], width: int) -> Floats:
+    """Turn words into numbers in (0, 1]: never 0, whose logarithm is not there."""
+    return (bits.astype(np.float64) + 1.0) * 2.0**-width

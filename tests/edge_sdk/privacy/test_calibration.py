@@ -1,0 +1,171 @@
+"""Noise for a guarantee and back: the specification's table, scipy, and dp-accounting."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_sdk.privacy.gaussian import classical_sigma, delta_of, epsilon_of, sigma_for
+from edge_sdk.privacy.normal import cdf, log_cdf
+from edge_sdk.privacy.pure import advanced, debias, epsilon_of_sign, kept_share, laplace_scale
+
+DELTA = 1e-5
+TABLE = [  # epsilon, classical, analytic, true epsilon and true delta of the classical one
+    (0.1, 48.448053, 30.749566, 0.0607, 2.6e-9),
+    (0.5, 9.689611, 7.031827, 0.3526, 1.6e-8),
+    (1, 4.844805, 3.730632, 0.7510, 4.1e-8),
+    (2, 2.422403, 1.993812, 1.6103, 1.3e-7),
+    (5, 0.968961, 0.891868, 4.5401, 1.3e-6),
+    (10, 0.484481, 0.499889, 10.3939, 2.3e-5),
+    (30, 0.161494, 0.214720, 44.822, 2.9e-2),
+    (50, 0.096896, 0.149761, 96.434, 0.586),
+    (70, 0.069212, 0.119383, 165.12, 0.989),
+]
+
+
+def dp_accounting():
+    """Google's accountant, with the sub-modules that it does not load itself."""
+    for module in ("rdp", "pld", "pld.common", "pld.privacy_loss_mechanism"):
+        pytest.importorskip(f"dp_accounting.{module}", reason="make oracles installs it")
+    return pytest.importorskip("dp_accounting")
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"epsilon {row[0]}")
+def test_the_table_of_noise_for_a_guarantee(row):
+    epsilon, classical, analytic, true_epsilon, true_delta = row
+    sigma = classical_sigma(epsilon, DELTA)
+    assert sigma == pytest.approx(classical, abs=6e-7)
+    assert sigma_for(epsilon, DELTA) == pytest.approx(analytic, abs=6e-7)
+    assert epsilon_of(sigma, DELTA) == pytest.approx(true_epsilon, rel=1e-4)
+    assert delta_of(sigma, epsilon) == pytest.approx(true_delta, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"), [(0.05, 284.39), (0.1, 91.817), (0.2, 33.104), (0.5, 9.9973), (1, 4.3772)]
+)
+def test_the_guarantee_of_a_noise(sigma, epsilon):
+    assert epsilon_of(sigma, DELTA) == pytest.approx(epsilon, rel=2e-5)
+
+
+@pytest.mark.parametrize(("readings", "sigma"), [(1, 3.7306), (48, 25.85), (35_040, 698.3)])
+def test_more_readings_at_one_epsilon_want_more_noise(readings, sigma):
+    assert sigma_for(1.0, DELTA, math.sqrt(readings)) == pytest.approx(sigma, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("z", "times", "epsilon"),
+    [(1, 1, 4.37718), (1, 10, 17.85659), (1, 100, 91.8173), (4, 100, 13.2067), (10, 1000, 17.8566)],
+)
+def test_many_gaussian_releases_are_one_with_less_noise(z, times, epsilon):
+    assert epsilon_of(z / math.sqrt(times), DELTA) == pytest.approx(epsilon, rel=1e-5)
+
+
+@given(st.floats(1e-3, 300), st.floats(1e-12, 0.4))
+def test_calibration_errs_to_the_safe_side_and_no_further(epsilon, delta):
+    sigma = sigma_for(epsilon, delta)
+    assert delta_of(sigma, epsilon) <= delta
+    assert delta_of(sigma * (1 - 1e-6), epsilon) > delta
+    assert epsilon_of(sigma, delta) == pytest.approx(epsilon, rel=1e-5)
+
+
+def test_the_log_of_the_tail_agrees_with_scipy_far_out():
+    stats = pytest.importorskip("scipy.stats")
+    points = [-1e6, -400.0, -40.0, -35.0001, -34.9999, -20.0, -5.0, -0.3, 0.0, 0.7, 6.0, 9.0]
+    ours = [log_cdf(x) for x in points]
+    np.testing.assert_allclose(ours, stats.norm.logcdf(points), rtol=1e-13)
+    assert cdf(1.3) == pytest.approx(stats.norm.cdf(1.3), rel=1e-15)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0, 300.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
+def test_scipys_root_is_the_same(epsilon, delta):
+    stats, optimize = pytest.importorskip("scipy.stats"), pytest.importorskip("scipy.optimize")
+
+    def excess(sigma):
+        half, shift = 0.5 / sigma, epsilon * sigma
+        second = math.exp(epsilon + stats.norm.logcdf(-half - shift))
+        return stats.norm.cdf(half - shift) - second - delta
+
+    root = optimize.brentq(excess, 1e-3, 1e4, rtol=1e-13, xtol=1e-14)
+    assert sigma_for(epsilon, delta) == pytest.approx(root, rel=1e-7)
+
+
+def test_dp_accounting_calibrates_and_composes_alike():
+    dp = dp_accounting()
+
+    wanted = dp.pld.common.DifferentialPrivacyParameters(1.0, DELTA)
+    noise = dp.pld.privacy_loss_mechanism.GaussianPrivacyLoss.from_privacy_guarantee(
+        wanted, sensitivity=1.0
+    )
+    assert sigma_for(1.0, DELTA) == pytest.approx(noise.standard_deviation, rel=1e-6)
+    for z, times in ((1, 10), (4, 100), (5, 100)):
+        accountant = dp.pld.PLDAccountant()
+        accountant.compose(dp.GaussianDpEvent(z), times)
+        exact = epsilon_of(z / math.sqrt(times), DELTA)
+        assert exact == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("z", "times", "epsilon"),
+    [(1, 1, 4.72851), (1, 10, 19.0536), (1, 100, 96.1163), (4, 100, 14.1322), (5, 100, 10.7255)],
+)
+def test_exact_composition_is_never_above_the_renyi_bound(z, times, epsilon):
+    dp = dp_accounting()
+
+    accountant = dp.rdp.RdpAccountant()
+    accountant.compose(dp.GaussianDpEvent(z), times)
+    bound = accountant.get_epsilon(DELTA)
+    assert bound == pytest.approx(epsilon, rel=1e-5)
+    assert epsilon_of(z / math.sqrt(times), DELTA) < bound
+
+
+def test_what_secret_sampling_would_earn_is_what_we_do_not_claim():
+    """Poisson sampling at 1 % would give 1.83; what takes part here is no secret: 139."""
+    dp = dp_accounting()
+
+    event = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0))
+    amplified = dp.pld.PLDAccountant()
+    amplified.compose(event, 1000)
+    assert amplified.get_epsilon(DELTA) == pytest.approx(1.82824, rel=1e-3)
+    renyi = dp.rdp.RdpAccountant()
+    renyi.compose(event, 1000)
+    assert renyi.get_epsilon(DELTA) == pytest.approx(2.10137, rel=1e-4)
+    assert epsilon_of(1.0 / math.sqrt(1000), DELTA) > 100 * amplified.get_epsilon(DELTA)
+
+
+def test_pure_mechanisms():
+    assert laplace_scale(0.5, 2.0) == 4.0
+    assert advanced(0.1, 100, 1e-5) == pytest.approx(5.85024, abs=1e-5)
+    assert kept_share(1.0) == pytest.approx(0.73105858, abs=1e-8)
+    assert debias(1.0) == pytest.approx(2.16395341, abs=1e-8)
+
+
+def test_what_one_sign_costs():
+    assert epsilon_of_sign(0.1, 1.0) == pytest.approx(0.15965, abs=1e-5)
+    assert epsilon_of_sign(1.0, 1.0) == pytest.approx(1.66827, abs=1e-5)
+    for ratio in (0.1, 0.5, 3.0):  # the definition, to full precision
+        exact = math.log(cdf(ratio) / cdf(-ratio))
+        assert epsilon_of_sign(ratio, 1.0) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: sigma_for(0.0, DELTA),
+        lambda: sigma_for(1.0, 0.0),
+        lambda: sigma_for(1.0, 1.0),
+        lambda: epsilon_of(0.0, DELTA),
+        lambda: epsilon_of(1.0, DELTA, sensitivity=0.0),
+        lambda: delta_of(1.0, -1.0),
+        lambda: sigma_for(math.nan, DELTA),
+        lambda: sigma_for(math.inf, DELTA),
+        lambda: laplace_scale(0.0),
+    ],
+)
+def test_numbers_without_meaning_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"epsilon|delta|sigma|sensitivity"):
+        wrong()
