@@ -89,7 +89,7 @@ def test_everybody_and_anybody(enough, firings):
 def test_a_liar_sees_the_honest_and_is_screened():
     seen = []
 
-    def lie(update, honest):
+    def lie(update, task, honest):
         seen.append(sorted(honest))
         return replace(update, vector=np.full(1, np.nan) if len(seen) == 1 else np.full(1, 100.0))
 

@@ -137,10 +137,11 @@ def form(base: Manifest, cell: Cell) -> Manifest:
     return replace(base, window=window, features=tuple(scaled(x) for x in base.features))
 
 
-def frame(cell: Cell, base: Manifest) -> Frame:
-    """Cut a cell's channels as the device would, scaled by its training part."""
+def frame(cell: Cell, base: Manifest, *, scale: Scale | None = None) -> Frame:
+    """Cut a cell's channels as the device would, scaled by its training part unless told."""
     manifest = form(base, cell)
-    return Frame.of(cell.series(manifest.target.stream), manifest, scale=cell.scale)
+    series = cell.series(manifest.target.stream)
+    return Frame.of(series, manifest, scale=cell.scale if scale is None else scale)
 
 
 def origins(cell: Cell, cut: Frame, part: Split) -> Ints:

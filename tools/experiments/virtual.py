@@ -23,8 +23,13 @@ from tools.experiments.together import key
 Latency = Callable[[str, int], float]
 """``(client, how many answers before) -> seconds`` from question to answer."""
 
-Tamper = Callable[[Update, Mapping[str, Update]], Update | None]
-"""A liar's own answer and the newest honest ones to what is uploaded instead; None is silence."""
+Tamper = Callable[[Update, Task, Mapping[str, Update]], Update | None]
+"""A liar's own answer, the question and the newest honest answers to what is uploaded instead.
+
+None is silence."""
+
+Release = Callable[[Update], Update]
+"""What a privacy mechanism lets out of an answer."""
 
 OPEN = Due(round=0, ask="open")
 
@@ -55,6 +60,7 @@ class World:
         devices: The device halves by client.
         latency: How long each answer takes.
         liars: What is done to the answers of some clients.
+        release: What stands between an honest client's answer and the link.
         states: The device states, by client.
     """
 
@@ -62,11 +68,13 @@ class World:
     devices: Mapping[str, Half[Any]]
     latency: Latency
     liars: Mapping[str, Tamper] = field(default_factory=dict)
+    release: Mapping[str, Release] = field(default_factory=dict)
     states: dict[str, Any] = field(default_factory=dict)
     _queue: list[tuple[float, int, str, int, Event]] = field(default_factory=list)
     _count: Iterator[int] = field(default_factory=itertools.count)
     _waiting: dict[str, Task] = field(default_factory=dict)
     _busy: set[str] = field(default_factory=set)
+    _asked_of: dict[str, Task] = field(default_factory=dict)
     _answers: dict[str, int] = field(default_factory=dict)
     _newest: dict[str, Update] = field(default_factory=dict)
 
@@ -102,7 +110,7 @@ class World:
         if not isinstance(event, Update):
             return event
         lie = self.liars.get(event.sender)
-        told = lie(event, self._newest) if lie else event
+        told = lie(event, self._asked_of[event.sender], self._newest) if lie else event
         if told is None:
             return None
         vector = np.asarray(told.vector, np.float64)
@@ -136,15 +144,19 @@ class World:
             self._works(name, task, now)
 
     def _works(self, name: str, task: Task, now: float) -> None:
+        self._asked_of[name] = task
         self.states[name], answers = self.devices[name].apply(self.states[name], task)
         number = self._answers.get(name, 0)
         done = now + self.latency(name, number)
         for update in (x for x in answers if isinstance(x, Update)):
             self._answers[name] = number + 1
             self._busy.add(name)
-            if name not in self.liars:
-                self._newest[name] = update
-            self._push(done, 0, name, update)
+            if name in self.liars:
+                sent = update
+            else:
+                sent = self.release[name](update) if name in self.release else update
+                self._newest[name] = sent
+            self._push(done, 0, name, sent)
 
     def _freed(self, name: str, now: float) -> None:
         self._busy.discard(name)

@@ -1,0 +1,312 @@
+"""E9 to E12: BAFDP and everything it is compared with, on real cellular traffic.
+
+Clients are cells. Both halves of every method are the product's own, on a simulated clock; the
+readings a model learns from may carry noise that was drawn once, the ones it forecasts from do not.
+Paper values are printed beside ours and never asserted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods import METHODS as SERVER
+from aggregator.methods import Rounds, Setup
+from aggregator.rules import bind
+from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.forecast import rolling
+from edge_sdk.methods import METHODS as DEVICE
+from edge_sdk.methods.local import Lent, Windows
+from edge_sdk.methods.optim import adam
+from edge_sdk.methods.steps import Steps
+from edge_sdk.windows import Drawable, Frame
+from edge_sdk.wire.method import CONTRACTS
+from edge_sdk.wire.spec import Vector
+from tools.experiments import cells as data
+from tools.experiments.cells import Cell, Split
+from tools.experiments.field import FIELD, Row
+from tools.experiments.liars import liars
+from tools.experiments.noise import noised
+from tools.experiments.together import Plan, Pooled, gather, key, redrawn, rounds
+from tools.experiments.virtual import Latency, Moment, World, at_once, log_normal
+
+BATCH = 64
+LONG = 2000
+"""Steps of training alone "to convergence"; the best of the checkpoints, 50 steps apart, counts."""
+
+STRAGGLER = 10.0
+LOOKS = 40
+"""How often a run is looked at on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run: everything that its numbers depend on.
+
+    Attributes:
+        experiment: ``e9`` to ``e12``.
+        dataset: Folder name of the set.
+        horizon: Steps ahead, all in one answer.
+        name: Row of the table.
+        net: ``mlp``, ``gru`` or ``lstm``.
+        budget: Epsilon of the noise on every reading that is learnt from; None is no noise.
+        work: Gradient steps that an average device takes.
+        seed: Of vectors, minibatches, noise, latencies and who lies.
+        attack: What the liars do; empty for none.
+        ratio: Share of the devices that lie.
+        clock: ``even``, or ``straggler``: log-normal answers and one device ten times slower.
+        clients: At most so many cells.
+        part: What is scored: ``test``, or ``choose`` while settings are sought.
+    """
+
+    experiment: str
+    dataset: str
+    horizon: int
+    name: str
+    net: str
+    budget: float | None
+    work: int
+    seed: int
+    attack: str = ""
+    ratio: float = 0.0
+    clock: str = "even"
+    clients: int | None = None
+    part: Split = "test"
+
+    @property
+    def file(self) -> str:
+        """Where its result is kept, below the output folder."""
+        noise = "clean" if self.budget is None else f"a{self.budget:g}"
+        liars = f"{self.attack}{self.ratio:g}" if self.attack else "honest"
+        many = "all" if self.clients is None else f"n{self.clients}"
+        words = (self.experiment, self.dataset, f"h{self.horizon}", self.name.replace(" ", ""))
+        more = (self.net, noise, liars, self.clock, many, self.part, f"w{self.work}")
+        return "-".join((*words, *more, f"s{self.seed}")) + ".json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """What an arm stands on.
+
+    Attributes:
+        bundle: Graphs and initial vector.
+        cells: The clients' series.
+        served: Channels that forecasts are made from: what was read.
+        learnt: Channels that are learnt from: with noise, where the arm has some.
+        part: What is scored.
+    """
+
+    bundle: Bundle
+    cells: Mapping[str, Cell]
+    served: Mapping[str, Frame]
+    learnt: Mapping[str, Frame]
+    part: Split
+
+    def windows(self, part: Split | None = None) -> dict[str, Drawable]:
+        """Return what each device may learn from; nothing of what is scored."""
+        kept: Split = part or ("train" if self.part == "test" else "learn")
+        return {
+            name: Drawable(cut, data.origins(self.cells[name], cut, kept))
+            for name, cut in self.learnt.items()
+        }
+
+
+def ground(arm: Arm, folder: Path) -> Ground:
+    """Read the set and cut it, with noise where the arm has some."""
+    bundle = Bundle.open(f"cells-{arm.net}-{arm.horizon}", trust=Trust())
+    cells = {x.name: x for x in data.load(folder, arm.dataset, arm.clients)}
+    served = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
+    learnt = served
+    if arm.budget is not None:
+        noisy = {name: noised(x, arm.budget, arm.seed) for name, x in cells.items()}
+        learnt = {
+            name: data.frame(x, bundle.manifest, scale=cells[name].scale)
+            for name, x in noisy.items()
+        }
+    return Ground(bundle, cells, served, learnt, arm.part)
+
+
+def run(arm: Arm, folder: Path) -> dict[str, Any]:
+    """Train one arm, look at it on its way, and score every cell."""
+    began = time.perf_counter()
+    base = ground(arm, folder)
+    alone = {"local long": _converged, "pooled": _pooled}.get(arm.name)
+    path: list[dict[str, float]] = []
+    vectors: Mapping[str, Vector]
+    if alone is not None:
+        vectors = alone(arm, base)
+    else:
+        vectors, path = _federated(arm, base)
+    return {
+        "arm": {name: getattr(arm, name) for name in Arm.__slots__},
+        "seconds": round(time.perf_counter() - began, 1),
+        "liars": _liars(arm, base),
+        "cells": judged(base, vectors),
+        "path": path,
+    }
+
+
+def judged(base: Ground, vectors: Mapping[str, Vector]) -> dict[str, dict[str, float]]:
+    """Score every cell's vector on its own part of the truth, raw scale."""
+    return {name: _scored(base, base.served[name], name, p) for name, p in vectors.items()}
+
+
+def _scored(base: Ground, cut: Frame, name: str, p: Vector) -> dict[str, float]:
+    rows = data.origins(base.cells[name], cut, base.part)
+    truth = cut.truth(rows)
+    scores = data.scored({name: rolling(base.bundle.forecast, p, cut, rows)}, {name: truth})
+    return {"RMSE": scores["RMSE"], "MAE": scores["MAE"], "n": float(np.isfinite(truth).sum())}
+
+
+def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Pool cells' scores as if all errors lay in one list.
+
+    >>> some = {"a": {"RMSE": 3.0, "MAE": 3.0, "n": 1.0}, "b": {"RMSE": 1.0, "MAE": 1.0, "n": 3.0}}
+    >>> {k: round(v, 4) for k, v in together(some).items()}
+    {'RMSE': 1.7321, 'MAE': 1.5}
+    """
+    n = np.array([row["n"] for row in rows.values()])
+    squares = np.array([row["RMSE"] for row in rows.values()]) ** 2
+    errors = np.array([row["MAE"] for row in rows.values()])
+    return {
+        "RMSE": float(np.sqrt((n * squares).sum() / n.sum())),
+        "MAE": float((n * errors).sum() / n.sum()),
+    }
+
+
+def _liars(arm: Arm, base: Ground) -> list[str]:
+    """Choose who lies: at least the stated share, by seed."""
+    names = sorted(base.cells)
+    count = math.ceil(arm.ratio * len(names) - 1e-9) if arm.attack else 0
+    picked = key(arm.seed, "_liars", "who", 0).permutation(len(names))[:count]
+    return sorted(names[i] for i in picked)
+
+
+def _federated(arm: Arm, base: Ground) -> tuple[dict[str, Vector], list[dict[str, float]]]:
+    row = FIELD[arm.name]
+    world, common = _world(arm, base, row)
+    firings = row.firings(arm.work, len(base.cells))
+    every = max(1, firings // LOOKS)
+    path: list[dict[str, float]] = []
+    for number, moment in enumerate(world.moments(common), 1):
+        if number % every == 0 or number == firings:
+            common = np.asarray(world.server.model(moment.state)["p"], np.float32)
+            path.append(_look(arm, base, moment, number, common))
+        if number == firings:
+            break
+    return dict.fromkeys(base.cells, common), path
+
+
+def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -> dict[str, float]:
+    """Note how good the common model is by now, for the devices that do not lie."""
+    lied = set(_liars(arm, base))
+    honest = {name: common for name in base.cells if name not in lied}
+    seen = {"time": moment.time, "firing": float(number), **together(judged(base, honest))}
+    if arm.experiment == "e11":
+        seen["loss"] = _loss(base, common)
+    told = FIELD[arm.name].watched(moment.state)
+    return seen | {name: float(value) for name, value in told.items()}
+
+
+def _loss(base: Ground, p: Vector) -> float:
+    """Return the mean training loss over everything that is learnt from."""
+    total, count = 0.0, 0
+    for windows in base.windows().values():
+        batch = windows.take(windows.origins)
+        total += len(batch) * float(base.bundle.gradient(p=p, x=batch.x, y=batch.y)[0])
+        count += len(batch)
+    return total / count
+
+
+def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
+    spec = base.bundle.manifest.spec(("",))
+    method = SERVER[row.method]
+    enough = row.quorum(len(base.cells))
+    setup = Setup(
+        bind(row.rule), method.settings(**row.settings), Rounds(quorum=enough), spec, arm.seed
+    )
+    first = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
+    devices, states = {}, {}
+    for name, windows in base.windows().items():
+        keyed = partial(key, arm.seed, name)
+        lent = Lent(name, spec, base.bundle.graphs, _given(windows), BATCH, keyed)
+        devices[name] = DEVICE[row.method](lent, Steps(adam, minibatch="fresh"))
+        states[name] = devices[name].init(first)
+    named = _liars(arm, base)
+    lies = liars(arm.attack, named, len(devices), CONTRACTS[row.method], arm.seed)
+    world = World(method.half(setup), devices, _latency(arm, base), lies, states)
+    return world, spec.shared(first)
+
+
+def _latency(arm: Arm, base: Ground) -> Latency:
+    if arm.clock == "even":
+        return at_once
+    return log_normal(arm.seed, slow={min(base.cells): STRAGGLER})
+
+
+def _given(windows: Windows) -> Callable[[], Windows]:
+    return lambda: windows
+
+
+def _alone(arm: Arm, base: Ground, windows: Mapping[str, Windows]) -> Iterator[dict[str, Vector]]:
+    """Train everybody in ``windows`` alone and yield the vectors every 50 steps, the first too."""
+    plan = Plan("fedavg", {"steps": 50, "rate": 1e-3}, (), LONG // 50, BATCH, "fresh", arm.seed)
+    parts: dict[str, Any] = {
+        "layout": base.bundle.manifest.spec(("",)),
+        "initial": base.bundle.initial,
+        "gradient": base.bundle.gradient,
+    }
+    fleet = gather(plan, **parts, windows=windows)
+    yield fleet.vectors()
+    for _, after in rounds(plan, fleet):
+        yield after.vectors()
+
+
+def _converged(arm: Arm, base: Ground) -> dict[str, Vector]:
+    """Train every cell alone and keep its best vector by the week before the test."""
+    choosing = replace(base, part="choose")  # by what it learns from: noise is in there too
+    best: dict[str, tuple[float, Vector]] = {}
+    for vectors in _alone(arm, base, base.windows("learn")):
+        for name, p in vectors.items():
+            error = _scored(choosing, base.learnt[name], name, p)["MAE"]
+            if name not in best or error < best[name][0]:
+                best[name] = (error, p)
+    return {name: p for name, (_, p) in best.items()}
+
+
+def _pooled(arm: Arm, base: Ground) -> dict[str, Vector]:
+    """Train one model on everybody's readings in one place, which nobody may have."""
+    choosing = replace(base, part="choose")
+    learn = base.windows("learn")
+    everybody = Pooled(tuple(learn[x] for x in sorted(learn)))
+    best: tuple[float, Vector] | None = None
+    for vectors in _alone(arm, base, {"_": everybody}):
+        p = vectors["_"]
+        error = together({x: _scored(choosing, base.learnt[x], x, p) for x in base.cells})["MAE"]
+        if best is None or error < best[0]:
+            best = (error, p)
+    assert best is not None
+    return dict.fromkeys(base.cells, best[1])
+
+
+def plain(arm: Arm, base: Ground) -> dict[str, dict[str, float]]:
+    """Score the forecasts that need no learning, on the arm's windows."""
+    told: dict[str, dict[str, NDArray[np.float64]]] = {}
+    truth = {}
+    for name, cell in base.cells.items():
+        cut = base.served[name]
+        rows = data.origins(cell, cut, arm.part)
+        truth[name] = cut.truth(rows)
+        told.setdefault("persistence", {})[name] = data.repeated(cut, rows, 1)
+        told.setdefault("same hour yesterday", {})[name] = data.repeated(cut, rows, cell.day)
+        told.setdefault("same hour last week", {})[name] = data.repeated(cut, rows, 7 * cell.day)
+        told.setdefault("median of the hour", {})[name] = data.by_hour(cell, cut, rows)
+    return {name: data.scored(some, truth) for name, some in told.items()}

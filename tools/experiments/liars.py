@@ -1,0 +1,90 @@
+"""The simulator's attacks, fitted to an experiment: who lies, about what, in which space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from edge_sdk.wire.method import Contract, Task, Up, Update
+from edge_sdk.wire.spec import Vector
+from firmware_sim.attacks import ATTACKS, bind
+from firmware_sim.attacks.scene import Row, Scene, sendable, told_in
+from tools.experiments.together import key
+from tools.experiments.virtual import Tamper
+
+KEPT = 8
+"""Rounds that a liar remembers: enough for the attacks that look back."""
+
+
+@dataclass(slots=True, eq=False)
+class Liar:
+    """One device that trains as told and then sends what an attack says.
+
+    Attributes:
+        name: Its id.
+        attack: A key of ``ATTACKS`` whose kind is ``model``, and its options after a colon
+            (``ipm:epsilon=2``).
+        contract: Of the method, for what is answered and what the question carried.
+        devices: How many there are in all.
+        count: How many of them lie.
+        seed: Of attacks that draw.
+        models: What it was sent in earlier rounds.
+        past: What it would have answered honestly.
+    """
+
+    name: str
+    attack: str
+    contract: Contract
+    devices: int
+    count: int
+    seed: int
+    models: list[Row] = field(default_factory=list)
+    past: list[Row] = field(default_factory=list)
+
+    def __call__(self, own: Update, task: Task, honest: Mapping[str, Update]) -> Update:
+        """Return what is uploaded in place of an honest answer."""
+        ask = self.contract[task.ask]
+        received = np.asarray(task.arrays[ask.down[0]], np.float64)
+        vector = np.asarray(own.vector, np.float64)
+        rows = [np.asarray(honest[x].vector, np.float64) for x in sorted(honest)]
+        scene = Scene(
+            own=vector,
+            honest=np.stack(rows) if rows else vector[None],
+            received=received,
+            past=tuple(self.past),
+            models=tuple(self.models),
+            devices=self.devices,
+            liars=self.count,
+            rng=key(self.seed, self.name, "attack", task.round),
+        )
+        lie = self._lie(scene, ask.up)
+        self.models = [*self.models, received][-KEPT:]
+        self.past = [*self.past, vector][-KEPT:]
+        return replace(own, vector=lie)
+
+    def _lie(self, scene: Scene, part: Up) -> Row:
+        """Compute the lie; where votes are sent, it is the votes of what would have been said."""
+        known, _, options = self.attack.partition(":")
+        words = dict(x.split("=") for x in options.split(",") if x)
+        bound = bind(known, words)
+        if part in (Up.DELTA, Up.WEIGHTS):
+            return sendable(told_in(bound.space, part, bound.act)(scene))
+        return np.asarray(np.sign(bound.act(scene)))
+
+
+def liars(
+    attack: str, names: Sequence[str], devices: int, contract: Contract, seed: int
+) -> dict[str, Tamper]:
+    """Return what is done to whose answers; nothing where there is no attack on answers."""
+    if not attack or ATTACKS[attack.partition(":")[0]].kind != "model":
+        return {}
+    return {x: Liar(x, attack, contract, devices, len(names), seed) for x in names}
+
+
+def lied_to(attack: str, traffic: Vector, name: str, seed: int) -> Row:
+    """Return a series as a data attack leaves it, in the unit interval of the device."""
+    known, _, options = attack.partition(":")
+    words = dict(x.split("=") for x in options.split(",") if x)
+    return np.asarray(bind(known, words).act(traffic, key(seed, name, "attack", 0)))
