@@ -154,6 +154,7 @@ class Number:
     lowest: float
     highest: float
     measured: bool = False  # derived from readings: goes through the privacy gate
+    needed: bool = False  # the server half cannot do without: a device that withholds it stays out
 
     def admits(self, value: float) -> bool:
         """Whether a value lies in the range (NaN never does).
@@ -176,6 +177,7 @@ class Ask:
     personal: bool = False  # asked of one client at a time; the common model then only informs
     patient: bool = False  # an answer counts though the model has moved since its base
     enc: str = "f4"  # tensor encoding of the answer
+    mirrored: bool = False  # both ends compute on with what was answered: no noise on its way out
 
 
 Contract = Mapping[str, Ask]
