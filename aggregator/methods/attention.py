@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.rules import Rows
 from edge_sdk.wire.spec import ParamSpec
 
 Vector64 = NDArray[np.float64]
+Matrix = NDArray[np.float64]
 Slices = tuple[slice, ...]
 
 
@@ -48,21 +48,21 @@ def softmax(values: Sequence[float] | Vector64) -> Vector64:
     return shares
 
 
-def attend(rows: Rows, slices: Slices) -> tuple[Vector64, NDArray[np.float64]]:
+def attend(rows: Matrix, slices: Slices) -> tuple[Vector64, Matrix]:
     """Return the attended difference, and what every row counted in every layer.
 
-    In layer k row i counts ``a = softmax_i(||row_i,k||)``; the difference is ``sum_i a row_i,k``.
+    In layer k row i counts ``a = softmax_i(||row_i,k||)``; the difference is ``sum_i a row_i,k``,
+    added up in order of the rows.
 
     Args:
-        rows: Received minus trained, shape ``(n, d)``, n at least 1.
+        rows: Received minus trained, in order of client id, shape ``(n, d)``, n at least 1.
         slices: Where the layers lie.
 
     Returns:
         The difference, shape ``(d,)``, and the shares, shape ``(layers, n)``.
 
     Example:
-        >>> rows = Rows.of({"a": np.array([-1.0, 0.0]), "b": np.array([0.0, -2.0])})
-        >>> step, shares = attend(rows, (slice(0, 2),))
+        >>> step, shares = attend(np.array([[-1.0, 0.0], [0.0, -2.0]]), (slice(0, 2),))
         >>> (0.0 - 1.0 * step).round(8).tolist(), (0.0 - 1.2 * step).round(8).tolist()
         ([0.26894142, 1.46211716], [0.32272971, 1.75454059])
 
@@ -71,12 +71,12 @@ def attend(rows: Rows, slices: Slices) -> tuple[Vector64, NDArray[np.float64]]:
         (arXiv 1812.07108). Checked against the authors' published code, which does the same; its
         optional Gaussian perturbation of the model is left out (a mechanism's business here).
     """
-    step = np.empty(rows.values.shape[1])
+    step = np.zeros(rows.shape[1])
     shares = np.empty((len(slices), len(rows)))
     for number, part in enumerate(slices):
-        block = Rows(rows.ids, rows.values[:, part])
-        shares[number] = softmax(block.norms())
-        step[part] = block.combine(shares[number])
+        shares[number] = softmax([_length(row[part]) for row in rows])
+        for share, row in zip(shares[number], rows, strict=True):
+            step[part] += share * row[part]
     return step, shares
 
 
@@ -89,8 +89,12 @@ def towards(w: Vector64, anchor: Vector64, slices: Slices) -> Vector64:
     [-1.0, -1.0]
     """
     strayed = w - anchor
-    pulls = softmax([float(np.sqrt(np.sum(strayed[part] ** 2))) for part in slices])
+    pulls = softmax([_length(strayed[part]) for part in slices])
     out = np.empty_like(strayed)
     for pull, part in zip(pulls, slices, strict=True):
         out[part] = pull * strayed[part]
     return out
+
+
+def _length(vector: Vector64) -> float:
+    return float(np.sqrt(np.sum(vector * vector)))
