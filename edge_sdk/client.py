@@ -18,6 +18,7 @@ from edge_sdk.errors import EdgeError, StoreFull
 from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Bundle, Learner
 from edge_sdk.methods import METHODS, Factory
+from edge_sdk.methods.steps import TRAIN, Fitted
 from edge_sdk.opening import (
     connect,
     load_ring,
@@ -40,7 +41,7 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import encode, pack_tensor
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.method import CONTRACTS, Task, Update
+from edge_sdk.wire.method import CONTRACTS, END, Ask, Task, Update, answered
 from edge_sdk.wire.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Client:
             self._session = Session(config, self._store, self._clock, self._signer, ring)
             self._flushed = self._alone_at = self._session.now
             self._state: Any = None
-            self._alone_state: Any = None
+            self._alone_state: Fitted | None = None
             self._work_with(open_bundle(config, self._session.announced), self._session.announced)
             self._recall()
             self._store.set_facts(starts=self._store.fact("starts") + 1)
@@ -132,7 +133,7 @@ class Client:
         session.serve(0.0 if session.may_learn or session.bundle else timeout)
         if session.bundle is not None:
             self._follow(session.bundle)
-        if session.task is not None and self._is_answerable():
+        if session.task is not None and self._is_answerable(session.task):
             task, session.task = session.task, None
             self._attempt(task)
         elif self._is_time_alone():
@@ -232,29 +233,30 @@ class Client:
             BudgetSpent: Or ``StoreError``: then nothing has happened.
         """
         state, effects = self._learner.learn(self._state, event)
-        updates = [e for e in effects if isinstance(e, Update) and self._leaves(e)]
+        updates = [e for e in effects if isinstance(e, Update) and self._shares]
+        if updates and not self._may_leave():
+            raise _GivenUp  # paused, or with numbers that are not confirmed yet
         released = [self._mechanism.release(update) for update in updates]
-        if released and not self._session.up.may_release:
-            raise _GivenUp  # the session changed meanwhile: its numbers are not confirmed yet
         budget = Budget(self._session.up.numbers.spent).charge(len(released))
-        entry = self._sealed(released[0], budget) if released else None
+        entry = self._sealed(released[0], event, budget) if released else None
         numbers = replace(self._session.up.numbers, spent=budget.spent)
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = self._learned(state, event)
         self._store.save(learned=learned, numbers=numbers, entry=entry)
         self._state, self._alone_state = state, None
-        self._session.learned(learned.round, learned.version)
+        self._session.learned((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             self._session.released(entry)
 
     def _attempt(self, task: Task) -> None:
         """Learn one round; give it up without a trace where it cannot be finished or paid for."""
         session, begun = self._session, self._session.now
-        is_final = session.is_ending
+        is_final, session.at_work = task.ask == END, task
         try:
             self.handle(task)
         except _GivenUp:
             session.counts["rounds given up"] += 1
+            session.task = session.task or (None if self._is_common else task)
         except (BudgetSpent, StoreFull, GraphError) as error:
             session.counts["rounds not released"] += 1
             logger.warning("round not released %s", fields(round=task.round, why=error))
@@ -269,18 +271,32 @@ class Client:
                     seconds=session.now - begun,
                 ),
             )
+        finally:
+            session.at_work = None
 
-    def _leaves(self, update: Update) -> bool:
-        """Whether an answer goes to the fleet: none does where nothing is shared, or asked."""
-        return (
-            update.round < _ALONE
-            and self._learner.spec.shared_size > 0
-            and not self._session.why_stopped
-        )
+    @property
+    def _shares(self) -> bool:
+        """Whether answers go to the fleet: none does where nothing is shared."""
+        return self._learner.spec.shared_size > 0
 
-    def _sealed(self, update: Update, budget: Budget) -> Entry:
+    @property
+    def _ask(self) -> Ask:
+        """What the run's method asks, as the contract says."""
+        return answered(CONTRACTS[self._learner.role.method])[1]
+
+    @property
+    def _is_common(self) -> bool:
+        """Whether everybody is asked at once: then a newer round makes an older one useless."""
+        return not self._ask.personal
+
+    def _may_leave(self) -> bool:
+        """Whether an answer may be released at this very moment."""
+        return self._session.up.may_release and not self._session.why_stopped
+
+    def _sealed(self, update: Update, task: Task, budget: Budget) -> Entry:
         """Number, encode and sign an update: from here on its bytes never change."""
         numbers, spec = self._session.up.numbers, self._learner.spec
+        ask = CONTRACTS[self._learner.role.method][task.ask]
         values = dict(update.values)
         said = m.Update(
             run=self._session.seen.run,
@@ -290,11 +306,12 @@ class Client:
             seq=numbers.seq + 1,
             spent=budget.spent,
             spec=spec.digest,
-            part=CONTRACTS[self._learner.role.method]["train"].up.value,
-            enc="f4",
+            part=ask.up.value,
+            enc=ask.enc,
             n=int(values.pop("n", 0)),
             vals=values,
-            blob=pack_tensor(update.vector, "f4"),
+            check=update.check or None,
+            blob=pack_tensor(update.vector, ask.enc),
         )
         body = encode(said)
         proof = prove(
@@ -321,18 +338,28 @@ class Client:
         """Describe what is to be saved; a round set by ourselves does not count as the run's."""
         seen, scale = self._session.seen, self._learner.scale
         is_ours = task.round >= _ALONE
+        turn = (seen.attempt, seen.step) if is_ours else (task.attempt, task.step)
         return Learned(
             run=seen.run,
             round=seen.round if is_ours else task.round,
             version=seen.version if is_ours else task.base,
             spec=self._learner.spec.whole_digest,
-            leaves={"half": state.arrays(), "scale": [scale.low, scale.high] if scale else []},
+            leaves={
+                "half": state.arrays(),
+                "scale": [scale.low, scale.high] if scale else [],
+                "turn": list(turn),
+            },
         )
 
-    def _is_answerable(self) -> bool:
-        """Whether the task may be learned now: the final model always may."""
-        session = self._session
-        return session.may_learn or session.is_ending
+    def _is_answerable(self, task: Task) -> bool:
+        """Whether a task may be learned now: the final model always may.
+
+        A task of our own is not wasted on a device that has nothing to learn from yet.
+        """
+        if task.ask == END:
+            return True
+        has_windows = self._is_common or len(self._learner.windows()) > 0
+        return self._session.may_learn and has_windows
 
     def _between_batches(self) -> None:
         """Serve the network while training; give up what a newer round or a stop made useless.
@@ -349,9 +376,8 @@ class Client:
     def _is_time_alone(self) -> bool:
         """Whether to set oneself a round: nothing is shared, or nobody was heard for long."""
         session, now = self._session, self._session.now
-        shares = self._learner.spec.shared_size > 0
         patience = seconds(self.config.accept.alone_after)
-        if shares and now - session.heard_at < patience:
+        if self._shares and now - session.heard_at < patience:
             return False
         every = seconds(self.config.pace.alone_every)
         return now - self._alone_at >= every and len(self._learner.windows()) > 0
@@ -360,23 +386,23 @@ class Client:
         """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""
         self._alone_at = self._session.now
         rounds = self._store.fact("alone")
-        training, pace = self._learner.manifest.training, self.config.pace
-        spec, state = self._learner.spec, self._alone_state or self._state
+        learner, pace = self._learner, self.config.pace
+        training, state = learner.manifest.training, self._alone_state or self._state
         task = Task(
             to=self.config.id,
             round=_ALONE + rounds,
-            ask="train",
+            ask=TRAIN,
             values={
                 "steps": float(pace.alone_steps or training.steps),
                 "rate": pace.alone_rate or training.rate,
             },
-            arrays={"w": spec.shared(self._learner.half.model(state)["p"])},
+            arrays={"w": learner.spec.shared(learner.vector(state))},
         )
-        if not spec.shared_size:
+        if not self._shares:
             self._attempt(task)
         else:
             try:
-                self._alone_state, _ = self._learner.learn(state, task)
+                self._alone_state = learner.learn_alone(state, task)
             except _GivenUp:
                 return
         self._session.counts["rounds alone"] += 1
@@ -403,7 +429,8 @@ class Client:
         """Take over what was learned before, if it was learned for this layout."""
         self._state, learned = recall(self._learner, self._store)
         if learned is not None and learned.run == self._session.seen.run:
-            self._session.learned(learned.round, learned.version)
+            turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
+            self._session.learned(turn, learned.version)
 
     def _follow(self, found: Found) -> None:
         """Put an announced run into force; install its bundle first if it is another one."""

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
+
 from edge_sdk.wire.envelope import AGGREGATOR, ROOT
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Chunk, Have, Keys, Model, Part
-from edge_sdk.wire.method import Contract
+from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Chunk, Have, Keys, Model, Part, Task
+from edge_sdk.wire.method import CONTRACTS, Ask, Contract, answered
+from edge_sdk.wire.spec import Vector
 from edge_sdk.wire.transfer import Receiving
 
 
@@ -75,22 +78,25 @@ class Fetch:
         is_open: Whether the slots are subscribed.
     """
 
-    manifest: Model | Bundle
+    manifest: Model | Bundle | Task
     receiving: Receiving
     opens: float
     asks: float
     is_open: bool = False
 
     @classmethod
-    def of(cls, manifest: Model | Bundle, *, opens: float, patience: float, rng: Random) -> Fetch:
-        """Plan to fetch what a manifest announces; an archive has no slots and is asked for.
+    def of(
+        cls, manifest: Model | Bundle | Task, *, opens: float, patience: float, rng: Random
+    ) -> Fetch:
+        """Plan to fetch what a manifest announces; all but the common model is asked for at once.
 
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
         """
-        chunk = manifest.chunk if isinstance(manifest, Model) else CHUNK_LIMIT
+        chunk = CHUNK_LIMIT if isinstance(manifest, Bundle) else manifest.chunk or 0
         wait = patience if isinstance(manifest, Model) else 0.0
-        receiving = Receiving(manifest.digest, manifest.size, chunk, now=opens, rng=rng)
+        digest, size = manifest.digest or b"", manifest.size or 0
+        receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
         return cls(manifest, receiving, opens, opens + wait)
 
     @property
@@ -131,12 +137,21 @@ class Seen:
         run: Announced by root.
         version: Newest version of the common model this device used in that run; -1 for none.
         round: Last round it trained in that run; -1 for none.
+        attempt: Which attempt of that round.
+        step: Which turn inside that round.
     """
 
     serial: int = 0
     run: int = 0
     version: int = -1
     round: int = -1
+    attempt: int = 0
+    step: int = 0
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """The last task it worked on: only a larger one is news."""
+        return self.round, self.attempt, self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,16 @@ class Wanted:
     size: int  # its scalars
     contract: Contract
     max_steps: int
+
+    @property
+    def name(self) -> str:
+        """The ask that is answered with an update."""
+        return answered(self.contract)[0]
+
+    @property
+    def ask(self) -> Ask:
+        """What that ask carries."""
+        return answered(self.contract)[1]
 
 
 def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
@@ -160,23 +185,65 @@ def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
         raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
     if model.run != seen.run:
         raise Refused(Reason.WRONG_RUN, f"run {model.run}, expected {seen.run}")
-    if model.version < seen.version:
+    if model.version < seen.version and not wanted.ask.personal:  # then it only informs, and late
         raise Refused(Reason.ROLLBACK, f"version {model.version}")
     if model.spec != wanted.spec or model.part != "shared":
         raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
     if model.enc != "f4":
         raise Refused(Reason.WRONG_ENCODING, model.enc)
-    _judge_numbers(model.vals, wanted)
+    _judge_numbers(model.vals, wanted.ask, wanted.max_steps)
 
 
-def _judge_numbers(values: Mapping[str, float], wanted: Wanted) -> None:
-    ask = wanted.contract.get("train")
-    known = {number.name: number for number in ask.numbers} if ask else {}
+def judge_task(task: Task, seen: Seen, wanted: Wanted) -> None:
+    """Refuse a task that this device must not work on, whatever its signature.
+
+    Raises:
+        Refused: WRONG_RUN; UNKNOWN_KIND for what the method does not ask of one device; WRONG_SPEC;
+            ROLLBACK for an older version than was used already; MALFORMED if it brings no vectors
+            where the contract has some, or brings some where it has none; BAD_SCALAR.
+    """
+    if task.run != seen.run:
+        raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {seen.run}")
+    ask = wanted.contract.get(task.ask)
+    if ask is None or not ask.personal:
+        raise Refused(Reason.UNKNOWN_KIND, f"ask {task.ask!r}")
+    if task.spec != wanted.spec:
+        raise Refused(Reason.WRONG_SPEC, task.spec.hex())
+    if task.base < seen.version:
+        raise Refused(Reason.ROLLBACK, f"version {task.base}")
+    if bool(ask.down) != (task.digest is not None):
+        raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
+    _judge_numbers(task.vals, ask, wanted.max_steps)
+
+
+def vectors(names: tuple[str, ...], joined: Vector, size: int) -> dict[str, Vector]:
+    """Part the vectors of a content, one after the other as the contract lists them.
+
+    The last ones may be missing: a contract lists what a task can bring.
+
+    Raises:
+        Refused: WRONG_SIZE: not a whole number of them, or too many.
+
+    Example:
+        >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
+        >>> {name: vector.tolist() for name, vector in found.items()}
+        {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
+        >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
+        ['z']
+    """
+    count = len(joined) // size if size else 0
+    if count * size != len(joined) or not 1 <= count <= len(names):
+        raise Refused(Reason.WRONG_SIZE, f"{len(joined)} scalars for {', '.join(names)}")
+    return dict(zip(names, np.split(joined, count), strict=False))
+
+
+def _judge_numbers(values: Mapping[str, float], ask: Ask, max_steps: int) -> None:
+    known = {number.name: number for number in ask.numbers}
     for name, value in values.items():
         if name not in known or not known[name].admits(value):
             raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
-    if values.get("steps", 0) > wanted.max_steps:
-        raise Refused(Reason.BAD_SCALAR, f"steps={values['steps']:g} above {wanted.max_steps}")
+    if values.get("steps", 0) > max_steps:
+        raise Refused(Reason.BAD_SCALAR, f"steps={values['steps']:g} above {max_steps}")
 
 
 def judge_bundle(bundle: Bundle, newest: Bundle | None, methods: Callable[[str], bool]) -> None:
@@ -184,8 +251,9 @@ def judge_bundle(bundle: Bundle, newest: Bundle | None, methods: Callable[[str],
 
     Raises:
         Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for
-            a method this device does not accept; WRONG_ENCODING; PLAIN_REFUSED if the run wants
-            sealed messages, which this version cannot make.
+            a method this device does not accept; WRONG_ENCODING if the method's answers may not
+            have theirs; PLAIN_REFUSED if the run wants sealed messages, which this version cannot
+            make.
     """
     if newest is not None:
         older = bundle.serial < newest.serial or bundle.run < newest.run
@@ -193,7 +261,8 @@ def judge_bundle(bundle: Bundle, newest: Bundle | None, methods: Callable[[str],
             raise Refused(Reason.ROLLBACK, f"bundle announcement {bundle.serial}")
     if not methods(bundle.method):
         raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
-    if "f4" not in bundle.encs:
+    contract = CONTRACTS.get(bundle.method)
+    if (answered(contract)[1].enc if contract else "f4") not in bundle.encs:
         raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
     if bundle.seal:
         raise Refused(Reason.PLAIN_REFUSED, ", ".join(bundle.seal))

@@ -16,7 +16,7 @@ from edge_sdk.forecast import Forecast, predict, rolling
 from edge_sdk.methods import Factory
 from edge_sdk.methods.local import Graph, Lent, nothing
 from edge_sdk.methods.optim import Rated, adam, sgd
-from edge_sdk.methods.steps import Steps
+from edge_sdk.methods.steps import Fitted, Steps, steps
 from edge_sdk.series import Reading, Row, Seen, Series
 from edge_sdk.windows import Drawable, Frame, Scale
 from edge_sdk.wire.manifest import Manifest, Training
@@ -76,6 +76,7 @@ class Learner:
     turn: Callable[[], None] = nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
+    alone: Half[Fitted] = field(init=False)
     _frame: Frame | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -92,6 +93,7 @@ class Learner:
             turn=self._take_turn,
         )
         self.half = self.factory(local, _steps(manifest.training))
+        self.alone = steps(local, _steps(manifest.training))
 
     @property
     def manifest(self) -> Manifest:
@@ -142,6 +144,13 @@ class Learner:
             self.scale = self.frame().scale
         return self.half.apply(state, task)
 
+    def learn_alone(self, state: Any, task: Task) -> Fitted:  # noqa: ANN401 - as above
+        """Take plain local steps from what was learned, whatever the run's method is."""
+        begun = state if isinstance(state, Fitted) else Fitted(self.vector(state))
+        if self.scale is None and len(self.windows()):
+            self.scale = self.frame().scale
+        return self.alone.apply(begun, task)[0]
+
     @property
     def is_ready(self) -> bool:
         """Whether the model can forecast from the newest window."""
@@ -149,7 +158,7 @@ class Learner:
 
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
         """Forecast what follows the newest reading."""
-        return predict(self.bundle.graphs["forecast"], self._vector(state), self.frame())
+        return predict(self.bundle.graphs["forecast"], self.vector(state), self.frame())
 
     def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
         """Forecast from every complete window whose first target lies in a span of time.
@@ -161,14 +170,16 @@ class Learner:
         origins = frame.origins("all", observed=False)
         first = frame.times[origins] + self.series.step
         origins = origins[(first >= begin) & (first < end)]
-        told = rolling(self.bundle.graphs["forecast"], self._vector(state), frame, origins)
+        told = rolling(self.bundle.graphs["forecast"], self.vector(state), frame, origins)
         return frame.times[origins] + self.series.step, told, frame.truth(origins)
 
     def _take_turn(self) -> None:
         self.turn()  # looked up each time: the client puts it in later
 
-    def _vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
-        return np.asarray(self.half.model(state)["p"], np.float32)
+    def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
+        """Return the whole vector to forecast with: the half's, or what was learned alone."""
+        half = self.alone if isinstance(state, Fitted) else self.half
+        return np.asarray(half.model(state)["p"], np.float32)
 
 
 def series_for(manifest: Manifest, keep: int) -> Series:

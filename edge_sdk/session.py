@@ -30,9 +30,10 @@ from edge_sdk.uplink import Chance, Entry, Heard, Pace, Piece, Settled, Turn, Up
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, unpack_tensor
 from edge_sdk.wire.cohort import takes_part
+from edge_sdk.wire.envelope import digest
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.method import Task
+from edge_sdk.wire.method import END, Task
 from edge_sdk.wire.spec import Vector
 from edge_sdk.wire.transport import LinkDown, LinkUp, Transport
 
@@ -66,6 +67,7 @@ class Session:
         holds: Digest of the installed bundle's archive.
         announced: The bundle announcement in force, or None before the first.
         task: The newest task that is ready to be learned.
+        at_work: The task that is being learned now: a repeat of it is no news.
         bundle: A bundle announcement that waits to be taken over.
         counts: What happened, by word.
     """
@@ -98,11 +100,13 @@ class Session:
         self._manifest: m.Model | None = None
         self._manifest_at = self.now
         self._fetch: Fetch | None = None
+        self._asked: m.Task | None = None
         self._content: tuple[bytes, Vector] | None = None
         self._coming: tuple[m.Bundle, bytes] | None = None
         self.wanted: Wanted | None = None
         self.holds = b""
         self.task: Task | None = None
+        self.at_work: Task | None = None
         self.bundle: Found | None = None
 
     def connect(self, make: Connect) -> None:
@@ -135,9 +139,14 @@ class Session:
         return (
             self.task is not None
             and not self.why_stopped
-            and not self.is_over
+            and not (self.is_over and self.is_common)
             and self.up.may_release
         )
+
+    @property
+    def is_common(self) -> bool:
+        """Whether manifests ask: everybody at once, until a time; otherwise tasks do."""
+        return self.wanted is None or not self.wanted.ask.personal
 
     @property
     def is_ending(self) -> bool:
@@ -162,9 +171,10 @@ class Session:
             and not self.up.entries
         )
 
-    def learned(self, of_round: int, version: int) -> None:
-        """Remember which round was learned last; the store has it already."""
-        self.seen = replace(self.seen, round=of_round, version=version)
+    def learned(self, turn: tuple[int, int, int], version: int) -> None:
+        """Remember which task was learned last; the store has it already."""
+        round_, attempt, step = turn
+        self.seen = replace(self.seen, round=round_, attempt=attempt, step=step, version=version)
 
     @property
     def is_over(self) -> bool:
@@ -218,16 +228,20 @@ class Session:
         if found.announced.run != self.seen.run:
             self.seen = Seen(self.seen.serial, found.announced.run)
             self.task = self._fetch = self._content = None
+            if self._asked is not None and self._asked.run != self.seen.run:
+                self._asked = None
         self._store.file_paper("bundle", found.body)
         self.announced, self.bundle = found.announced, None
 
     def reconsider(self) -> None:
-        """Judge the newest manifest again, now that what it needs is here."""
-        if self._manifest is not None:
-            try:
+        """Judge the newest manifest and task again, now that what they need is here."""
+        try:
+            if self._manifest is not None:
                 self._consider(self._manifest)
-            except Refused as refused:
-                self._post.refused[refused.reason] += 1
+            if self._asked is not None:
+                self._consider_task(self._asked)
+        except Refused as refused:
+            self._post.refused[refused.reason] += 1
 
     def close(self) -> None:
         """Say goodbye."""
@@ -313,8 +327,8 @@ class Session:
                 self._refused(refusal)
             case m.Part() | m.Chunk() as piece:
                 self._take(piece)
-            case m.Model() as manifest:
-                self._consider(manifest)
+            case m.Model() | m.Task() as question:
+                self._heed(question)
             case m.Bundle() as announced:
                 self._consider_bundle(announced, letter.body)
             case m.Keys() as keys:
@@ -394,6 +408,13 @@ class Session:
             self._coming = (announced, body)
             self._begin(Fetch.of(announced, opens=self.now, patience=0.0, rng=self._rng))
 
+    def _heed(self, question: m.Model | m.Task) -> None:
+        """Hear what is asked: of everybody, or of us alone."""
+        if isinstance(question, m.Model):
+            self._consider(question)
+        else:
+            self._consider_task(question)
+
     def _consider(self, manifest: m.Model) -> None:
         """Decide whether the round that a manifest opens concerns this device."""
         if self._manifest is None or manifest.serial > self._manifest.serial:
@@ -413,20 +434,92 @@ class Session:
         """Whether to fetch: to learn a round not yet learned, or to end with the final model."""
         if manifest.phase == "stop":
             return manifest.version > self.seen.version
+        if not self.is_common:
+            return False
         is_new = manifest.round > self.seen.round and not self._held_up
         drawn = takes_part(manifest.cohort or b"", self._config.id, manifest.share)
         return manifest.phase == "train" and is_new and drawn and not self.is_over
 
     def _is_coming(self, manifest: m.Model) -> bool:
-        """Whether the same round is already being fetched, or waits to be learned."""
-        if self.task is not None and self.task.round == manifest.round:
-            return True
+        """Whether the same round is being fetched, waits to be learned, or is learned now."""
+        asks = END if manifest.phase == "stop" else self._name
+        for task in (self.task, self.at_work):
+            if task is not None and (task.round, task.ask) == (manifest.round, asks):
+                return True
         coming = self._fetch.manifest if self._fetch else None
         return (
             isinstance(coming, m.Model)
             and coming.round == manifest.round
             and coming.digest == manifest.digest
         )
+
+    def _consider_task(self, task: m.Task) -> None:
+        """Keep the newest task; work on it once, and on no older one."""
+        kept = self._asked
+        is_news = kept is None or (task.run, task.turn) > (kept.run, kept.turn)
+        if is_news or (kept is not None and kept.turn == task.turn and task.blob):
+            kept = task
+        self._asked = kept
+        if kept is None or self.wanted is None or self.bundle is not None:
+            return  # considered again when the announced run is in force
+        if task.run > self.seen.run or self._held_up or self.is_ending:
+            return
+        downlink.judge_task(task, self.seen, self.wanted)
+        if kept.turn > self.seen.turn and not self._is_at(kept):
+            self._lay(kept)
+
+    def _is_at(self, task: m.Task) -> bool:
+        """Whether this very task is being fetched, waits to be learned, or is learned now."""
+        for one in (self.task, self.at_work):
+            if one is not None and one.ask != END and _turn(one) == task.turn:
+                return True
+        coming = self._fetch.manifest if self._fetch else None
+        return isinstance(coming, m.Task) and coming.turn == task.turn and not task.blob
+
+    def _lay(self, task: m.Task) -> None:
+        """Lay a task ready, or fetch what it brings first."""
+        self.task = None
+        if task.digest is None:
+            self._give_task(task, {})
+        elif task.blob:
+            if digest(task.blob) != task.digest:
+                raise Refused(Reason.BAD_DIGEST, "the blob of a task")
+            self._take_task(task, task.blob)
+        elif self._content is not None and self._content[0] == task.digest:
+            self._give_task(task, self._vectors(task, self._content[1]))
+        elif not isinstance(self._fetch and self._fetch.manifest, m.Bundle):
+            self._begin(Fetch.of(task, opens=self.now, patience=0.0, rng=self._rng))
+
+    def _take_task(self, task: m.Task, body: bytes) -> None:
+        content = decode(m.Content, body)
+        if (content.run, content.version, content.spec) != (task.run, task.base, task.spec):
+            raise Refused(Reason.MALFORMED, "the content is not what its task says")
+        assert self.wanted is not None
+        whole = self.wanted.size * max(1, len(content.blob) // max(1, 4 * self.wanted.size))
+        joined = unpack_tensor(content.blob, content.enc, whole).astype(np.float32)
+        self._content = (task.digest or b"", joined)
+        self._give_task(task, self._vectors(task, joined))
+
+    def _vectors(self, task: m.Task, joined: Vector) -> dict[str, Vector]:
+        assert self.wanted is not None
+        return downlink.vectors(self.wanted.contract[task.ask].down, joined, self.wanted.size)
+
+    def _give_task(self, task: m.Task, arrays: dict[str, Vector]) -> None:
+        self._end_fetch_of_task()
+        self.task = Task(
+            to=self._config.id,
+            round=task.round,
+            ask=task.ask,
+            step=task.step,
+            base=task.base,
+            attempt=task.attempt,
+            values=task.vals,
+            arrays=arrays,
+        )
+
+    def _end_fetch_of_task(self) -> None:
+        if self._fetch is not None and isinstance(self._fetch.manifest, m.Task):
+            self._end_fetch()
 
     def _plan(self, manifest: m.Model) -> None:
         self.task = None
@@ -475,6 +568,8 @@ class Session:
         self._end_fetch()
         if isinstance(fetch.manifest, m.Model):
             self._give(fetch.manifest, self._read_content(fetch.manifest, body))
+        elif isinstance(fetch.manifest, m.Task):
+            self._take_task(fetch.manifest, body)
         elif coming is not None:
             self.bundle = Found(*coming, archive=body)
 
@@ -488,18 +583,22 @@ class Session:
         vector = unpack_tensor(content.blob, content.enc, self.wanted.size)
         return vector.astype(np.float32)
 
+    @property
+    def _name(self) -> str:
+        return self.wanted.name if self.wanted is not None else ""
+
     def _give(self, manifest: m.Model, w: Vector) -> None:
-        """Lay the task ready; one of no steps only takes the final model over."""
+        """Lay the task ready; at the end there is only the final model to take over."""
+        assert self.wanted is not None
         self._content = (manifest.digest, w)
-        nothing = {"steps": 0.0, "rate": 0.0}
-        values = manifest.vals if manifest.phase == "train" else nothing
+        is_end = manifest.phase == "stop"
         self.task = Task(
             to=self._config.id,
             round=manifest.round,
-            ask="train",
+            ask=END if is_end else self.wanted.name,
             base=manifest.version,
-            values=values,
-            arrays={"w": w},
+            values={} if is_end else manifest.vals,
+            arrays={"w" if is_end else self.wanted.ask.down[0]: w},
         )
 
     # --- saying -----------------------------------------------------------------------------------
@@ -552,6 +651,10 @@ class Session:
             ),
             qos=0,
         )
+
+
+def _turn(task: Task) -> tuple[int, int, int]:
+    return task.round, task.attempt, task.step
 
 
 def _named(code: int) -> str:

@@ -28,6 +28,9 @@ from edge_sdk.wire.messages import (
 )
 from edge_sdk.wire.transfer import chunk_size, count_of, indices
 
+CAPS = ("b1", "b2")
+"""What a device can do beyond the least: tensor encodings of signs."""
+
 Key = tuple[int, int]
 """``(life, seq)``: the number of an outbox entry."""
 
@@ -235,7 +238,7 @@ def greet(up: Uplink, chance: Chance, *, above: int = 0) -> Turn:
         lost=numbers.lost,
         open=tuple(entry.key for entry in up.entries[:8]),
         wire=(WIRE, WIRE),
-        caps=(),
+        caps=CAPS,
         sdk=up.sdk,
         conn=up.conn,
     )

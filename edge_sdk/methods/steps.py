@@ -13,8 +13,11 @@ import numpy as np
 from edge_sdk.methods.local import Local
 from edge_sdk.methods.optim import Moments, Rated, adam, sgd
 from edge_sdk.wire.manifest import Training
-from edge_sdk.wire.method import Array, Effects, Event, Half, Task, Update
+from edge_sdk.wire.method import END, Array, Effects, Event, Half, Task, Update
 from edge_sdk.wire.spec import ParamSpec, Vector
+
+TRAIN = "train"
+"""The ask that the halves here answer; ``END`` only makes them take the final model over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def steps(local: Local, settings: Steps) -> Half[Fitted]:
         if received is None or not isinstance(event, Task):
             return state, ()
         placed = local.spec.place(state.p, received)
+        if event.ask == END:
+            return replace(state, p=placed), ()
         trained, report = _train(local, settings, state, placed, event)
         if not report or not _finite(report["loss"], trained.p):
             return replace(state, p=placed), ()
@@ -107,7 +112,7 @@ def gradient(local: Local, settings: Steps) -> Half[Fitted]:
         if received is None or not isinstance(event, Task):
             return state, ()
         p = local.spec.place(state.p, received)
-        for batch in local.batches(1, event.round, fresh=True):
+        for batch in () if event.ask == END else local.batches(1, event.round, fresh=True):
             loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
             plain = sgd(float(event.values.get("rate", settings.rate)))
             stepped, _ = plain.update(p, g, plain.init(p))
@@ -122,8 +127,8 @@ def gradient(local: Local, settings: Steps) -> Half[Fitted]:
 
 
 def _received(event: Event, spec: ParamSpec) -> Vector | None:
-    """Return the vector a ``train`` task carries, or None for everything else."""
-    if not isinstance(event, Task) or event.ask != "train":
+    """Return the vector a task brings, or None for everything else."""
+    if not isinstance(event, Task) or event.ask not in (TRAIN, END):
         return None
     w = event.arrays.get("w")
     return w if w is not None and w.shape == (spec.shared_size,) else None
