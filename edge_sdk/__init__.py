@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from edge_sdk.config import Config
     from edge_sdk.errors import EdgeError
     from edge_sdk.forecast import Forecast
+    from edge_sdk.methods import METHODS
     from edge_sdk.series import Reading
 
-__all__ = ["Bundle", "Client", "Config", "EdgeError", "Forecast", "Reading"]
+__all__ = ["METHODS", "Bundle", "Client", "Config", "EdgeError", "Forecast", "Reading"]
 
 _HOMES = {
     "Bundle": "edge_sdk.bundle",
@@ -25,6 +26,7 @@ _HOMES = {
     "Config": "edge_sdk.config",
     "EdgeError": "edge_sdk.errors",
     "Forecast": "edge_sdk.forecast",
+    "METHODS": "edge_sdk.methods",
     "Reading": "edge_sdk.series",
 }
 

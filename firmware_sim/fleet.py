@@ -6,13 +6,15 @@ import random
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 from edge_sdk import Client, Config, Reading
 from edge_sdk.clock import Clock
 from edge_sdk.wire.broker import Broker, Will
 from edge_sdk.wire.transport import Transport
+from firmware_sim.attacks.assault import HONEST, Role
 from firmware_sim.folders import Device
 from firmware_sim.results import Traffic, short
 from firmware_sim.samples import Sample, SampleSet, instant
@@ -42,9 +44,10 @@ class Fleet:
         *,
         connect: Connect,
         clock: Clock | None = None,
+        make: Callable[..., Client] = Client,
     ) -> Client:
-        """Start one device and give it its history."""
-        client = Client(config, transport=lambda will: connect(config, will), clock=clock)
+        """Start one device and give it its history; ``make`` may make one that lies."""
+        client = make(config, transport=lambda will: connect(config, will), clock=clock)
         self._stack.callback(client.close)
         for reading in readings:
             client.observe(reading)
@@ -108,12 +111,47 @@ def readings(sample: Sample, samples: SampleSet, chosen: Scenario) -> Iterator[R
 
 
 def populate(
-    fleet: Fleet, devices: Sequence[Device], samples: SampleSet, chosen: Scenario, connect: Connect
+    fleet: Fleet,
+    devices: Sequence[Device],
+    samples: SampleSet,
+    chosen: Scenario,
+    connect: Connect,
+    *,
+    role: Callable[[str], Role] = lambda _device: HONEST,
 ) -> None:
-    """Start every prepared device in this process."""
+    """Start every prepared device in this process, each in its role."""
     for device in devices:
         config = Config.load(device.config)
-        fleet.add(config, readings(device.sample, samples, chosen), connect=connect)
+        history = partial(readings, device.sample, samples, chosen)
+        enlist(fleet, config, role(device.id), connect=connect, history=history)
+
+
+def enlist(
+    fleet: Fleet,
+    config: Config,
+    role: Role,
+    *,
+    connect: Connect,
+    history: Callable[[], Iterable[Reading]],
+    clock: Clock | None = None,
+) -> Client:
+    """Start one device in its role, and the processes that claim to be it."""
+
+    def linked(as_config: Config, will: Callable[[], Will]) -> Transport:
+        link: Transport = role.around(connect(as_config, will))
+        return link
+
+    client = fleet.add(config, history(), connect=linked, clock=clock, make=role.make)
+    for name in role.twins:
+        double = replace(config, state=config.state.with_name(name))
+        named = replace(config, id=name)  # for the broker, which would throw the other out
+        at = partial(_as, named, linked)
+        fleet.add(double, history(), connect=at, clock=clock)
+    return client
+
+
+def _as(named: Config, connect: Connect, _: Config, will: Callable[[], Will]) -> Transport:
+    return connect(named, will)
 
 
 def processor_seconds() -> float:

@@ -16,7 +16,8 @@ from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from edge_sdk.wire.loopback import Faults, LoopbackBroker
-from firmware_sim.fleet import Fleet
+from firmware_sim.attacks.assault import HONEST
+from firmware_sim.fleet import Fleet, enlist
 from firmware_sim.folders import toml
 
 HOURS = 400
@@ -108,12 +109,14 @@ class World:
         self.daemon = Daemon(config, transport=link, clock=self.clock)
         self.daemon.open()
 
-    def start(self, number):
+    def start(self, number, role=HONEST, *, source=None, hours=HOURS):
         config = Config.load(self.folder / f"home-{number}.toml")
-        client = self.fleet.add(
+        client = enlist(
+            self.fleet,
             config,
-            history(number),
+            role,
             connect=lambda config, will: self.broker.link(config.id, will),
+            history=lambda: history(number if source is None else source, hours),
             clock=self.clock,
         )
         self.clients[number] = client
