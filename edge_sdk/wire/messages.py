@@ -49,7 +49,7 @@ Text = Annotated[str, Length(0, 64)]
 Word = Annotated[str, Length(1, 16)]
 Release = Annotated[str, Length(1, 32)]
 Words = Annotated[tuple[Word, ...], Length(0, 32)]
-Scalars = Annotated[Mapping[Text, float], Length(0, 16)]
+Scalars = Annotated[Mapping[Text, float], Length(0, 32)]
 Pair = tuple[Whole, Whole]
 
 

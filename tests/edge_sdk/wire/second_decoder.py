@@ -62,7 +62,7 @@ TABLE = {
             "serial": ONE, "run": ONE, "round": ANY, "version": ANY, "phase": (S, 4, 5),
             "part": (S, 1, 16), "spec": REF, "enc": (S, 1, 16), "digest": (B, 32, 32),
             "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": ANY, "spread": ANY,
-            "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 16), "cohort": REF,
+            "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
             "deltas": (L, 0, 8),
         },
         "vals cohort deltas",
@@ -72,7 +72,7 @@ TABLE = {
         {
             "run": ONE, "round": ANY, "base": ANY, "ask": (S, 1, 16), "spec": REF, "attempt": ANY,
             "step": ANY, "digest": (B, 32, 32), "size": (I, 1, 2**23), "chunk": (I, 1, 32768),
-            "vals": (M, 0, 16),
+            "vals": (M, 0, 32),
         },
         "attempt step digest size chunk vals",
     ),
@@ -103,13 +103,13 @@ TABLE = {
         1,
         {
             "run": ONE, "round": ANY, "base": ANY, "life": ONE, "seq": ONE, "spent": ANY,
-            "spec": REF, "part": (S, 1, 16), "enc": (S, 1, 16), "n": ANY, "vals": (M, 0, 16),
+            "spec": REF, "part": (S, 1, 16), "enc": (S, 1, 16), "n": ANY, "vals": (M, 0, 32),
             "check": (B, 8, 8), "flags": (I, 0, 2**32 - 1),
         },
         "vals check flags",
     ),
     "command": (
-        0, {"num": ONE, "op": (S, 1, 16), "args": (M, 0, 16), "until": ANY}, "args until",
+        0, {"num": ONE, "op": (S, 1, 16), "args": (M, 0, 32), "until": ANY}, "args until",
     ),
     "metrics": (
         0,
