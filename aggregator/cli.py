@@ -111,6 +111,17 @@ def _export(parser: ArgumentParser) -> None:
     parser.add_argument("--bundle-version", type=int, default=1, help="rises with every release")
     parser.add_argument("--like", default="load-lstm-week", help="take features from this model")
     parser.add_argument("--shared", nargs="*", metavar="PREFIX", help="layers to share by default")
+    parser.add_argument(
+        "--for",
+        dest="methods",
+        nargs="+",
+        default=[],
+        metavar="METHOD",
+        help="add the graphs that these methods ask for",
+    )
+    parser.add_argument(
+        "--graphs", nargs="*", metavar="NAME", help="graphs besides gradient and forecast"
+    )
 
 
 COMMANDS = {

@@ -270,6 +270,8 @@ def export(args: Namespace) -> Answer:
             name=args.name,
             like=args.like,
             shared=None if args.shared is None else tuple(args.shared),
+            graphs=None if args.graphs is None else tuple(args.graphs),
+            methods=tuple(args.methods),
         )
     except ExportError as error:
         raise CommandError(f"export: {error}") from error

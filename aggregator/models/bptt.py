@@ -26,9 +26,16 @@ def lstm_layer(
 
     Gates lie in torch's order: input, forget, cell, output.
     """
+    return lstm_steps(x, h0, c0, w_ih, w_hh, b_ih + b_hh)
+
+
+def lstm_steps(
+    x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor
+) -> Sequence3:
+    """As ``lstm_layer``, with one bias for all rows ``[4H]`` or one for each ``[T*B, 4H]``."""
     steps, batch, _ = x.shape
     hidden = w_hh.shape[1]
-    hs, c, *_ = _Lstm.apply(x, h0, c0, w_ih, w_hh, b_ih + b_hh)  # type: ignore[no-untyped-call]
+    hs, c, *_ = _Lstm.apply(x, h0, c0, w_ih, w_hh, bias)  # type: ignore[no-untyped-call]
     out = hs.view(steps, batch, hidden)
     return out, out[-1], c
 
@@ -38,7 +45,8 @@ def gru_layer(
 ) -> tuple[Tensor, Tensor]:
     """Run one GRU layer. Returns all outputs ``[T, B, H]`` and the last h ``[B, H]``.
 
-    Gates lie in torch's order: reset, update, new; the reset gate acts after the product.
+    Gates lie in torch's order: reset, update, new; the reset gate acts after the product. A bias
+    may be one for all rows ``[3H]`` or one for each ``[T*B, 3H]``.
     """
     steps, batch, _ = x.shape
     hidden = w_hh.shape[1]
@@ -76,8 +84,9 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # noqa: ANN401 - torch's own type
-        x, h0, c0, w_ih, w_hh, _ = inputs
+        x, h0, c0, w_ih, w_hh, bias = inputs
         hs, _, gates, cells, squashed = output
+        ctx.by_row = bias.dim() == 2
         ctx.mark_non_differentiable(gates, cells, squashed)
         ctx.save_for_backward(x, h0, c0, w_ih, w_hh, hs, gates, cells, squashed)
 
@@ -108,7 +117,7 @@ class _Lstm(torch.autograd.Function):
             dc,
             d_pre.t() @ x.reshape(steps * batch, x.shape[2]),
             d_pre[batch:].t() @ hs[:before] + pre[-1].t() @ h0,
-            d_pre.sum(0),
+            d_pre if ctx.by_row else d_pre.sum(0),
         )
 
 
@@ -123,10 +132,11 @@ class _Gru(torch.autograd.Function):
         gated, new = torch.split(inputs, [2 * hidden, hidden], 1)
         in_rz, in_n = _rows(gated, batch), _rows(new, batch)
         w_t = w_hh.t()
+        biases = _rows(b_hh, batch) if b_hh.dim() == 2 else (b_hh,) * steps
         gates, news, recurrents, outs = _lists(4)
         h = h0
         for t in range(steps):
-            from_rz, from_n = torch.split(torch.addmm(b_hh, h, w_t), [2 * hidden, hidden], 1)
+            from_rz, from_n = torch.split(torch.addmm(biases[t], h, w_t), [2 * hidden, hidden], 1)
             rz = torch.sigmoid(in_rz[t] + from_rz)
             r, z = torch.split(rz, hidden, 1)
             n = torch.tanh(in_n[t] + r * from_n)
@@ -139,8 +149,9 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # noqa: ANN401 - torch's own type
-        x, h0, w_ih, w_hh, _, _ = inputs
+        x, h0, w_ih, w_hh, *biases = inputs
         hs, gates, news, recurrents = output
+        ctx.by_row = [bias.dim() == 2 for bias in biases]
         ctx.mark_non_differentiable(gates, news, recurrents)
         ctx.save_for_backward(x, h0, w_ih, w_hh, hs, gates, news, recurrents)
 
@@ -172,8 +183,7 @@ class _Gru(torch.autograd.Function):
             dh,
             d_in.t() @ x.reshape(steps * batch, x.shape[2]),
             d_state[batch:].t() @ hs[:before] + d_state[:batch].t() @ h0,
-            d_in.sum(0),
-            d_state.sum(0),
+            *(d if rows else d.sum(0) for d, rows in zip((d_in, d_state), ctx.by_row, strict=True)),
         )
 
 

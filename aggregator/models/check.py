@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from aggregator.models.errors import ExportError
-from aggregator.models.trace import Traced
-from edge_sdk.wire.manifest import Loss
+from aggregator.models.trace import Traced, losses_of
+from edge_sdk.wire.manifest import CLIPPED_GRADIENT, FORECAST, GRADIENT, ROBUST_GRADIENT, Loss
 
 BATCHES = (1, 2, 3, 17, 37, 64, 200)
 """1 and 2 are special to many operators; 37 is the size that was traced; the rest are not."""
@@ -40,6 +40,15 @@ def reference_engine(data: bytes) -> Runnable:
     return run
 
 
+def check(name: str, traced: Traced, loss: Loss, graph: Runnable) -> None:
+    """Compare one graph of a bundle with torch, by its name.
+
+    Raises:
+        ExportError: They differ by more than the tolerance, or are not finite.
+    """
+    _CHECKS[name](traced, loss, graph)
+
+
 def check_gradient(traced: Traced, loss: Loss, graph: Runnable) -> None:
     """Compare loss and gradient with torch's own backward pass at every batch size.
 
@@ -52,12 +61,52 @@ def check_gradient(traced: Traced, loss: Loss, graph: Runnable) -> None:
         value = traced.loss(loss, p, x, y)
         (wanted,) = torch.autograd.grad(value, p)
         got_value, got = graph(p=_array(p), x=_array(x), y=_array(y))
-        scale = max(float(wanted.abs().max()), float(np.finfo(np.float32).tiny))
-        _refuse("gradient", batch, _distance(got, wanted) / scale)
+        _refuse("gradient", batch, _apart(got, wanted))
         _refuse("loss", batch, _distance(got_value, value) / max(1.0, value.item()))
 
 
-def check_forecast(traced: Traced, graph: Runnable) -> None:
+def check_robust(traced: Traced, loss: Loss, graph: Runnable) -> None:
+    """Compare with torch's own second derivative, at a radius that makes both parts count.
+
+    Raises:
+        ExportError: They differ by more than the tolerance, or are not finite.
+    """
+    for batch in BATCHES:
+        p, (x, y) = traced.initial.requires_grad_(), traced.example(batch, seed=batch)
+        at = x.requires_grad_(), y.requires_grad_()
+        losses = losses_of(loss, traced.predict(p, x) - y)
+        slopes = torch.autograd.grad(losses.sum(), at, create_graph=True)
+        slope = torch.cat([part.flatten(1) for part in slopes], 1).norm(dim=1).mean()
+        for rho in (0.0, 1.0):
+            (wanted,) = torch.autograd.grad(losses.mean() + rho * slope, p, retain_graph=True)
+            feeds = {"p": _array(p), "x": _array(x), "y": _array(y), "rho": np.array(rho, "f4")}
+            got_value, got, got_slope = graph(**feeds)
+            _refuse(ROBUST_GRADIENT, batch, _apart(got, wanted))
+            _refuse(ROBUST_GRADIENT, batch, _apart(got_slope, slope))
+            _refuse("loss", batch, _apart(got_value, losses.mean()))
+
+
+def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
+    """Compare with torch's gradient of every example, at a bound that half of them exceed.
+
+    Raises:
+        ExportError: They differ by more than the tolerance, or are not finite.
+    """
+    x, y = traced.example(max(BATCHES), seed=1)
+    p = traced.initial.requires_grad_()
+    losses = losses_of(loss, traced.predict(p, x) - y)
+    each = torch.stack([torch.autograd.grad(one, p, retain_graph=True)[0] for one in losses])
+    lengths = each.double().norm(dim=1)
+    bound = lengths.median()
+    clipped = (bound / lengths).clamp(max=1.0)[:, None] * each
+    for batch in BATCHES:
+        feeds = {"p": _array(p), "x": _array(x[:batch]), "y": _array(y[:batch])}
+        got_value, got = graph(**feeds, bound=np.array(bound.item(), "f4"))
+        _refuse(CLIPPED_GRADIENT, batch, _apart(got, clipped[:batch].sum(0).float()))
+        _refuse("loss", batch, _apart(got_value, losses[:batch].mean()))
+
+
+def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:
     """Compare forecasts with the module's own at every batch size.
 
     Raises:
@@ -80,6 +129,12 @@ def _refuse(what: str, batch: int, error: float) -> None:
         )
 
 
+def _apart(got: NDArray[np.float32], wanted: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest value."""
+    scale = max(float(wanted.detach().abs().max()), float(np.finfo(np.float32).tiny))
+    return _distance(got, wanted) / scale
+
+
 def _distance(got: NDArray[np.float32], wanted: torch.Tensor) -> float:
     if got.shape != tuple(wanted.shape):
         return float("inf")
@@ -88,3 +143,11 @@ def _distance(got: NDArray[np.float32], wanted: torch.Tensor) -> float:
 
 def _array(tensor: torch.Tensor) -> NDArray[np.float32]:
     return np.asarray(tensor.detach().numpy(), np.float32)
+
+
+_CHECKS: Mapping[str, Callable[[Traced, Loss, Runnable], None]] = {
+    GRADIENT: check_gradient,
+    FORECAST: check_forecast,
+    ROBUST_GRADIENT: check_robust,
+    CLIPPED_GRADIENT: check_clipped,
+}

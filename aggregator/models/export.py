@@ -6,33 +6,54 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import nn
 
 from aggregator.models.catalogue import MODELS
-from aggregator.models.check import Engine, check_forecast, check_gradient, reference_engine
+from aggregator.models.check import Engine, check, reference_engine
+from aggregator.models.clipped import clipped_graph
 from aggregator.models.errors import ExportError
 from aggregator.models.recipe import Recipe
+from aggregator.models.robust import robust_graph
 from aggregator.models.trace import Traced
 from edge_sdk.wire.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, pack, seal
 from edge_sdk.wire.keys import Signer, load_signing_key
-from edge_sdk.wire.manifest import FORECAST, GRADIENT, Golden, GraphFile, Manifest, ManifestError
+from edge_sdk.wire.manifest import (
+    CLIPPED_GRADIENT,
+    FORECAST,
+    GRADIENT,
+    ROBUST_GRADIENT,
+    SIGNATURES,
+    Golden,
+    GraphFile,
+    Loss,
+    Manifest,
+    ManifestError,
+)
+from edge_sdk.wire.method import CONTRACTS
 
 MIN_SDK = "0.1.0"
 SEED = 2022
 """Of initial parameters, so that an export repeats to the byte."""
 
-_GRAPHS = {
-    GRADIENT: GraphFile("gradient.onnx", ("p", "x", "y"), ("loss", "g")),
-    FORECAST: GraphFile("forecast.onnx", ("p", "x"), ("yhat",)),
-}
+ALWAYS = (GRADIENT, FORECAST)
+GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyType(
+    {
+        GRADIENT: lambda traced, loss: traced.gradient_graph(loss),
+        FORECAST: lambda traced, _: traced.forecast_graph(),
+        ROBUST_GRADIENT: robust_graph,
+        CLIPPED_GRADIENT: clipped_graph,
+    }
+)
+"""Name to what writes it; feeds and results are those of ``SIGNATURES``."""
 
 
 def export(
@@ -91,6 +112,8 @@ def export_command(
     name: str | None = None,
     like: str = "load-lstm-week",
     shared: tuple[str, ...] | None = None,
+    graphs: tuple[str, ...] | None = None,
+    methods: tuple[str, ...] = (),
     engine: Engine = reference_engine,
 ) -> Path:
     """Export by words, as a command line gives them.
@@ -103,6 +126,8 @@ def export_command(
         name: Of the bundle; the catalogue's, or the folder's own.
         like: Catalogue entry whose recipe a factory without an attribute ``recipe`` takes.
         shared: Prefixes that replace the recipe's.
+        graphs: Graphs that replace the recipe's; ``gradient`` and ``forecast`` are always there.
+        methods: Methods whose contracts' graphs are added.
         engine: What runs the graphs for the comparison with torch.
 
     Raises:
@@ -110,13 +135,27 @@ def export_command(
         KeyFileError: The key cannot be read.
     """
     module, recipe = make(model, like)
-    if shared is not None:
-        recipe = replace(recipe, shared=shared)
+    wanted = (*(recipe.graphs if graphs is None else graphs), *asked_by(methods))
+    recipe = replace(recipe, graphs=wanted, shared=recipe.shared if shared is None else shared)
     called = name or (model if model in MODELS else out.resolve().name)
     signer = load_signing_key(key)
     return export(
         module, recipe, name=called, version=version, signer=signer, out=out, engine=engine
     )
+
+
+def asked_by(methods: Iterable[str]) -> tuple[str, ...]:
+    """Return the graphs that these methods' contracts ask a bundle for.
+
+    Raises:
+        ExportError: There is no such method.
+    """
+    found: list[str] = []
+    for method in methods:
+        if method not in CONTRACTS:
+            raise ExportError(f"unknown method {method!r}; known: {', '.join(CONTRACTS)}")
+        found += (graph for ask in CONTRACTS[method].values() for graph in ask.graphs)
+    return tuple(found)
 
 
 def make(model: str, like: str = "load-lstm-week") -> tuple[nn.Module, Recipe]:
@@ -163,11 +202,25 @@ def _loaded(home: str) -> ModuleType:
 
 
 def _graphs(traced: Traced, recipe: Recipe, engine: Engine) -> dict[str, bytes]:
-    gradient = traced.gradient_graph(recipe.loss).SerializeToString(deterministic=True)
-    forecast = traced.forecast_graph().SerializeToString(deterministic=True)
-    check_gradient(traced, recipe.loss, engine(gradient))
-    check_forecast(traced, engine(forecast))
-    return {_GRAPHS[GRADIENT].file: gradient, _GRAPHS[FORECAST].file: forecast}
+    """Write each graph that is wanted, and hold it against torch."""
+    files = {}
+    for name in _names(recipe):
+        try:
+            data = GRAPHS[name](traced, recipe.loss).SerializeToString(deterministic=True)
+            check(name, traced, recipe.loss, engine(data))
+        except ExportError as error:
+            if name in ALWAYS:
+                raise
+            raise ExportError(f"graph {name!r}: {error}") from error
+        files[f"{name}.onnx"] = data
+    return files
+
+
+def _names(recipe: Recipe) -> tuple[str, ...]:
+    unknown = [name for name in recipe.graphs if name not in GRAPHS]
+    if unknown:
+        raise ExportError(f"unknown graph {unknown[0]!r}; known: {', '.join(GRAPHS)}")
+    return tuple(dict.fromkeys((*ALWAYS, *recipe.graphs)))
 
 
 def _manifest(
@@ -185,7 +238,7 @@ def _manifest(
         target=recipe.target,
         loss=recipe.loss,
         training=recipe.training,
-        graphs=_GRAPHS,
+        graphs={name: GraphFile(f"{name}.onnx", *SIGNATURES[name]) for name in _names(recipe)},
         golden=_golden(traced),
         files=digests,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from aggregator.models import bptt, native
+from aggregator.models import bptt, native, twice
 from aggregator.models.errors import ExportError
 
 Lowered = Callable[..., Any]
@@ -30,20 +30,17 @@ class Lowering(TorchFunctionMode):
     """While active, calls with a lowering run it.
 
     Args:
-        recurrent: ``unrolled``, for gradients, or ``native``, one operator a layer, for forecasts.
+        recurrent: ``unrolled``, for gradients; ``twice``, for gradients of gradients; or
+            ``native``, one operator a layer, for forecasts.
     """
 
     def __init__(self, recurrent: str) -> None:
         super().__init__()
-        lstm, gru = (
-            (native.lstm_layer, native.gru_layer)
-            if recurrent == "native"
-            else (bptt.lstm_layer, bptt.gru_layer)
-        )
+        lstm, gru = _LAYERS[recurrent]
         self._rules: Mapping[Any, Lowered] = {
             **_RULES,
-            torch.lstm: lambda *a, **k: _lstm(lstm, *a, **k),
-            torch.gru: lambda *a, **k: _gru(gru, *a, **k),
+            torch.lstm: partial(lstm_stack, lstm),
+            torch.gru: partial(gru_stack, gru),
         }
 
     def __torch_function__(
@@ -57,14 +54,20 @@ class Lowering(TorchFunctionMode):
         return self._rules.get(func, func)(*args, **(kwargs or {}))
 
 
-def _lstm(layer: Lowered, x: Tensor, hx: object, params: object, *rest: Any) -> tuple[Tensor, ...]:
+def lstm_stack(
+    layer: Lowered, x: Tensor, hx: object, params: object, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Answer ``torch.lstm``, layer by layer."""
     if not isinstance(hx, (tuple, list)):
         raise ExportError("packed sequences cannot be exported: every window has the same length")
     out, states = _stack(layer, x, list(zip(*hx, strict=True)), params, *rest)
     return out, *(torch.stack(state) for state in zip(*states, strict=True))
 
 
-def _gru(layer: Lowered, x: Tensor, hx: Tensor, params: object, *rest: Any) -> tuple[Tensor, ...]:
+def gru_stack(
+    layer: Lowered, x: Tensor, hx: Tensor, params: object, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Answer ``torch.gru``, layer by layer."""
     if not isinstance(params, (tuple, list)):
         raise ExportError("packed sequences cannot be exported: every window has the same length")
     out, states = _stack(layer, x, [(h,) for h in hx], params, *rest)
@@ -294,6 +297,11 @@ def _one(value: Any) -> int:
     return int(value[0] if isinstance(value, (tuple, list)) else value)
 
 
+_LAYERS: Mapping[str, tuple[Lowered, Lowered]] = {
+    "unrolled": (bptt.lstm_layer, bptt.gru_layer),
+    "twice": (twice.lstm_layer, twice.gru_layer),
+    "native": (native.lstm_layer, native.gru_layer),
+}
 _RULES: dict[Any, Lowered] = {
     functional.linear: _linear,
     torch.conv1d: _conv1d,

@@ -18,6 +18,7 @@ class Recipe:
         loss: What training minimises.
         training: The local optimiser.
         shared: Name prefixes of the parameters that a run shares by default; ``("",)`` is all.
+        graphs: What its bundle has besides ``gradient`` and ``forecast``.
     """
 
     window: Window
@@ -26,6 +27,7 @@ class Recipe:
     loss: Loss
     training: Training
     shared: tuple[str, ...] = ("",)
+    graphs: tuple[str, ...] = ()
 
     @property
     def sample(self) -> tuple[int, int]:

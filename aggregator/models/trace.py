@@ -64,6 +64,11 @@ class Traced:
         with torch.no_grad():
             return torch.cat([p.reshape(-1) for _, p in self.module.named_parameters()]).clone()
 
+    @property
+    def sizes(self) -> Sequence[tuple[str, int]]:
+        """Names and scalar counts of the layers, in order."""
+        return [(name, size) for name, _, size in self._sizes]
+
     def weights(self, p: Tensor) -> dict[str, Tensor]:
         """Cut the flat vector into the module's parameters."""
         ends = list(itertools.accumulate(size for _, _, size in self._sizes))
@@ -150,6 +155,14 @@ def loss_of(loss: Loss, error: Tensor) -> Tensor:
         return (error * error).mean()
     near = error.clamp(-(loss.delta or 1.0), loss.delta or 1.0)
     return (near * (error - 0.5 * near)).mean()
+
+
+def losses_of(loss: Loss, error: Tensor) -> Tensor:
+    """Return each example's own loss ``[B]``; their mean is ``loss_of``."""
+    if loss.name == "mse":
+        return (error * error).mean(1)
+    near = error.clamp(-(loss.delta or 1.0), loss.delta or 1.0)
+    return (near * (error - 0.5 * near)).mean(1)
 
 
 def trace(

@@ -22,6 +22,25 @@ from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build, key_of
 FORMAT: Final = 1
 GRADIENT = "gradient"
 FORECAST = "forecast"
+ROBUST_GRADIENT = "robust_gradient"
+CLIPPED_GRADIENT = "clipped_gradient"
+
+SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
+    {
+        GRADIENT: (("p", "x", "y"), ("loss", "g")),
+        FORECAST: (("p", "x"), ("yhat",)),
+        ROBUST_GRADIENT: (("p", "x", "y", "rho"), ("loss", "g", "slope")),
+        CLIPPED_GRADIENT: (("p", "x", "y", "bound"), ("loss", "g")),
+    }
+)
+"""Feeds and results of every graph that a bundle may have, float32, in order.
+
+``p`` is the vector ``[P]``, ``x`` inputs ``[B, lookback, channels]``, ``y`` targets
+``[B, horizon]``; ``rho`` and ``bound`` are scalars. ``loss`` is the batch's mean and ``yhat`` the
+forecast ``[B, horizon]``. ``g [P]`` is the loss's gradient; in ``robust_gradient`` that of
+``loss + rho * slope``, where ``slope`` is the mean norm of an example's slope in ``(x, y)``; in
+``clipped_gradient`` the **sum** over examples of their own gradients, each at most ``bound`` long.
+"""
 
 Name = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,63}")]
 Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]
@@ -183,7 +202,7 @@ class Manifest:
         target: What is forecast.
         loss: What training minimises.
         training: How.
-        graphs: ``gradient``: p, x, y to loss, g. ``forecast``: p, x to yhat.
+        graphs: By name, as ``SIGNATURES`` has them; ``gradient`` and ``forecast`` always.
         golden: The canary sample.
         files: SHA-256 in hexadecimal of every other file of the bundle but the signature.
     """
@@ -207,9 +226,7 @@ class Manifest:
         """Refuse what no single field can see."""
         self._check_features()
         self._check_golden()
-        for role in (GRADIENT, FORECAST):
-            if role not in self.graphs:
-                raise ValueError(f"graph {role!r} is missing")
+        self._check_graphs()
 
     def _check_features(self) -> None:
         names = [feature.name for feature in self.features]
@@ -224,6 +241,14 @@ class Manifest:
             raise ValueError(f"golden.x must be {self.window.lookback} rows of {width} values")
         if len(self.golden.yhat) != self.window.horizon:
             raise ValueError(f"golden.yhat must have {self.window.horizon} values")
+
+    def _check_graphs(self) -> None:
+        for role in (GRADIENT, FORECAST):
+            if role not in self.graphs:
+                raise ValueError(f"graph {role!r} is missing")
+        for name, graph in self.graphs.items():
+            if SIGNATURES.get(name, (graph.inputs, graph.outputs)) != (graph.inputs, graph.outputs):
+                raise ValueError(f"graph {name!r} must take and give {SIGNATURES[name]}")
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:

@@ -17,12 +17,13 @@ from torch import nn
 from aggregator.models.catalogue import MODELS
 from aggregator.models.check import reference_engine
 from aggregator.models.errors import ExportError
-from aggregator.models.export import export, export_command, make
+from aggregator.models.export import asked_by, export, export_command, make
 from aggregator.models.mlp import LoadMlp
 from aggregator.models.trace import Traced
 from edge_sdk.bundle import Bundle, Trust
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.keys import from_seed, save_signing_key
+from edge_sdk.wire.method import CONTRACTS, Ask
 
 pytestmark = pytest.mark.torch
 
@@ -66,6 +67,11 @@ def test_the_reference_engine_agrees_as_well(name, tmp_path):
 class BatchNormed(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.BatchNorm1d(96), nn.Linear(96, 1))
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.GroupNorm(2, 96), nn.Linear(96, 1))
 
 
 class Branching(nn.Module):
@@ -156,6 +162,38 @@ def test_a_graph_that_differs_from_torch_is_refused(tmp_path, result, error):
 def test_a_manifest_that_cannot_be_meant_is_refused(options, says, tmp_path):
     with pytest.raises(ExportError, match=says):
         exported(LoadMlp(), tmp_path / "mine", **options)
+
+
+@pytest.mark.parametrize("wanted", [(), ("clipped_gradient",), ("robust_gradient", "gradient")])
+def test_a_bundle_has_the_graphs_that_were_asked_for_and_no_other(tmp_path, wanted):
+    key = tmp_path / "root.key"
+    save_signing_key(key, KEY)
+    out = export_command("load-mlp", tmp_path / "a", key=key, graphs=wanted, engine=load_graph)
+    bundle = Bundle.open(out, trust=Trust((KEY.public,)))
+    assert set(bundle.graphs) == {"gradient", "forecast", *wanted}
+    assert {path.stem for path in out.glob("*.onnx")} == set(bundle.graphs)
+    assert not bundle.graphs._loaded.keys() - {"forecast"}  # a device starts with what it needs
+
+
+def test_a_methods_contract_names_its_graphs(monkeypatch):
+    robust = {"step": Ask(("robust_gradient",)), "serve": Ask(("forecast",))}
+    monkeypatch.setattr("aggregator.models.export.CONTRACTS", CONTRACTS | {"flat": robust})
+    assert asked_by(["fedavg", "flat"]) == ("gradient", "robust_gradient", "forecast")
+    with pytest.raises(ExportError, match=r"unknown method 'fedag'.*fedavg"):
+        asked_by(["fedag"])
+
+
+@pytest.mark.parametrize(
+    ("module", "graph", "says"),
+    [
+        (LoadMlp, "gradiend", "unknown graph 'gradiend'; known: gradient, forecast"),
+        (Normed, "clipped_gradient", "graph 'clipped_gradient': operator .*group_norm.*'1.weight'"),
+    ],
+)
+def test_a_graph_that_cannot_be_written_is_refused_by_name(tmp_path, module, graph, says):
+    with pytest.raises(ExportError, match=says):
+        exported(module(), tmp_path / "mine", replace(RECIPE, graphs=(graph,), shared=("",)))
+    assert not (tmp_path / "mine").exists()
 
 
 def test_models_by_name_module_and_file(tmp_path):

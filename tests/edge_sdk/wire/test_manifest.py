@@ -74,6 +74,7 @@ def test_the_paper_model_has_the_papers_counts():
         ({"files__gradient.onnx": "00"}, "gradient.onnx"),
         ({"target__scale": "fixed"}, "fixed scale"),
         ({"graphs__forecast": None}, "'forecast' is missing"),
+        ({"graphs__gradient__inputs": ["p", "y", "x"]}, "graph 'gradient' must take and give"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changes, says):
