@@ -175,7 +175,7 @@ def composed(charges: Iterable[Charge], delta: float) -> float:
     added = math.fsum(charge.count / charge.multiplier for charge in pure)
     if squares:
         return epsilon_of(1.0 / math.sqrt(squares), delta) + added
-    if len(pure) == 1:
+    if len(pure) == 1 and pure[0].multiplier > 1.0:
         (only,) = pure
         return min(added, advanced(1.0 / only.multiplier, only.count, delta))
     return added
