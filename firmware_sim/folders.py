@@ -169,6 +169,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
             "quorum": learning.quorum or chosen.devices,
             "rounds": learning.rounds,
             "deadline": learning.deadline,
+            "rule": dict(learning.rule) or None,
         },
     }
 

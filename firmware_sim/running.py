@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from firmware_sim.attacks.assault import HONEST, Assault, Cast, Role
 from firmware_sim.display import Display
+from firmware_sim.errors import Errors, errors
 from firmware_sim.federation import (
     CLOSING,
     Federation,
@@ -43,6 +45,11 @@ class FleetRun:
         aggregator: Configuration of an aggregator of one's own to join, instead of a new one.
         limit: Seconds that the run may take.
         seed: Of what the fleet's own processes draw.
+        name: What the run is called where progress goes.
+        assault: Who lies, and how; None where nobody does.
+        judged: Ids of the devices whose forecasts are judged at the end; none of a run in
+            processes of their own are.
+        errors: What the judged ones came to.
     """
 
     scenario: Scenario
@@ -55,7 +62,12 @@ class FleetRun:
     aggregator: Path | None = None
     limit: float = 600.0
     seed: int = 0
+    name: str = "fleet"
+    assault: Assault | None = None
+    judged: tuple[str, ...] = ()
+    errors: Errors | None = None
     refused: dict[str, int] = field(default_factory=dict)
+    moved: int = 0  # how often the model was last seen to have moved
     weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
 
     def run(self) -> Cost:
@@ -89,16 +101,33 @@ class FleetRun:
 
     def _inside(self, run: Federation) -> Cost:
         """Serve every device from this thread."""
+        devices = run.prepared.devices
         with Fleet() as fleet:
             connect = over_mqtt(self.seed)
-            populate(fleet, run.prepared.devices, self.samples, self.scenario, connect)
+            role = self._roles([device.id for device in devices])
+            populate(fleet, devices, self.samples, self.scenario, connect, role=role)
             self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
             meter = Meter(run, processor_seconds)
-            self._watch(run, meter, lambda: fleet.turn(0.02))
-            until = time.monotonic() + CLOSING
-            while time.monotonic() < until and not all(x.is_done for x in fleet.clients):
-                fleet.turn(0.02)  # each takes the final model over: bytes are those of a whole run
+            try:
+                self._watch(run, meter, lambda: fleet.turn(0.02))
+                until = time.monotonic() + CLOSING
+                while time.monotonic() < until and not self._is_over(fleet):
+                    fleet.turn(0.02)  # each takes the final model over: bytes of a whole run
+            finally:
+                if self.judged:
+                    self.errors = errors(fleet, devices, self.judged, self.samples, self.scenario)
             return meter.cost(fleet.traffic())
+
+    def _roles(self, ids: Sequence[str]) -> Callable[[str], Role]:
+        """Cast the assault, if there is one."""
+        if self.assault is None:
+            return lambda _device: HONEST
+        return Cast.of(self.assault, ids, time.monotonic).role
+
+    def _is_over(self, fleet: Fleet) -> bool:
+        """Whether every device that counts holds the final model: liars may never be told."""
+        wanted = set(self.judged) or {client.config.id for client in fleet.clients}
+        return all(client.is_done for client in fleet.clients if client.config.id in wanted)
 
     def _outside(self, run: Federation) -> Cost:
         """Start a process a device, and wait until each holds the final model."""
@@ -118,8 +147,8 @@ class FleetRun:
     def _watch(self, run: Federation, meter: Meter, tend: Callable[[], None]) -> None:
         for now in run.watch(self.limit, tend):
             meter.see(now)
-            self.refused = now.refused
-            self.shown.update("fleet", "done" if now.is_done else "learning", now)
+            self.refused, self.moved = now.refused, now.version
+            self.shown.update(self.name, "done" if now.is_done else "learning", now)
 
 
 @dataclass

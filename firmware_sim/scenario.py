@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 from edge_sdk.settings import Duration, load
 from edge_sdk.wire.strict import Between, Length
+from firmware_sim.attacks.assault import Assault
 from firmware_sim.samples import SampleSet
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -22,12 +23,13 @@ class Learning:
     """One run of a fleet: what the aggregator is configured with.
 
     Attributes:
-        method: Of the averaging family.
+        method: A name of ``edge_sdk.wire.method.CONTRACTS``.
         shared: Prefixes of the layers that travel; left out: what the bundle says.
         rounds: How often the model moves.
         settings: The method's own numbers, such as ``steps`` and ``rate``.
         quorum: Devices that close a round; left out: all of them.
         deadline: From opening a round to closing or abandoning it.
+        rule: How answers become one: the aggregator's table ``run.rule``; left out: the mean.
     """
 
     method: str = "fedavg"
@@ -36,6 +38,19 @@ class Learning:
     settings: Mapping[str, Any] = field(default_factory=dict)
     quorum: Count | None = None
     deadline: Duration = "60s"
+    rule: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rule_name(self) -> str:
+        """The rule and what comes before it, as a command line writes them.
+
+        >>> Learning(rule={"name": "krum", "f": 1, "before": ["nnm"]}).rule_name
+        'nnm+krum'
+        """
+        before = [
+            one if isinstance(one, str) else one["name"] for one in self.rule.get("before", ())
+        ]
+        return "+".join([*before, self.rule.get("name", "mean")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,8 @@ class Scenario:
         start: First reading (ISO 8601).
         until: First reading that is not learned from; empty takes all.
         judge: First and last moment of the part that forecasts are judged on.
+        against: Further ways to learn, to be set beside ``learning``.
+        assaults: Attacks that every way to learn has to stand, one after the other.
         why: What was tried before these numbers were chosen, and on which part.
     """
 
@@ -62,13 +79,19 @@ class Scenario:
     start: str = ""
     until: str = ""
     judge: tuple[str, ...] = ()
+    against: tuple[Learning, ...] = ()
+    assaults: tuple[Assault, ...] = ()
     why: str = ""
 
-    def first_days(self, days: int, samples: SampleSet) -> Scenario:
-        """Return the same with a history of so many days from the set's first reading."""
+    def first_days(self, days: int, samples: SampleSet, judged: int = 7) -> Scenario:
+        """Return the same with a history of so many days from the set's first reading.
+
+        The ``judged`` days after them are those that forecasts are judged on.
+        """
         times, _ = samples.samples[0].column(samples.target)
         until = datetime.fromtimestamp(int(times[0]) + 86_400 * days, UTC)
-        return replace(self, until=until.isoformat())
+        last = until + timedelta(days=judged)
+        return replace(self, until=until.isoformat(), judge=(until.isoformat(), last.isoformat()))
 
     @property
     def span(self) -> tuple[float, float]:

@@ -56,6 +56,12 @@ class Assault:
         """
         return bind(self.attack, {key: str(value) for key, value in self.options.items()})
 
+    @property
+    def is_silenced(self) -> bool:
+        """Whether liars' answers are refused or never arrive: no round may wait for them."""
+        attack = self.bound.attack
+        return attack.kind in {"body", "twin"} or attack.name == "empty_payload"
+
     def count(self, devices: int) -> int:
         """Return how many devices lie.
 

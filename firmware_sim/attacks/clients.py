@@ -14,6 +14,7 @@ from edge_sdk.wire import topics
 from edge_sdk.wire.codec import decode, encode
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.messages import Update
+from edge_sdk.wire.method import Task
 from edge_sdk.wire.transport import Happening, Message, Transport
 from firmware_sim.attacks import Bound
 from firmware_sim.attacks.liar import Liar
@@ -37,9 +38,8 @@ class LyingClient(Client):
         liar.features = lambda: self.learner.manifest.features
         super().__init__(config, methods=liar.methods(), **options)
 
-    def _is_answerable(self) -> bool:
-        task = self._session.task
-        return super()._is_answerable() and (task is None or self._liar.may_answer(task))
+    def _is_answerable(self, task: Task) -> bool:
+        return super()._is_answerable(task) and self._liar.may_answer(task)
 
     def _sealed(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - the SDK's own entry
         honest = super()._sealed(*given, **named)

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from edge_sdk import METHODS
-from edge_sdk.wire.method import CONTRACTS, Ask, Effect, Effects, Half, Signal, Task, Up, Update
+from edge_sdk.wire.method import (
+    CONTRACTS,
+    END,
+    Ask,
+    Effect,
+    Effects,
+    Half,
+    Signal,
+    Task,
+    Up,
+    Update,
+)
 from firmware_sim.attacks import Bound
 from firmware_sim.attacks.coalition import ALONE, Coalition
 from firmware_sim.attacks.poison import Poisoner
@@ -78,8 +89,10 @@ class Liar:
 
     def may_answer(self, task: Task) -> bool:
         """Whether this device knows enough to lie about a task now."""
-        waits = self.bound.attack.is_omniscient and self.is_lying(task.round)
-        return not waits or self.coalition.may_answer(self.device, task)
+        is_asked = task.ask != END and self.is_lying(task.round)
+        return not (is_asked and self.bound.attack.is_omniscient) or self.coalition.may_answer(
+            self.device, task
+        )
 
     def _lying(self, method: str, factory: Factory) -> Factory:
         def made(local: Any, *given: Any) -> Half[Any]:  # noqa: ANN401 - the SDK's own

@@ -1,0 +1,219 @@
+"""A trial: every way to learn, without and with every attack, and what the honest came to.
+
+Each run is a new aggregator and new devices on one broker; who lies in the attacked run takes part
+honestly in the other one, and is judged in neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.attacks.assault import Assault
+from firmware_sim.display import Display
+from firmware_sim.errors import Errors
+from firmware_sim.federation import TooSlow, require_broker, start_broker
+from firmware_sim.folders import assigned
+from firmware_sim.processes import Family
+from firmware_sim.running import FleetRun
+from firmware_sim.samples import SampleSet
+from firmware_sim.scenario import Learning, Scenario
+
+HOLDS = 0.15
+"""An RMSE that rose by at most so much is said to hold."""
+
+DOUBLES = 1.0
+"""One that rose by at least so much is said to double."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one run came to.
+
+    Attributes:
+        learning: How the fleet learned.
+        assault: What it stood; None for the run without.
+        errors: Of the devices that lie in no run.
+        refused: What the aggregator refused, by reason.
+        rounds: How often the model moved.
+        clean: The RMSE of the same way to learn without an attack; None in that row itself.
+    """
+
+    learning: Learning
+    assault: Assault | None
+    errors: Errors
+    refused: dict[str, int]
+    rounds: int
+    clean: float | None = None
+
+    @property
+    def rise(self) -> float | None:
+        """By what share the RMSE rose over the run without an attack."""
+        return None if self.clean is None else self.errors.rmse / self.clean - 1.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the model did not move as often as it should."""
+        return self.rounds < self.learning.rounds
+
+    @property
+    def says(self) -> str:
+        """One word for the rise: holds, suffers, doubles or diverges; stalled before all of them.
+
+        >>> from firmware_sim.errors import Error
+        >>> def row(rmse):
+        ...     off = Errors({"a": Error(1.0, rmse, 9)})
+        ...     return Row(Learning(), Assault("alie"), off, {}, 20, clean=2.0)
+        >>> [row(rmse).says for rmse in (2.3, 2.4, 4.0, float("inf"))]
+        ['holds', 'suffers', 'doubles', 'diverges']
+        """
+        if self.is_stalled:
+            return "stalled"
+        if self.rise is None:
+            return ""
+        if not math.isfinite(self.rise):
+            return "diverges"
+        if self.rise <= HOLDS:
+            return "holds"
+        return "doubles" if self.rise >= DOUBLES else "suffers"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values; a number that is none is None."""
+        return {
+            "method": self.learning.method,
+            "rule": self.learning.rule_name,
+            "attack": self.assault.attack if self.assault else None,
+            "mae": _number(self.errors.mae),
+            "rmse": _number(self.errors.rmse),
+            "rise": None if self.rise is None else _number(self.rise),
+            "says": self.says,
+            "windows": self.errors.windows,
+            "rounds": self.rounds,
+            "refused": self.refused,
+            "devices": {
+                name: {"mae": _number(one.mae), "rmse": _number(one.rmse)}
+                for name, one in self.errors.each.items()
+            },
+        }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass
+class Trial:
+    """All runs of one scenario, in one folder.
+
+    Attributes:
+        scenario: With its ways to learn and its attacks.
+        samples: Whose readings.
+        out: Everything is written below it.
+        shown: Where progress goes.
+        broker: Address of a running broker, or empty to start one of ``kind``.
+        limit: Seconds that one run may take.
+        seed: Of what the simulator draws.
+    """
+
+    scenario: Scenario
+    samples: SampleSet
+    out: Path
+    shown: Display
+    broker: str = ""
+    kind: str = "auto"
+    limit: float = 600.0
+    seed: int = 0
+    rows: list[Row] = field(default_factory=list)
+
+    def run(self) -> list[Row]:
+        """Run every way to learn, first without an attack, then with each.
+
+        Raises:
+            NoBroker: Nobody answers at the broker's address.
+            Died: A program ended in failure; the aggregator refuses what a rule cannot stand.
+        """
+        with Family(self.out / "logs") as family:
+            given = require_broker(self.broker) if self.broker else ""
+            url = given or start_broker(family, self.out / "broker", self.kind)
+            for number, learning in enumerate((self.scenario.learning, *self.scenario.against)):
+                clean = self._one(url, f"{number}-{learning.method}", learning, None)
+                self.rows.append(clean)
+                for attack, assault in enumerate(self.scenario.assaults):
+                    where = f"{number}-{learning.method}-{attack}-{assault.attack}"
+                    row = self._one(url, where, learning, assault)
+                    self.rows.append(replace(row, clean=clean.errors.rmse))
+        return self.rows
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Ids of the devices that lie under no attack of this trial."""
+        ids = [name for name, _ in assigned(self.samples.samples, self.scenario.devices)]
+        liars = {name for one in self.scenario.assaults for name in one.malicious(ids)}
+        return tuple(name for name in ids if name not in liars)
+
+    def _one(self, url: str, where: str, learning: Learning, assault: Assault | None) -> Row:
+        """Do one run; one that does not come to its end in time is judged where it stands."""
+        heard = replace(learning, quorum=learning.quorum or heard_of(self.scenario, assault))
+        run = FleetRun(
+            replace(self.scenario, learning=heard),
+            self.samples,
+            self.out / where,
+            self.shown,
+            is_in_process=True,
+            name=f"{learning.method} {learning.rule_name}, {assault.attack if assault else 'none'}",
+            broker=url,
+            limit=self.limit,
+            seed=self.seed,
+            assault=assault,
+            judged=self.judged,
+        )
+        rounds = learning.rounds
+        try:
+            run.run()
+        except TooSlow as slow:
+            if assault is None:
+                raise
+            self.shown.note(f"{where}: {slow}")
+            rounds = run.moved
+        if run.errors is None:
+            raise TooSlow(f"{where}: nobody could be judged")
+        return Row(learning, assault, run.errors, run.refused, rounds)
+
+
+def heard_of(chosen: Scenario, assault: Assault | None) -> int:
+    """Return how many answers a round can hope for: some attacks are refused, or never arrive."""
+    if assault is None or not assault.is_silenced:
+        return chosen.devices
+    return chosen.devices - assault.count(chosen.devices)
+
+
+def table(rows: Sequence[Row], unit: str) -> str:
+    """Lay the rows out as text, and say in one line each how every way to learn stood."""
+    names = [(row.learning.method, row.learning.rule_name) for row in rows]
+    wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
+    head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
+    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>9}{'refused':>9}  "]
+    for (method, rule), row in zip(names, rows, strict=True):
+        attack = row.assault.attack if row.assault else "none"
+        rise = "" if row.rise is None else f"{row.rise:+.1%}"
+        lines.append(
+            f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
+            f"{row.errors.rmse:10.4g}{rise:>9}{sum(row.refused.values()):9}  {row.says}"
+        )
+    judged = len(rows[0].errors.each) if rows else 0
+    lines += [f"means over the {judged} devices that never lie, {unit}", ""]
+    return "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Say for every way to learn what became of it under each attack."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.assault is not None:
+            share = f"{row.assault.byzantine:.0%}".replace("%", " %")
+            told = f"{row.says} under {share} {row.assault.attack}"
+            said.setdefault((row.learning.method, row.learning.rule_name), []).append(told)
+    return [f"{method} with {rule}: {', '.join(words)}" for (method, rule), words in said.items()]
