@@ -14,6 +14,7 @@ from aggregator.store import SqliteStore
 from edge_sdk.wire import codec, envelope, keys, topics
 from edge_sdk.wire.archive import seal
 from edge_sdk.wire.manifest import (
+    SIGNATURES,
     Feature,
     Golden,
     GraphFile,
@@ -41,7 +42,7 @@ def toy_manifest(files, graphs=("gradient", "forecast")):
         target=Target("elec.import.energy", "kWh", "level", "device"),
         loss=Loss("mse"),
         training=Training(),
-        graphs={name: GraphFile(f"{name}.onnx", ("p", "x"), ("y",)) for name in graphs},
+        graphs={name: GraphFile(f"{name}.onnx", *SIGNATURES[name]) for name in graphs},
         golden=Golden(((0.0,), (0.5,)), (0.25,)),
         files=files,
     )

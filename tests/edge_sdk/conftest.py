@@ -21,7 +21,16 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, digest, seal, unseal
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.loopback import LoopbackBroker
-from edge_sdk.wire.manifest import Feature, Golden, GraphFile, Manifest, Target, Training, Window
+from edge_sdk.wire.manifest import (
+    SIGNATURES,
+    Feature,
+    Golden,
+    GraphFile,
+    Manifest,
+    Target,
+    Training,
+    Window,
+)
 from edge_sdk.wire.manifest import Loss as LossOf
 from edge_sdk.wire.transport import LinkUp, Message
 
@@ -56,7 +65,7 @@ MANIFEST = Manifest(
     loss=LossOf("mse"),
     training=Training(optimiser="sgd", rate=0.1, batch=8, steps=3, minibatch="fresh"),
     graphs={
-        name: GraphFile(f"{name}.onnx", ("p", "x"), ("o",)) for name in ("gradient", "forecast")
+        name: GraphFile(f"{name}.onnx", *SIGNATURES[name]) for name in ("gradient", "forecast")
     },
     golden=Golden(tuple((0.0,) for _ in range(LOOKBACK)), (0.0,)),
 )
