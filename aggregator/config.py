@@ -17,7 +17,7 @@ import numpy as np
 
 from aggregator.bundles import BundleError, ModelBundle, open_bundle
 from aggregator.methods import METHODS, Course, Rounds, Setup
-from aggregator.rules import UnknownRuleError
+from aggregator.rules import Bound, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.wire.admit import Limits
@@ -299,29 +299,31 @@ def settings_of(config: Config) -> Any:  # noqa: ANN401 - each method has its ow
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
 
 
-def _rule(config: Config, rounds: Rounds) -> Any:  # noqa: ANN401 - ``aggregator.rules.Rule``
+def _rule(config: Config, rounds: Rounds) -> Bound:
     table = dict(config.run.rule)
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise _wrong(config, "run.rule.name", "missing")
-    _check_faulty(config, table.get("f", 0), rounds)
     try:
-        return bind_rule(name, **table)
+        rule = bind_rule(name, **table)
     except UnknownRuleError as error:
-        raise _wrong(config, "run.rule", str(error)) from error
+        raise _wrong(config, f"run.rule.{error.key}", error.why) from error
+    _check_faulty(config, rule, rounds)
+    return rule
 
 
-def _check_faulty(config: Config, f: object, rounds: Rounds) -> None:
+def _check_faulty(config: Config, rule: Bound, rounds: Rounds) -> None:
     """A rule cannot outvote half of its rows, nor may liars choose what they count."""
-    if not isinstance(f, int) or isinstance(f, bool) or f < 0:
-        raise _wrong(config, "run.rule.f", f"expected a whole number from 0, got {f!r}")
-    if f and rounds.enough <= 2 * f:
-        raise _wrong(
-            config,
-            "run.rule.f",
-            f"{f} liars among {rounds.enough} updates cannot be outvoted; a round must have "
-            f"more than {2 * f} (run.quorum, run.least)",
-        )
+    f, rows = rule.f, rounds.enough
+    where = "(run.quorum, run.least)"
+    if f and rows <= 2 * f:
+        why = f"{f} liars among {rows} updates cannot be outvoted; a round must have more than"
+        raise _wrong(config, "run.rule.f", f"{why} {2 * f} {where}")
+    alone = replace(rule, before=())
+    for key, least in (("f" if f else "name", alone.least), ("before", rule.least)):
+        if rows < least:
+            why = f"{rule.name!r} needs at least {least} updates, a round may have {rows} {where}"
+            raise _wrong(config, f"run.rule.{key}", why)
     if f and rounds.weighting == "samples" and config.run.weight_cap is None:
         raise _wrong(
             config,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.optim import Optimiser
-from aggregator.rules import Rows, Rule, TooFewRows, Verdict
+from aggregator.rules import Memory, Rows, Rule, TooFewRows, Verdict
 from aggregator.rules.weights import by_samples, uniform
 from edge_sdk.wire.method import ALL, Array, Closed, Due, Effects, Event, Half, Task, Update
 from edge_sdk.wire.spec import Vector
@@ -89,6 +89,7 @@ class Averaged:
         is_open: Whether answers are wanted.
         w: The common model, shape ``(P,)``.
         moments: What the optimiser remembers.
+        memory: What the rule remembers.
         pending: This round's answers, one a client; the first counts.
         counts: Their claimed sample counts.
         losses: The losses they report, where they do.
@@ -99,6 +100,7 @@ class Averaged:
     is_open: bool
     w: NDArray[np.float64]
     moments: Mapping[str, NDArray[np.float64]]
+    memory: Memory = field(default_factory=dict)
     pending: Mapping[str, Array] = field(default_factory=dict)
     counts: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -155,7 +157,7 @@ def _opened(state: Averaged, settings: Averaging) -> tuple[Averaged, Effects]:
 def _closed(state: Averaged, rule: Rule, settings: Averaging) -> tuple[Averaged, Effects]:
     rows = Rows.of(state.pending)
     try:
-        verdict = rule(rows, _shares(state, settings.rounds, rows.ids))
+        verdict = rule(rows, _shares(state, settings.rounds, rows.ids), state.memory)
     except TooFewRows as error:
         return _abandoned(state, settings, str(error))
     w, moments = settings.optimiser.update(state.w, verdict.value, state.moments)
@@ -165,7 +167,8 @@ def _closed(state: Averaged, rule: Rule, settings: Averaging) -> tuple[Averaged,
     is_last = limit is not None and state.version + 1 >= limit
     report = _report(state, rows, verdict) | {"stop": is_last}
     note = Closed(state.round, state.version + 1, moved=True, report=report)
-    state = replace(_emptied(state), version=state.version + 1, w=w, moments=moments)
+    version = state.version + 1
+    state = replace(_emptied(state), version=version, w=w, moments=moments, memory=verdict.memory)
     if is_last:
         return state, (note,)
     state, effects = _opened(state, settings)

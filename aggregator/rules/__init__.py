@@ -1,59 +1,84 @@
-"""The rules by name. A new rule is one function and one line here."""
+"""The rules by name. A new rule is one function and one line here.
+
+A rule is a pure function over rows. It asks by name for what it needs besides them (``shares``, its
+``memory``); its keyword-only arguments are the parameters of a configuration, checked against their
+annotations. Pre-aggregations are the same, and give rows back.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from aggregator.rules.before import bucketing, nnm, norm_clipping
+from aggregator.rules.binding import NOTHING, Bound, Entry, Rule, Step, UnknownRuleError, bound
+from aggregator.rules.centres import autogm, centred_clipping, geometric_median
+from aggregator.rules.coordinates import mean, median, trimmed_mean
+from aggregator.rules.nearest import bulyan, krum, multi_krum
+from aggregator.rules.rows import Memory, Rows, TooFewRows, Verdict
+from aggregator.rules.trust import clipped_clustering, fltrust
 
-from aggregator.rules.robust import mean
-from aggregator.rules.rows import Rows, TooFewRows, Verdict
+__all__ = [
+    "BEFORE",
+    "NOTHING",
+    "RULES",
+    "Bound",
+    "Memory",
+    "Rows",
+    "Rule",
+    "TooFewRows",
+    "UnknownRuleError",
+    "Verdict",
+    "bind",
+]
 
-__all__ = ["RULES", "Rows", "Rule", "TooFewRows", "UnknownRuleError", "Verdict", "bind"]
+RULES: Mapping[str, Entry] = MappingProxyType(
+    {
+        "mean": Entry(mean, withstands=False),
+        "median": Entry(median),
+        "trimmed_mean": Entry(trimmed_mean, lambda s: 2 * max(s.f, s.b or 0) + 1),
+        "krum": Entry(krum, lambda s: 2 * s.f + 3),
+        "multi_krum": Entry(multi_krum, lambda s: max(2 * s.f + 3, s.f + (s.m or 1))),
+        "bulyan": Entry(bulyan, lambda s: 4 * s.f + 3),
+        "geometric_median": Entry(geometric_median),
+        "autogm": Entry(autogm),
+        "centred_clipping": Entry(centred_clipping),
+        "clipped_clustering": Entry(clipped_clustering, lambda _s: 3),
+        "fltrust": Entry(fltrust, lambda _s: 2),
+    }
+)
+"""Every rule by the name a configuration uses, and the fewest rows it takes."""
 
-Rule = Callable[[Rows, NDArray[np.float64]], Verdict]
-"""Rows and shares to a verdict, or ``TooFewRows``. The same rows always give the same bits."""
+BEFORE: Mapping[str, Step] = MappingProxyType(
+    {
+        "nnm": Step(nnm, withstands=True),
+        "bucketing": Step(bucketing, lambda s, needed: s.size * (needed - 1) + 1),
+        "norm_clipping": Step(norm_clipping, withstands=True),
+    }
+)
+"""Every pre-aggregation by name, and how many rows it takes to leave enough."""
 
-RULES: Mapping[str, Callable[..., Verdict]] = MappingProxyType({"mean": mean})
-"""Every rule by the name a configuration uses; its parameters are its keyword-only arguments."""
 
-
-class UnknownRuleError(ValueError):
-    """A rule, or a parameter of one, that does not exist or is missing."""
-
-
-def bind(name: str, /, **parameters: Any) -> Rule:  # noqa: ANN401 - each rule has its own
+def bind(name: str, /, **parameters: Any) -> Bound:  # noqa: ANN401 - each rule has its own
     """Return the named rule with its parameters filled in.
 
+    Args:
+        name: A key of ``RULES``.
+        **parameters: The rule's keyword-only arguments; ``f``, how many rows may lie; ``before``,
+            a list of keys of ``BEFORE`` or of tables with ``name`` and that one's arguments.
+
     Raises:
-        UnknownRuleError: An unknown name, an unknown parameter, or one that is missing; the
-            message names the known ones.
+        UnknownRuleError: An unknown name or parameter, one that is missing or out of range.
 
     Example:
-        >>> bind("meen")
+        >>> bind("krumm")
         Traceback (most recent call last):
-        aggregator.rules.UnknownRuleError: unknown rule 'meen'; known: mean
-        >>> bind("mean", f=1)
+        aggregator.rules.binding.UnknownRuleError: name: unknown rule 'krumm'; known: autogm, ...
+        >>> bind("krum", f=1, trim=2)
         Traceback (most recent call last):
-        aggregator.rules.UnknownRuleError: rule 'mean': unknown parameter 'f'; known: none
+        aggregator.rules.binding.UnknownRuleError: trim: unknown key; known: f, before
+        >>> bind("krum", f=2, before=["nnm", {"name": "bucketing", "size": 2}]).least
+        13
     """
-    if name not in RULES:
-        raise UnknownRuleError(f"unknown rule {name!r}; known: {', '.join(sorted(RULES))}")
-    known = {
-        p.name: p.default is inspect.Parameter.empty
-        for p in inspect.signature(RULES[name]).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    listed = ", ".join(known) or "none"
-    for given in parameters:
-        if given not in known:
-            raise UnknownRuleError(f"rule {name!r}: unknown parameter {given!r}; known: {listed}")
-    missing = [given for given, required in known.items() if required and given not in parameters]
-    if missing:
-        raise UnknownRuleError(f"rule {name!r}: missing parameter {missing[0]!r}")
-    return partial(RULES[name], **parameters)
+    return bound(RULES, BEFORE, name, parameters)

@@ -1,16 +1,31 @@
-"""What a rule sees: one float64 row per client, sorted by id, and what it gives back."""
+"""What a rule sees: one row per client, sorted by id, and what it gives back.
+
+Rows keep the precision they came in (a device sends float32); everything that is added up over
+many coordinates is added up in float64. Every operation is a sum over rows, one matrix of inner
+products, or works block by block over columns, so that a second implementation may split the
+columns over machines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix = NDArray[np.float64]
+from aggregator.rules import columns
+from aggregator.rules.mixes import Grouped, Mix
 
-_BLOCK = 65_536  # columns handled at a time, so that temporaries stay small beside the rows
+Matrix = NDArray[np.float64]
+Values = NDArray[Any]  # float32 or float64
+Memory = Mapping[str, NDArray[Any]]
+"""What a rule remembers from one round to the next, by name; saved with the half's state."""
+
+NOT_FINITE = "not_finite"
+"""Why a row that is no vector of numbers, or longer than float64 can square, is left out."""
 
 
 class TooFewRows(Exception):  # noqa: N818 - the word of the specification
@@ -21,31 +36,46 @@ class TooFewRows(Exception):  # noqa: N818 - the word of the specification
         got: How many there were.
     """
 
-    def __init__(self, needed: int, got: int) -> None:
-        """Say how many are missing."""
-        super().__init__(f"needs at least {needed} rows, got {got}")
+    def __init__(self, needed: int, got: int, why: str = "") -> None:
+        """Say how many are missing, or which."""
+        super().__init__(why or f"needs at least {needed} rows, got {got}")
         self.needed = needed
         self.got = got
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One vector per client, as the rows of an ``(n, d)`` float64 matrix in order of client id.
+    """One vector per client, as the rows of an ``(n, d)`` matrix in order of client id.
 
-    Every operation is a sum over rows or works block by block over columns, so that a second
-    implementation may split the columns over machines without changing a result.
+    A pre-aggregation replaces rows by combinations of rows. That is a small matrix, kept beside
+    the values and applied where somebody looks: to inner products as a product of small matrices,
+    to columns block by block. The mixed rows are never held as a whole.
 
     Attributes:
-        ids: Client ids, ascending.
-        values: Shape ``(n, d)``.
+        ids: Names of the rows, ascending: client ids, or buckets of them.
+        values: What the clients sent, shape ``(m, d)``, float32 or float64, finite.
+        mixes: How rows are made of values, in order; empty if they are the values.
+        senders: Names of the values: client ids.
+        refused: Clients whose vector is in no row, each with the reason.
     """
 
     ids: tuple[str, ...]
-    values: Matrix
+    values: Values
+    mixes: tuple[Mix, ...] = ()
+    senders: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Without a mix, the rows are the values."""
+        if not self.mixes:
+            object.__setattr__(self, "senders", self.ids)
 
     @classmethod
     def of(cls, vectors: Mapping[str, NDArray[np.floating]]) -> Rows:
         """Stack named vectors. The order in which they came has no influence on any result.
+
+        Vectors with a NaN or an infinity are left out and named in ``refused``: admission lets
+        none through, and no rule could promise anything about them.
 
         Raises:
             ValueError: Vectors of different shapes; screening comes before rules.
@@ -53,72 +83,167 @@ class Rows:
         Example:
             >>> Rows.of({"b": np.array([2.0]), "a": np.array([1.0])}).values.tolist()
             [[1.0], [2.0]]
+            >>> rows = Rows.of({"a": np.array([1.0]), "liar": np.array([np.nan])})
+            >>> rows.ids, rows.refused
+            (('a',), {'liar': 'not_finite'})
         """
-        ids = tuple(sorted(vectors))
+        given = {name: _plain(vectors[name]) for name in sorted(vectors)}
+        refused = {name: NOT_FINITE for name, vector in given.items() if not _is_finite(vector)}
+        ids = tuple(name for name in given if name not in refused)
         if not ids:
-            return cls((), np.zeros((0, 0)))
-        return cls(ids, np.stack([np.asarray(vectors[name], np.float64) for name in ids]))
+            return cls((), np.zeros((0, 0)), refused=refused)
+        return cls(ids, np.stack([given[name] for name in ids]), refused=refused)
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """How many rows there are."""
         return len(self.ids)
 
-    def combine(self, weights: NDArray[np.float64]) -> Matrix:
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return int(self.values.shape[1])
+
+    def mixed(self, mix: Mix, ids: tuple[str, ...] | None = None) -> Rows:
+        """Return the rows that a pre-aggregation makes of these; nothing is computed yet."""
+        after = replace(self, ids=ids or self.ids, mixes=(*self.mixes, mix), senders=self.senders)
+        if "products" in self.__dict__:
+            after.__dict__["products"] = self.products
+        return after
+
+    def without(self, name: str) -> Rows:
+        """Return the rows less one."""
+        kept = [i for i, other in enumerate(self.ids) if other != name]
+        ids = tuple(self.ids[i] for i in kept)
+        return self.mixed(Grouped([[i] for i in kept], len(self)), ids)
+
+    def block(self, start: int, stop: int) -> Values:
+        """Return some columns of all rows, shape ``(n, stop - start)``. Not to be written to."""
+        block = self.values[:, start:stop]
+        for mix in self.mixes:
+            block = mix.applied(block)
+        return block
+
+    def shares_of_senders(self, weights: Matrix) -> Matrix:
+        """Return what weights of the rows mean for what the clients sent, shape ``(m,)``."""
+        for mix in reversed(self.mixes):
+            weights = weights @ mix.matrix
+        return weights
+
+    def combine(self, weights: Matrix) -> Matrix:
         """Return ``sum_i weights[i] * row_i``, shape ``(d,)``, added up in order of client id.
 
         Deliberately not a matrix product: a BLAS may add in another order on another day, and a
         journal that is replayed must give the same bits.
         """
-        total = np.zeros(self.values.shape[1])
-        for weight, row in zip(weights, self.values, strict=True):
-            total += weight * row
-        return total
+        return columns.weighted_sum(self.values, self.shares_of_senders(weights))
+
+    def named(self, weights: Matrix) -> dict[str, float]:
+        """Return what weights of the rows make every client count, by id."""
+        counted = self.shares_of_senders(weights)
+        return dict(zip(self.senders, map(float, counted), strict=True))
+
+    @cached_property
+    def products(self) -> Products:
+        """The inner products of the values, computed once for whatever mixes and rules follow."""
+        return Products.of(self.values)
+
+    @cached_property
+    def _mixing(self) -> Matrix | None:
+        """All mixes as one ``(n, m)`` matrix."""
+        return self.shares_of_senders(np.eye(len(self))) if self.mixes else None
 
     def gram(self) -> Matrix:
-        """Return the ``(n, n)`` inner products of the rows, centred on their mean.
+        """Return the ``(n, n)`` inner products of the rows, relative to a row of middling norm.
 
-        Near convergence clients send almost equal rows; without centring the differences that
-        distances are made of drown in the common part.
+        Near convergence clients send almost equal rows; without a centre the differences that
+        distances are made of drown in the common part. The centre is one client's row and not
+        the mean, which a single huge row would carry off with the digits of all others.
 
         Example:
             >>> rows = Rows.of({"a": np.array([1e8]), "b": np.array([1e8 + 1.0])})
             >>> rows.distances().tolist()
             [[0.0, 1.0], [1.0, 0.0]]
         """
-        n = len(self)
-        out = np.zeros((n, n))
-        for start in range(0, self.values.shape[1], _BLOCK):
-            block = self.values[:, start : start + _BLOCK]
-            block = block - block.mean(axis=0)
-            out += block @ block.T
-        return out
+        return self.products.centred(self._mixing)
+
+    def plain(self) -> Matrix:
+        """Return the ``(n, n)`` inner products of the rows, relative to zero."""
+        return self.products.plain(self._mixing)
+
+    def along(self, point: Values) -> Matrix:
+        """Return every row's inner product with a vector, shape ``(n,)``."""
+        return columns.along(self.block, self.width, len(self), point)
 
     def distances(self) -> Matrix:
         """Return the squared Euclidean distances between rows, shape ``(n, n)``, never negative."""
-        gram = self.gram()
-        squares = np.diag(gram)
-        out = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
-        np.fill_diagonal(out, 0.0)
-        return out
+        return apart(self.gram())
 
     def norms(self) -> Matrix:
         """Return the Euclidean norm of every row, shape ``(n,)``."""
-        lengths: Matrix = np.sqrt(np.einsum("ij,ij->i", self.values, self.values))
-        return lengths
+        return np.sqrt(columns.squares(self.block, self.width, len(self)))
 
-    def coordinatewise(self, statistic: Callable[[Matrix], Matrix]) -> Matrix:
-        """Apply a statistic that maps ``(n, k)`` to ``(k,)`` to all columns, block by block.
+    def distances_to(self, point: Matrix) -> Matrix:
+        """Return every row's Euclidean distance to a point, shape ``(n,)``."""
+        return np.sqrt(columns.squares(self.block, self.width, len(self), point))
+
+    def columnwise(self, statistic: Callable[[Values], Values]) -> Matrix:
+        """Apply a statistic of columns, ``(n, k)`` to ``(k,)``, block by block."""
+        return columns.columnwise(self.block, self.width, len(self), statistic)
+
+    def coordinatewise(self, statistic: Callable[[Values], Values]) -> Matrix:
+        """Apply a statistic of sorted columns to all columns, block by block.
+
+        Args:
+            statistic: Maps ``(k, n)``, where every line holds one column in ascending order, to
+                ``(k,)``.
 
         Example:
             >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([9.0]), "c": np.array([2.0])})
-            >>> rows.coordinatewise(lambda block: np.median(block, axis=0))
+            >>> rows.coordinatewise(lambda ordered: ordered[:, 1])
             array([2.])
         """
-        d = self.values.shape[1]
-        out = np.empty(d)
-        for start in range(0, d, _BLOCK):
-            out[start : start + _BLOCK] = statistic(self.values[:, start : start + _BLOCK])
-        return out
+        return columns.sorted_columns(self.block, self.width, len(self), statistic)
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Inner products of the values, taken about one of them.
+
+    Attributes:
+        about: Inner products of ``x_i - r``, shape ``(m, m)``, where r is the centre.
+        cross: Inner products of ``x_i - r`` with r, shape ``(m,)``.
+        square: The inner product of r with itself.
+    """
+
+    about: Matrix
+    cross: Matrix
+    square: float
+
+    @classmethod
+    def of(cls, values: Values) -> Products:
+        """Compute them in two passes over the values: norms, then products.
+
+        The centre is the row of median norm. Less than half of the rows lie, so some honest row is
+        at least as long: subtracting it can cost the honest rows at most a factor of two.
+        """
+        norms = _squares(values)
+        centre = values[np.argsort(norms, kind="stable")[(len(norms) - 1) // 2]]
+        about, cross = columns.products(values, centre)
+        return cls(about, cross, float(_squares(centre[None])[0]))
+
+    def centred(self, mixing: Matrix | None) -> Matrix:
+        """Return inner products of mixed rows about the centre, where that is the same for all."""
+        if mixing is None:
+            return self.about
+        sums = mixing.sum(axis=1)
+        if np.ptp(sums) > 1e-12:  # clipped rows no longer share the centre
+            return self.plain(mixing)
+        return mixing @ self.about @ mixing.T
+
+    def plain(self, mixing: Matrix | None) -> Matrix:
+        """Return inner products of mixed rows about zero."""
+        full = self.about + self.cross[:, None] + self.cross[None, :] + self.square
+        return full if mixing is None else mixing @ full @ mixing.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +251,41 @@ class Verdict:
     """What a rule decided.
 
     Attributes:
-        value: The aggregate, shape ``(d,)``.
+        value: The aggregate, shape ``(d,)``, float64.
         weights: What every client counted, by id; empty where a rule has no such thing.
         dropped: Ids that were left out, each with the reason in one word.
         report: Further numbers worth a place in the round's report.
+        memory: What the rule wants to be handed back next time.
     """
 
     value: Matrix
     weights: Mapping[str, float] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     report: Mapping[str, float] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
+
+
+def apart(gram: Matrix) -> Matrix:
+    """Return squared distances from inner products, never negative, zero on the diagonal."""
+    squares = np.diag(gram)
+    out = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
+    np.fill_diagonal(out, 0.0)
+    return out
+
+
+def _squares(values: Values) -> Matrix:
+    return columns.squares(lambda start, stop: values[:, start:stop], values.shape[1], len(values))
+
+
+def _plain(vector: NDArray[np.floating]) -> Values:
+    """Return float32 as it came, anything else as float64."""
+    kept = np.asarray(vector)
+    return kept if kept.dtype == np.float32 else kept.astype(np.float64, copy=False)
+
+
+def _is_finite(vector: Values) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(vector @ vector):
+            return True
+        wide = vector.astype(np.float64, copy=False)
+        return bool(np.isfinite(wide @ wide))

@@ -38,11 +38,21 @@ def test_a_configuration_binds_to_its_parts(workplace):
         ("least = 3", "run.least", "1 to the quorum (2)"),
         ('weighting = "samples"\nweight_cap = 0.5', "run.weight_cap", "at least 1"),
         ('shared = ["lstm."]', "run.shared", "'lstm.' matches no layer"),
-        ('rule = { name = "krumm" }', "run.rule", "unknown rule 'krumm'; known: "),
-        ('rule = { name = "mean", f = 1 }', "run.rule.f", "cannot be outvoted"),
-        ('rule = { name = "mean", trim = 1 }', "run.rule", "unknown parameter 'trim'"),
+        ('rule = { name = "krumm" }', "run.rule.name", "unknown rule 'krumm'; known: "),
+        ('rule = { name = "median", f = 1 }', "run.rule.f", "cannot be outvoted"),
+        ('rule = { name = "mean", f = 1 }', "run.rule.f", "withstands no liar"),
+        ('rule = { name = "mean", trim = 1 }', "run.rule.trim", "unknown key; known: f, before"),
+        ('rule = { name = "krum" }', "run.rule.f", "missing"),
+        ('rule = { name = "krum", f = 0 }', "run.rule.name", "at least 3 updates, a round may"),
         ("rule = { f = 1 }", "run.rule.name", "missing"),
-        ('rule = { name = "mean", f = -1 }', "run.rule.f", "whole number"),
+        ('rule = { name = "mean", f = -1 }', "run.rule.f", "expected int from 0"),
+        ('rule = { name = "median", before = ["nmm"] }', "run.rule.before[0]", "known: bucketing,"),
+        ('rule = { name = "median", before = "nnm" }', "run.rule.before", "expected a list"),
+        (
+            'rule = { name = "median", before = [{ name = "bucketing", sise = 2 }] }',
+            "run.rule.before[0].sise",
+            "did you mean 'size'?",
+        ),
         ("settings = { step = 1 }", "run.settings.step", "did you mean 'steps'?"),
         ("settings = { steps = -1 }", "run.settings.steps", "from 0 to 65536"),
         ("share = 0.0", "run.share", "expected float"),
@@ -74,8 +84,38 @@ def test_other_refusals_name_the_key(workplace, old, new, key, says):
     assert says in said
 
 
+@pytest.mark.parametrize(
+    ("quorum", "rule", "key", "says"),
+    [
+        (4, 'name = "median", f = 2', "f", "2 liars among 4 updates cannot be outvoted"),
+        (6, 'name = "krum", f = 2', "f", "at least 7 updates, a round may have 6"),
+        (10, 'name = "bulyan", f = 2', "f", "at least 11 updates, a round may have 10"),
+        (5, 'name = "trimmed_mean", f = 1, b = 3', "f", "at least 7 updates"),
+        (9, 'name = "multi_krum", f = 2, m = 8', "f", "at least 10 updates"),
+        (
+            5,
+            'name = "median", f = 1, before = [{ name = "bucketing", size = 4 }]',
+            "before",
+            "needs at least 9 updates, a round may have 5",
+        ),
+    ],
+)
+def test_a_round_too_small_for_its_rule_is_refused(workplace, quorum, rule, key, says):
+    more = f"rule = {{ {rule} }}"
+    said = refused(workplace(more, [("quorum = 2", f"quorum = {quorum}")]))
+    assert said.startswith(f"aggregator.toml: run.rule.{key}: "), said
+    assert says in said
+
+
+def test_fewer_answers_at_the_deadline_count(workplace):
+    more = 'rule = { name = "krum", f = 1 }\nleast = 4'
+    said = refused(workplace(more, [("quorum = 2", "quorum = 9")]))
+    assert "at least 5 updates, a round may have 4" in said
+    assert bind(Config.load(workplace(more.replace("4", "5"), [("quorum = 2", "quorum = 9")]), {}))
+
+
 def test_liars_that_may_choose_their_weight_are_refused(workplace):
-    more = 'weighting = "samples"\nrule = { name = "mean", f = 1 }'
+    more = 'weighting = "samples"\nrule = { name = "median", f = 1 }'
     said = refused(workplace(more, [("quorum = 2", "quorum = 5")]))
     assert "run.weighting" in said
     assert "run.weight_cap" in said

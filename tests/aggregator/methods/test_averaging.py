@@ -160,7 +160,7 @@ def test_the_last_round_says_stop_and_opens_nothing():
 
 
 def test_a_rule_that_has_too_few_rows_abandons_by_name():
-    def picky(rows, _shares):
+    def picky(rows, _shares, _memory):
         if len(rows) < 3:
             raise TooFewRows(needed=3, got=len(rows))
         return Verdict(rows.values[0])
