@@ -360,13 +360,17 @@ def _abandoned(
     return state, (note, *tasks, _due(state, consensus))
 
 
+def _length(vector: Array) -> float:
+    return float(np.linalg.norm(vector.astype(np.float64)))
+
+
 def _report(state: Agreed, z: NDArray[np.float64]) -> dict[str, Any]:
     """Return what is worth telling about a firing; plain values only, for a page or JSON."""
     cohort = sorted(state.who.arrived)
     report: dict[str, Any] = {
         "cohort": cohort,
         "staleness": {name: state.version - state.who.arrived[name] for name in cohort},
-        "norms": {name: float(np.linalg.norm(state.held[name])) for name in cohort},
+        "norms": {name: _length(state.held[name]) for name in cohort},
         "known": len(state.who.present),
         "adrift": sorted(set(state.owed) & set(cohort)),
         "step": float(np.linalg.norm(z - state.w)),
