@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_sdk.program import Answer, Command, Program
 from edge_sdk.settings import SettingsError
+from firmware_sim.options import arguments
 
 if TYPE_CHECKING:
     from firmware_sim.samples import SampleSet
@@ -21,6 +22,8 @@ ABOUT = "Runs devices of the real SDK on this machine, from recorded readings."
 EPILOGUE = """\
   gridfed-sim demo                            eight homes, three ways to learn, one page
   gridfed-sim fleet --devices 200 --in-process --rounds 20
+  gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
+  gridfed-sim attacks                         the ways to lie
   gridfed-sim list                            what is shipped, and under which licence
 """
 
@@ -57,6 +60,7 @@ def _fleet(args: Namespace) -> Answer:
     from firmware_sim.display import display  # noqa: PLC0415 - numpy, and more
     from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
     from firmware_sim.running import MOST_PROCESSES, FleetRun  # noqa: PLC0415 - as above
+    from firmware_sim.versus import is_trial  # noqa: PLC0415 - as above
 
     chosen, samples = _chosen(args)
     if chosen.learning.shared == ():
@@ -64,6 +68,8 @@ def _fleet(args: Namespace) -> Answer:
             "--shared none: devices that share nothing have no rounds for a fleet to wait for",
             hint="gridfed-sim demo trains them alone, beside fleets that share",
         )
+    if is_trial(chosen):
+        return _trial(args, chosen, samples)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
@@ -93,14 +99,72 @@ def _fleet(args: Namespace) -> Answer:
     return Answer(data, cost.text())
 
 
+def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> Answer:
+    """Run every way to learn without and with every attack."""
+    from firmware_sim.display import display  # noqa: PLC0415 - numpy, and more
+    from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
+    from firmware_sim.trial import Trial, table, verdicts  # noqa: PLC0415 - as above
+
+    if args.is_inside is False or args.aggregator:
+        raise SettingsError(
+            "--processes, --aggregator: liars share one process, and every run has its aggregator",
+            hint="leave them out",
+        )
+    with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
+        out = args.out or Path(scratch)
+        with stoppable(), display(is_quiet=args.json) as shown:
+            trial = Trial(
+                chosen,
+                samples,
+                out,
+                shown,
+                broker=args.broker,
+                kind=args.kind,
+                limit=args.limit,
+                seed=args.seed,
+            )
+            rows = trial.run()
+    data = {
+        "devices": chosen.devices,
+        "judged": list(trial.judged),
+        "unit": samples.unit,
+        "runs": [row.as_json() for row in rows],
+        "verdicts": verdicts(rows),
+    }
+    return Answer(data, table(rows, samples.unit))
+
+
+def _attacks(_: Namespace) -> Answer:
+    from firmware_sim.attacks import ATTACKS, KINDS, options_of  # noqa: PLC0415 - numpy
+
+    lines = []
+    for kind, where in KINDS.items():
+        lines.append(f"on {where}:")
+        for row in (row for row in ATTACKS.values() if row.kind == kind):
+            sees = " (sees the honest answers)" if row.is_omniscient else ""
+            lines.append(f"  {row.name:14} {row.says}{sees}{options_of(row)}")
+    data = {
+        name: {
+            "kind": row.kind,
+            "definition": row.says,
+            "options": dict(row.options),
+            "target": row.space,
+            "omniscient": row.is_omniscient,
+        }
+        for name, row in ATTACKS.items()
+    }
+    return Answer(data, "\n".join(lines))
+
+
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     """Put the options on top of the scenario."""
     from firmware_sim.samples import sample_set  # noqa: PLC0415 - numpy
     from firmware_sim.scenario import PATIENT, Scenario, scenario  # noqa: PLC0415 - as above
+    from firmware_sim.versus import with_trial  # noqa: PLC0415 - as above
 
     base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
-    learned = {"method": args.method, "rounds": args.rounds, "shared": args.shared}
+    learned = {"rounds": args.rounds, "shared": args.shared}
     settings = {"steps": args.steps, "rate": args.rate}
     given = {key: value for key, value in settings.items() if value is not None}
     learning = replace(
@@ -115,7 +179,8 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     )
     samples = sample_set(chosen.samples)
     samples = samples.of_folder(args.data) if args.data else samples
-    return (chosen if args.scenario else chosen.first_days(args.days, samples)), samples
+    chosen = chosen if args.scenario else chosen.first_days(args.days, samples, args.judge_days)
+    return with_trial(chosen, args), samples
 
 
 def _memory() -> str | None:
@@ -138,12 +203,13 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--devices", type=int, metavar="N", help="how many (8)")
     add("--rounds", type=int, metavar="N", help="how often the model moves (20)")
-    add("--method", help="fedavg, fedprox, fedavgm, fedadam or fedsgd (fedavg)")
+    add("--method", metavar="NAMES", help="how to learn, with commas between several (fedavg)")
     add("--shared", type=_layers, metavar="LAYERS", help="prefixes with commas, all, or none")
     add("--steps", type=int, help="local steps in a round (the bundle's)")
     add("--rate", type=float, help="learning rate (the bundle's)")
     add("--bundle", help="a shipped name, or a path (load-lstm-week)")
     add("--days", type=int, default=28, help="history of a device, from its first reading (28)")
+    add("--judge-days", type=int, default=7, metavar="N", help="that a trial judges on, after (7)")
     add("--seed", type=int, default=0, help="of what the simulator draws (0)")
     add("--scenario", default="", help="start from this scenario: a name, or a TOML file")
     add("--like", metavar="SET", help="the shipped set to use, or that --data resembles (homes)")
@@ -157,6 +223,7 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add("--aggregator", type=Path, metavar="CONFIG", help="join this aggregator of yours")
     add("--limit", type=float, default=600.0, help="seconds the run may take (600)")
     add("--out", type=Path, metavar="FOLDER", help="keep every file (else in memory, then gone)")
+    arguments(parser)
 
 
 def _broker_kind(parser: ArgumentParser, option: str) -> None:
@@ -193,7 +260,12 @@ COMMANDS = {
         "all of them. Needs no network and no torch.",
     ),
     "fleet": Command(
-        "Run N devices and print what a device and a round cost.", _fleet, _fleet_arguments
+        "Run N devices and print what a device and a round cost.",
+        _fleet,
+        _fleet_arguments,
+        "With --attack, or with several methods or rules, every way to learn is run without and\n"
+        "with every attack, and a table says what became of the devices that never lie.",
     ),
+    "attacks": Command("List the ways to lie, with their definitions and options.", _attacks),
     "list": Command("List the shipped readings and scenarios.", _list),
 }

@@ -46,6 +46,7 @@ class FleetRun:
         limit: Seconds that the run may take.
         seed: Of what the fleet's own processes draw.
         name: What the run is called where progress goes.
+        fleet: What the fleet is called, in topics and signatures.
         assault: Who lies, and how; None where nobody does.
         judged: Ids of the devices whose forecasts are judged at the end; none of a run in
             processes of their own are.
@@ -63,6 +64,7 @@ class FleetRun:
     limit: float = 600.0
     seed: int = 0
     name: str = "fleet"
+    fleet: str = "sim"
     assault: Assault | None = None
     judged: tuple[str, ...] = ()
     errors: Errors | None = None
@@ -96,7 +98,7 @@ class FleetRun:
             return join(self.out, self.aggregator, self.scenario, self.samples, broker=url)
         page = f"127.0.0.1:{free_port()}"
         return prepare(
-            self.out / "fleet", "sim", self.scenario, self.samples, broker=url, page=page
+            self.out / "fleet", self.fleet, self.scenario, self.samples, broker=url, page=page
         )
 
     def _inside(self, run: Federation) -> Cost:

@@ -167,6 +167,7 @@ class Trial:
             broker=url,
             limit=self.limit,
             seed=self.seed,
+            fleet=f"trial-{len(self.rows)}",
             assault=assault,
             judged=self.judged,
         )

@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from edge_sdk.program import USAGE, Failure
+from edge_sdk.wire.method import Up
 from firmware_sim.attacks import data, model, protocol
-from firmware_sim.attacks.scene import Space
+from firmware_sim.attacks.scene import Row, Scene, Space, told_in
 
-__all__ = ["ATTACKS", "Attack", "Bound", "Kind", "UnknownAttack", "bind"]
+__all__ = ["ATTACKS", "Attack", "Bound", "Kind", "UnknownAttack", "bind", "options_of"]
 
 Kind = Literal["model", "data", "signal", "body", "link", "twin"]
 """Where an attack takes hold: the answer, the readings, an activation, the signed body, the link,
@@ -75,11 +76,35 @@ class Bound:
         attack: The row.
         act: Its function, bound.
         space: Where a model attack computes.
+        is_chosen: Whether that was asked for, and is not only the attack's default.
     """
 
     attack: Attack
     act: Callable[..., Any]
     space: Space
+    is_chosen: bool = False
+
+    def on(self, part: Up) -> Callable[[Scene], Row]:
+        """Return a model attack on answers of one kind.
+
+        Where they have no weights (signs, gradients) an attack whose default is weights takes them
+        as they are sent.
+
+        Raises:
+            ValueError: The space that was asked for cannot be had from such an answer.
+
+        Example:
+            >>> import numpy as np
+            >>> scene = Scene.alone(np.array([1.0]), np.array([5.0]))
+            >>> bind("flipping").on(Up.DELTA)(scene), bind("flipping").on(Up.SIGNS)(scene)
+            (array([9.]), array([-1.]))
+        """
+        try:
+            return told_in(self.space, part, self.act)
+        except ValueError:
+            if self.is_chosen:
+                raise
+            return self.act
 
 
 class UnknownAttack(Failure):
@@ -148,7 +173,6 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> Bound:
         UnknownAttack: An unknown name or option, or a value that is no number.
 
     Example:
-        >>> from firmware_sim.attacks.scene import Scene
         >>> import numpy as np
         >>> bind("scaling", {"factor": "-4"}).act(Scene.alone(np.array([1.0]))).tolist()
         [-4.0]
@@ -168,7 +192,18 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> Bound:
             listed = ", ".join(known) or "none"
             raise UnknownAttack(f"attack {name!r}: unknown option {key!r}; known: {listed}")
     values = {key: _number(attack, key, text) for key, text in given.items()}
-    return Bound(attack, partial(attack.act, **values), SPACES[target])
+    return Bound(attack, partial(attack.act, **values), SPACES[target], "target" in options)
+
+
+def options_of(attack: Attack) -> str:
+    """Write an attack's options and defaults for a person; nothing where it has none.
+
+    >>> options_of(ATTACKS["alie"]), options_of(ATTACKS["nan"])
+    ('; z=auto floor=0.3 ddof=1', '')
+    """
+    told = (f"{k}={'auto' if v is None else f'{v:g}'}" for k, v in attack.options.items())
+    text = " ".join(told)
+    return f"; {text}" if text else ""
 
 
 def _number(attack: Attack, key: str, text: str) -> float:

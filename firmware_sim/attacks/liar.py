@@ -28,7 +28,7 @@ from edge_sdk.wire.method import (
 from firmware_sim.attacks import Bound
 from firmware_sim.attacks.coalition import ALONE, Coalition
 from firmware_sim.attacks.poison import Poisoner
-from firmware_sim.attacks.scene import Row, Scene, sendable, told_in
+from firmware_sim.attacks.scene import Row, Scene, sendable
 
 Factory = Callable[..., Half[Any]]
 """Makes a device half; what it is given besides the device's own is the SDK's affair."""
@@ -138,10 +138,7 @@ class Liar:
         def lie() -> Row:
             if self.bound.attack.kind != "model":
                 return own
-            told: Row = told_in(self.bound.space, part, self.bound.act)(
-                self._scene(task, own, received)
-            )
-            return told
+            return self.bound.on(part)(self._scene(task, own, received))
 
         if self.is_colluding:
             return self.coalition.agree(task.round, lie)

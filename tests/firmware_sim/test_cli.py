@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
 import pytest
 
 from firmware_sim import cli
 from firmware_sim.demo import InTheWay, clear
+from firmware_sim.options import arguments
 
 
 def test_list_names_every_sample_with_its_licence(capsys):
@@ -31,8 +32,13 @@ def test_options_go_on_top_of_a_scenario():
         "rate": None,
         "data": None,
         "days": 28,
+        "judge_days": 7,
+        "seed": 0,
     }
-    chosen, samples = cli._chosen(Namespace(**parser_defaults))
+    parser = ArgumentParser()
+    arguments(parser)
+    told = vars(parser.parse_args([])) | parser_defaults
+    chosen, samples = cli._chosen(Namespace(**told))
     assert (chosen.devices, chosen.learning.rounds) == (3, 5)
     assert chosen.learning.settings == {"steps": 7, "rate": 0.003}
     assert chosen.until.startswith("2018-06-25"), "the scenario's own history"
@@ -65,3 +71,35 @@ def test_an_earlier_demo_is_replaced(tmp_path):
 def test_a_fleet_that_shares_nothing_is_refused_at_once(capsys):
     assert cli.main(["fleet", "--shared", "none", "--devices", "2"]) == 2
     assert "no rounds" in capsys.readouterr().err
+
+
+def test_attacks_are_listed_with_their_definitions(capsys):
+    assert cli.main(["attacks", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["alie"]["omniscient"]
+    assert told["scaling"]["options"] == {"factor": 10.0}
+    assert all(row["definition"] for row in told.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--attack", "aliee"], "unknown attack 'aliee'; known: alie"),
+        (["--attack", "alie", "--attack-option", "q=1"], "unknown option 'q'"),
+        (["--attack", "alie", "--attack-option", "z"], "expected KEY=VALUE, got 'z'"),
+        (["--byzantine", "0.2"], "lies need a name"),
+        (["--attack", "alie", "--byzantine", "1.5"], "--byzantine: expected"),
+        (["--attack", "alie", "--start-round", "0"], "--start-round: expected"),
+        (["--attack", "alie", "--patience", "soon"], "--patience: expected"),
+        (["--attack", "signal_flip"], "devices of fedavg send no activations"),
+        (
+            ["--method", "fedsgd", "--attack", "alie", "--attack-option", "target=weights"],
+            "an answer 'grad' has no weights",
+        ),
+        (["--attack", "alie", "--processes"], "liars share one process"),
+        (["--attack", "alie", "--aggregator", "x.toml"], "every run has its aggregator"),
+    ],
+)
+def test_an_attack_that_cannot_be_meant_is_refused_before_anything_starts(capsys, options, why):
+    assert cli.main(["fleet", *options]) == 2
+    assert why in capsys.readouterr().err

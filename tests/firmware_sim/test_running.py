@@ -104,3 +104,21 @@ def test_however_it_ends_nothing_it_started_goes_on(tmp_path, number):
     while left := left_of(tmp_path):
         assert time.monotonic() < until, left
         time.sleep(0.1)
+
+
+def test_an_attack_is_run_with_and_without_and_judged_on_the_honest(tmp_path):
+    options = ["--devices", "5", "--rounds", "3", "--steps", "2", "--bundle", "load-mlp"]
+    attack = ["--attack", "gaussian,nan", "--byzantine", "0.2", "--days", "14"]
+    done = sim("fleet", *options, *attack, "--out", str(tmp_path), "--json", timeout=240)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    clean, noisy, nan = told["runs"]
+    assert [row["attack"] for row in told["runs"]] == [None, "gaussian", "nan"]
+    assert len(told["judged"]) == len(clean["devices"]) == 4
+    assert clean["windows"] == 4 * 7 * 24
+    assert clean["refused"] == noisy["refused"] == {}
+    assert noisy["rmse"] > 1.15 * clean["rmse"], "the mean believes noise of variance 1"
+    assert nan["refused"]["NOT_FINITE"] >= 1
+    assert nan["rmse"] < 1.15 * clean["rmse"], "what is not finite is never believed"
+    assert told["verdicts"][0].startswith("fedavg with mean: ")
+    assert left_of(tmp_path) == []
