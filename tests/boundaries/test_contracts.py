@@ -56,6 +56,10 @@ def test_every_contract_holds(copy):
         ("aggregator/methods/averaging.py", "import sqlite3"),
         ("aggregator/daemon.py", "import edge_sdk.client"),
         ("edge_sdk/wire/codec.py", "import edge_sdk.store"),
+        ("edge_sdk/client.py", "import firmware_sim.attacks"),
+        ("edge_sdk/agent.py", "from firmware_sim.attacks import clients"),
+        ("aggregator/rules/weights.py", "import firmware_sim.attacks.model"),
+        ("firmware_sim/attacks/model.py", "import time"),
     ],
 )
 def test_a_planted_violation_is_caught(copy, where, line):
