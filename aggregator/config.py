@@ -216,11 +216,16 @@ def bind(config: Config) -> Run:
     _check_graphs(config, bundle, ask)
     spec, rounds = _spec(config, bundle), _rounds(config)
     setup = Setup(_rule(config, rounds), settings_of(config), rounds, spec, run.seed)
-    half = METHODS[run.method].half(setup)
+    try:
+        half = METHODS[run.method].half(setup)
+    except Misfit as misfit:  # numbers that cannot go together
+        raise SettingsError(f"{config.file.name}: {misfit}") from misfit
     limits = Limits(
         spec=spec.digest,
         size=spec.shared_size,
         contract=ask,
+        encs=(ask.enc,),
+        max_staleness=setup.settings.max_staleness if ask.patient else None,
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.n_cap,
     )

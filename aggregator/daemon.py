@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from aggregator import announce, founding
 from aggregator.announce import Ends, Publication
+from aggregator.asking import Asking
 from aggregator.config import Config, bind, broker_of
 from aggregator.fold import Fold, Folded
 from aggregator.intake import Answer, Intake, Taken, Terms
@@ -34,8 +35,8 @@ from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
 from edge_sdk.wire.keys import load_signing_key
-from edge_sdk.wire.messages import CHUNK_LIMIT, Command
-from edge_sdk.wire.method import Event
+from edge_sdk.wire.messages import CHUNK_LIMIT, Command, Task
+from edge_sdk.wire.method import Event, Member
 from edge_sdk.wire.transfer import chunk_size
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
 
@@ -112,6 +113,7 @@ class Daemon:
             clock=clock,
             devices=lambda: len(self._registry),
         )
+        self._asking = Asking(self._store, begun.run, run.spec.digest, clock.monotonic())
         self._upto = saved.upto
         self._broker = None if transport else self._closing.enter_context(_found_broker(config))
         self._transport = transport or _link(config, self._broker)
@@ -228,9 +230,24 @@ class Daemon:
         """Apply what was journalled, then let the answers go."""
         self._backlog.extend(taken.entries)
         self._catch_up()
-        if taken.member is not None:
-            self._journal(self._fold.meet, taken.member)
         self._outgoing.answer(taken.answers)
+        if taken.member is not None:
+            self._meet_member(taken.member, is_greeting=taken.greeted is not None)
+
+    def _meet_member(self, member: Member, *, is_greeting: bool) -> None:
+        """Tell the half who came or went; who says hello hears its open task again, once."""
+        device, now = member.client, self._clock.monotonic()
+        before = self._asking.said.get(device, 0)
+        self._journal(self._fold.meet, member)
+        if is_greeting and self._asking.said.get(device, 0) == before:
+            self._ask(device)
+        elif member.present:
+            self._asking.returned(device, now)
+
+    def _ask(self, device: str) -> None:
+        words = self._asking.tell(device, self._clock.monotonic())
+        if words is not None:
+            self._outgoing.answer([self._sealed(device, words)])
 
     def _wake(self) -> None:
         self._catch_up()
@@ -268,9 +285,10 @@ class Daemon:
             self._view.count(folded.closed)
             self._snapshot = self._view.snapshot()  # no device hears of a round before the page
             notify(f"STATUS=round {folded.closed.round}, version {folded.closed.version}")
-        if folded.publications:
-            self._intake.open(self._fold.turn)
-            self._outgoing.announce(folded.publications)
+        self._intake.open(self._fold.turn)
+        self._outgoing.announce(folded.publications)
+        for asked in folded.asked:
+            self._ask(asked.device)
 
     # --- the link
 
@@ -286,6 +304,7 @@ class Daemon:
         order = sorted(kept, key=lambda topic: (topic == last, topic))
         self._outgoing.announce(Publication(topic, kept[topic]) for topic in order)
         self._announce_time()
+        self._asking.hurry(self._clock.monotonic() + TURN)
         logger.info("link up %s", fields(announcements=len(kept)))
         notify("READY=1")
 
@@ -306,11 +325,25 @@ class Daemon:
             self._obey()
         if now >= self._time_at and self._transport.is_up:
             self._announce_time()
+        if self._transport.is_up:
+            self._remind(now)
+        if self._fold.is_behind:
+            self._outgoing.announce(self._fold.announced())
         if self._fold.is_done and self._done_since is None and not len(self._outgoing):
             self._done_since = now
         self._view.measure()
         self._snapshot = self._view.snapshot()
         notify("WATCHDOG=1")
+
+    def _remind(self, now: float) -> None:
+        """Say again what was not answered, and ask anew who was refused before the model moved."""
+        if self._fold.phase != "train":
+            return
+        for device, words in self._asking.again(now, lambda x: self._registry.presence(x).is_there):
+            self._outgoing.answer([self._sealed(device, words)])
+        for one in self._store.tasks(self._fold.number, "refused"):
+            if one.round < self.state.round and not self._registry.is_quarantined(one.device):
+                self._journal(self._fold.meet, Member(one.device, present=True))
 
     def _obey(self) -> None:
         """Carry out what commands left for us; a device hears at once if it is there."""
@@ -329,16 +362,16 @@ class Daemon:
         self._intake.open(self._fold.turn)
         return f"the fleet's phase is {self._fold.phase}"
 
-    def _sealed(self, device: str, command: Command) -> Answer:
+    def _sealed(self, device: str, message: Command | Task) -> Answer:
         payload = envelope.seal(
-            codec.encode(command),
-            kind=command.kind,
+            codec.encode(message),
+            kind=message.kind,
             sender=envelope.AGGREGATOR,
             recipient=device,
             fleet=self.config.fleet,
             signer=self._ends.signer,
         )
-        return Answer(topics.down(self.config.fleet, device, command.kind), payload)
+        return Answer(topics.down(self.config.fleet, device, message.kind), payload)
 
     def _patience(self) -> float:
         """How long the link may be served before something else is due."""
@@ -375,6 +408,7 @@ def _terms(config: Config) -> Terms:
         inline=said.inline,
         quota=said.quota,
         hold=said.hold,
+        caps=("b1", "b2"),
         quotas=Quotas(control=said.control, volume=max(said.quota // 8, 2 * CHUNK_LIMIT)),
         room=Room(uploads=said.window),
     )

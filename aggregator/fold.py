@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from aggregator import announce
-from aggregator.announce import Body, Ends, Opening, Phase, Publication
+from aggregator import announce, asking
+from aggregator.announce import OVERLAP, Body, Ends, Opening, Phase, Publication
 from aggregator.config import Run
 from aggregator.intake import Turn
 from aggregator.leaves import changed, digest, flatten
 from aggregator.methods import OPEN, Course
-from aggregator.records import Content, Entry, Timer, Version
+from aggregator.records import Asked, Content, Entry, Timer, Version
 from aggregator.store import SqliteStore
 from edge_sdk.clock import Clock
 from edge_sdk.program import fields
@@ -25,14 +25,26 @@ from edge_sdk.settings import seconds
 from edge_sdk.wire import topics
 from edge_sdk.wire.admit import Opened
 from edge_sdk.wire.codec import decode
-from edge_sdk.wire.envelope import AGGREGATOR, unseal
+from edge_sdk.wire.envelope import AGGREGATOR, unproved, unseal
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.messages import CHUNK_LIMIT, Model
-from edge_sdk.wire.method import ALL, Closed, Due, Effects, Event, Task
+from edge_sdk.wire.method import (
+    ALL,
+    CONTRACTS,
+    Closed,
+    Due,
+    Effects,
+    Event,
+    Member,
+    Scalars,
+    Task,
+    answered,
+)
 
 logger = logging.getLogger(__name__)
 
 KEEP_ROUNDS = 1000  # closed rounds whose vectors are kept, for an audit
+SHOW_EVERY = 10.0  # s between two manifests of a model that only informs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +54,12 @@ class Folded:
     Attributes:
         publications: To be announced, in this order.
         closed: The round it closed, if any.
+        asked: Tasks for single devices, to be said.
     """
 
     publications: tuple[Publication, ...] = ()
     closed: Version | None = None
+    asked: tuple[Asked, ...] = ()
 
 
 @dataclass(slots=True)
@@ -95,6 +109,9 @@ class Fold:
         self._alarms = [self._alarm(timer) for timer in timers]
         said = self._spoken()
         self._is_paused = said is not None and said.phase == "pause"
+        self._values = self._last_values()
+        self._shown_at = -SHOW_EVERY if said is None else clock.monotonic()
+        self._shown = said.version if said is not None else -1
 
     @property
     def is_done(self) -> bool:
@@ -121,6 +138,7 @@ class Fold:
             is_paused=self.phase == "pause",
             share=said.share,
             cohort=salt,
+            is_personal=self.run.ask.personal,
         )
 
     @property
@@ -142,6 +160,12 @@ class Fold:
             self.announced()
         return done
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is time to show a model that moved since it was last announced."""
+        moved = self.state.version != self._shown
+        return moved and self._clock.monotonic() - self._shown_at >= SHOW_EVERY
+
     def due(self) -> list[Event]:
         """Return the wake-ups that are due; each stays until it is journalled."""
         if self.phase == "pause":
@@ -158,7 +182,7 @@ class Fold:
     def meet(self, event: Event) -> Entry | None:
         """Journal an event if it changes something; ``take`` it next."""
         state, effects = self.run.half.apply(self.state, event)
-        if state is self.state and not effects:
+        if state is self.state and not self._needed(event, effects):
             return None
         return self._store.record(self.number, event)
 
@@ -171,15 +195,17 @@ class Fold:
         if entry.event is None:
             return Folded()
         state, effects = self.run.half.apply(self.state, entry.event)
+        effects = self._needed(entry.event, effects)
         folded = self._commit(state, effects, entry.position) if effects else Folded()
         self.state = state
         return folded
 
     def announced(self) -> tuple[Publication, ...]:
         """Announce the present state again, signed and cut anew; saved."""
-        task = replace(self._task(self.state), values=self.run.values)
+        task = replace(self._task(self.state), values=self._values)
         said, contents = self._said(task, self.phase, self._remaining(), anew=True)
         self._store.announce({one.topic: one.payload for one in said}, contents)
+        self._note_shown(self.state, said)
         return said
 
     def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
@@ -188,9 +214,18 @@ class Fold:
         The announcement is what remembers it over a restart.
         """
         if self._is_paused and not is_paused:
-            self._alarms = [self._asked(alarm.timer.due) for alarm in self._alarms]
+            self._alarms = [self._awaited(alarm.timer.due) for alarm in self._alarms]
         self._is_paused = is_paused
         return self.announced()
+
+    def _last_values(self) -> Scalars:
+        """Return the numbers of the newest common task, whoever signed it."""
+        payload = self._store.announcements().get(topics.common(self._ends.fleet, Model.kind), b"")
+        try:
+            said = decode(Model, unproved(payload))
+        except Refused:  # none yet
+            return {}
+        return said.vals if said.run == self.number else {}
 
     def _spoken(self) -> Model | None:
         """Return the last manifest of this run, if it was signed by the key we have now."""
@@ -212,17 +247,11 @@ class Fold:
 
     def _commit(self, state: Course, effects: Effects, position: int) -> Folded:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
-        task = next((e for e in effects if isinstance(e, Task)), None)
         wanted = [e for e in effects if isinstance(e, Due)]
         version = self._version(closed, state) if closed else None
-        said: tuple[Publication, ...] = ()
-        contents: tuple[Content, ...] = ()
-        if task is not None:
-            after = wanted[0].after if wanted else self.run.rounds.deadline
-            said, contents = self._said(task, "train", after)
-        elif closed is not None:
-            said, contents = self._said(self._task(state), "stop", 0.0)
-        alarms = self._kept(closed) + [self._asked(due) for due in wanted]
+        said, contents = self._told(state, effects, closed)
+        asked, bodies = self._asked(effects)
+        alarms = self._kept(closed) + [self._awaited(due) for due in wanted]
         leaves = flatten(state)
         self._store.commit(
             self.number,
@@ -231,22 +260,66 @@ class Fold:
             closed=version,
             timers=[alarm.timer for alarm in alarms],
             published={one.topic: one.payload for one in said},
-            contents=contents,
+            contents=(*contents, *bodies),
+            asked=asked,
             keep_rounds=KEEP_ROUNDS,
         )
         self._saved, self._alarms = leaves, alarms
-        self._opened_at = self._clock.monotonic() if task else self._opened_at
+        if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
+            self._opened_at = self._clock.monotonic()
+        self._note_shown(state, said)
         _log(version)
-        return Folded(said, version)
+        return Folded(said, version, asked)
+
+    def _needed(self, event: Event, effects: Effects) -> Effects:
+        """Leave out the task of a device that came back to one it is working on.
+
+        The open one is said again; a newer one would make it give up what it has trained so far.
+        """
+        if not isinstance(event, Member):
+            return effects
+        open_ = self._store.asked(event.client, self.number)
+        oldest = self.state.version - (self.run.limits.max_staleness or 0)
+        if open_ is None or not open_.is_open or open_.base < oldest:
+            return effects
+        return tuple(e for e in effects if not (isinstance(e, Task) and e.to == event.client))
+
+    def _told(
+        self, state: Course, effects: Effects, closed: Closed | None
+    ) -> tuple[tuple[Publication, ...], tuple[Content, ...]]:
+        """Return what everybody is told: the common task, or where the model stands now."""
+        task = next((e for e in effects if isinstance(e, Task) and e.to == ALL), None)
+        if task is not None:
+            dues = [e.after for e in effects if isinstance(e, Due)]
+            self._values = task.values
+            return self._said(task, "train", dues[0] if dues else self.run.rounds.deadline)
+        if closed is None:
+            return (), ()
+        limit = self.run.rounds.limit
+        is_last = limit is not None and state.version >= limit
+        if self.run.ask.personal and not is_last:  # only informs: not oftener than need be
+            is_due = self._clock.monotonic() - self._shown_at >= SHOW_EVERY
+            return self._said(self._task(state), "train", 0.0) if is_due else ((), ())
+        return self._said(self._task(state), "stop", 0.0)
+
+    def _asked(self, effects: Effects) -> tuple[tuple[Asked, ...], tuple[Content, ...]]:
+        tasks = [e for e in effects if isinstance(e, Task) and e.to != ALL]
+        contract, spec = CONTRACTS[self.run.config.run.method], self.run.spec
+        return asking.recorded(tasks, contract, spec, run=self.number, chunk=self.chunk)
+
+    def _note_shown(self, state: Course, said: tuple[Publication, ...]) -> None:
+        if said:
+            self._shown, self._shown_at = state.version, self._clock.monotonic()
 
     def _said(
         self, task: Task, phase: Phase, after: float, *, anew: bool = False
     ) -> tuple[tuple[Publication, ...], tuple[Content, ...]]:
         """Return slots, then the manifest; slots only where the model is another one."""
         body = announce.body(self.run, task, number=self.number)
+        lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
         opening = Opening(
             serial=self._store.next_serial(),
-            until=self._clock.wall() + int(after * 1000),
+            until=self._clock.wall() + lasts,
             spread=self._spread(body),
             inline=self.run.config.admission.inline,
             chunk=self.chunk,
@@ -272,8 +345,9 @@ class Fold:
         )
 
     def _task(self, state: Course) -> Task:
-        arrays = {"w": self.run.half.model(state)["p"]}
-        return Task(ALL, state.round, "train", base=state.version, arrays=arrays)
+        name, ask = answered(CONTRACTS[self.run.config.run.method])
+        arrays = {ask.down[0]: self.run.half.model(state)["p"]}
+        return Task(ALL, state.round, name, base=state.version, arrays=arrays)
 
     def _version(self, closed: Closed, state: Course) -> Version:
         began, report = self._opened_at, dict(closed.report)
@@ -293,7 +367,7 @@ class Fold:
         """A closed round needs no waking."""
         return [a for a in self._alarms if closed is None or a.timer.due.round > closed.round]
 
-    def _asked(self, due: Due) -> _Alarm:
+    def _awaited(self, due: Due) -> _Alarm:
         at = self._clock.wall() + int(due.after * 1000)
         return _Alarm(self._clock.monotonic() + due.after, Timer(due, at))
 

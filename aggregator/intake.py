@@ -71,11 +71,13 @@ class Taken:
         answers: What to publish, after the commit that they tell of.
         entries: Updates that were journalled, for the fold; at most one.
         member: Who came or went.
+        greeted: Who said hello and is to hear again what it should work on.
     """
 
     answers: tuple[Answer, ...] = ()
     entries: tuple[Entry, ...] = ()
     member: method.Member | None = None
+    greeted: str | None = None
 
 
 class Intake:
@@ -226,7 +228,7 @@ class Intake:
             self._last.pop(device, None)
         words = self._say(device, self._welcome(sealed, hello, ledger))
         commands = (self._say(device, command) for command in self._store.issued(device))
-        return Taken((words, *commands))
+        return Taken((words, *commands), member=method.Member(device, True), greeted=device)
 
     def _welcome(self, sealed: Sealed, hello: Hello, ledger: Ledger) -> Welcome:
         return Welcome(
@@ -248,7 +250,9 @@ class Intake:
         known = self._registry.presence(sealed.sender)
         if (status.life, status.conn) < (known.life, known.conn):
             self.counts["STALE_STATUS"] += 1
-        return Taken(member=self._registry.follow(sealed.sender, status))
+        member = self._registry.follow(sealed.sender, status)
+        is_early = member is not None and member.present and not status.life  # its hello follows
+        return Taken(member=None if is_early else member)
 
     def _metrics(self, sealed: Sealed, metrics: Metrics) -> Taken:
         self._registry.metrics[sealed.sender] = metrics
@@ -287,6 +291,7 @@ class Intake:
             admitted = admit_update(
                 update, sender=device, limits=turn.limits, round_state=turn.opened
             )
+            self._check_asked(device, update, turn)
         except Refused as refused:
             return self._close(device, ledger, key, replace(row, code=refused.reason))
         row, entry = self._store.append(device, ledger, key, row, _compact(admitted))
@@ -341,6 +346,19 @@ class Intake:
             raise Refused(Reason.BUDGET_SPENT, f"{device}: {ledger.spent} releases")
         if turn.cohort is not None and not takes_part(turn.cohort, device, turn.share):
             raise Refused(Reason.NOT_IN_COHORT, device)
+
+    def _check_asked(self, device: str, update: Update, turn: Turn) -> None:
+        """Whether an update answers the task its device was given last, and says so rightly.
+
+        A repeat under another number goes on, to be receipted as TWICE_IN_ROUND.
+        """
+        if not turn.is_personal:
+            return
+        asked = self._store.asked(device, turn.opened.run)
+        wanted = None if asked is None else (asked.round, asked.base)
+        if wanted != (update.round, update.base):
+            said = f"round {update.round} of version {update.base}"
+            raise Refused(Reason.LATE, f"{device} answers {said}, asked was {wanted}")
 
     # --- bodies in chunks
 

@@ -113,10 +113,11 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body that devices may pull: the common model's content, or a bundle's archive.
+    """A body that devices may pull: the content of a model or a task, or a bundle's archive.
 
     Attributes:
-        kind: ``model`` or ``bundle``.
+        kind: ``model``, ``task`` or ``bundle``. One that is both a model's and a task's is kept
+            once, as the model's.
         id: First 16 bytes of its SHA-256.
         body: The bytes.
         chunk: Bytes of one chunk.
@@ -126,6 +127,46 @@ class Content:
     id: bytes
     body: bytes
     chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The newest task of one device.
+
+    Attributes:
+        device: Who was asked.
+        run: The run.
+        round: The round it is to answer.
+        attempt: How often that round was begun anew.
+        step: A turn inside the round.
+        base: Version of the model its vectors are of.
+        ask: Name of the question in the contract.
+        values: Its numbers.
+        content: First 16 bytes of the digest of the content with its vectors; empty without.
+        state: ``open``, ``answered`` by a recorded update, or ``refused``: answered by one that did
+            not count.
+    """
+
+    device: str
+    run: int
+    round: int
+    attempt: int
+    step: int
+    base: int
+    ask: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    content: bytes = b""
+    state: str = "open"
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """What orders the tasks of a run."""
+        return self.round, self.attempt, self.step
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still waits for its answer."""
+        return self.state == "open"
 
 
 class Store(Protocol):
@@ -152,10 +193,16 @@ class Store(Protocol):
     def append(
         self, device: str, ledger: Ledger, key: Key, row: Row, update: Update
     ) -> tuple[Row, Entry | None]:
-        """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4)."""
+        """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4).
+
+        The task it answers is answered in the same transaction.
+        """
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Row:
-        """Settle a number with a final refusal (A4)."""
+        """Settle a number with a final refusal (A4); an open task of its round is refused."""
+
+    def asked(self, device: str, run: int) -> Asked | None:
+        """Return a device's newest task in a run, answered or not."""
 
     def record(self, run: int, event: Event) -> Entry:
         """Write an event that is no update into the journal."""
@@ -194,6 +241,8 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
         dtype = vector.dtype.newbyteorder("<")
         values = {name: float(value) for name, value in event.values.items()}
         facts = {"round": event.round, "base": event.base, "values": values, "dtype": dtype.str}
+        if event.check:
+            facts["check"] = event.check
         return facts, vector.astype(dtype).tobytes()
     if isinstance(event, Due):
         return {
@@ -222,6 +271,7 @@ def _event(
         base=facts["base"],
         vector=np.frombuffer(vector, np.dtype(facts["dtype"])),
         values=facts["values"],
+        check=facts.get("check", b""),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 
 from aggregator.ledger import Key, Ledger, Row
 from aggregator.records import (
+    Asked,
     Client,
     Content,
     Entry,
@@ -56,11 +57,18 @@ __all__ = [
 ]
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 1
+SCHEMA = 2
 SERIAL_LEAP = 2**20  # after a restore: beyond anything that was announced before it
 
 _SERIALS = 256  # announcement numbers taken at a time
 _CONTENTS = 2  # bodies of a kind kept for pulls: the current one, and the one before
+
+_TASKS = """
+CREATE TABLE IF NOT EXISTS tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL, base INTEGER NOT NULL, ask TEXT NOT NULL,
+    vals TEXT NOT NULL, content BLOB NOT NULL, state TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tasks_content ON tasks (content) WHERE state = 'open';
+"""
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -332,13 +340,26 @@ class SqliteStore:
                 return row, None
             self._settle(device, ledger, key, row)
             entry = self._journal("update", row.run, update, device=device, key=key)
+            self._close_task(device, row, "answered")
         return row, entry
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Row:
         """Settle a number with a final refusal (A4)."""
         with self._writing():
             self._settle(device, ledger, key, row)
+            self._close_task(device, row, "refused")
         return row
+
+    # --- tasks of single devices
+
+    def asked(self, device: str, run: int) -> Asked | None:
+        """Return a device's newest task in a run, answered or not."""
+        found = self._tasks("device = ? AND run = ?", device, run)
+        return found[0] if found else None
+
+    def tasks(self, run: int, state: str = "open") -> list[Asked]:
+        """Return the newest tasks of all devices that are in a state, by device."""
+        return self._tasks("run = ? AND state = ?", run, state)
 
     def record(self, run: int, event: Event) -> Entry:
         """Write an event that is no update into the journal."""
@@ -379,6 +400,7 @@ class SqliteStore:
             )
             self._put_leaves(run.run, upto, leaves)
             self._put_announcements(published or {})
+            self._put_tasks((), ended=run.run)
 
     def load(self, run: int) -> Saved:
         """Return a run's state as last committed.
@@ -409,6 +431,7 @@ class SqliteStore:
         timers: Sequence[Timer] = (),
         published: Mapping[str, bytes] | None = None,
         contents: Sequence[Content] = (),
+        asked: Sequence[Asked] = (),
         keep_rounds: int | None = None,
     ) -> None:
         """Save what an event changed, with what will be announced because of it.
@@ -421,6 +444,8 @@ class SqliteStore:
             timers: All wake-ups that are pending now.
             published: Retained topics and their signed payloads; an empty payload clears one.
             contents: Bodies that may be pulled from now on; the one before stays.
+            asked: Tasks of single devices, each of which replaces the one before; their contents
+                stay until the last of them is answered.
             keep_rounds: Forget vectors and states older than so many closed rounds.
         """
         with self._writing():
@@ -432,6 +457,7 @@ class SqliteStore:
             if closed is not None:
                 self._put_version(closed, upto)
             self._put_announcements(published or {})
+            self._put_tasks(asked)
             for content in contents:
                 self._put_content(content)
             if keep_rounds is not None and closed is not None:
@@ -600,7 +626,43 @@ class SqliteStore:
             "INSERT OR REPLACE INTO announcements VALUES (?, ?)", list(published.items())
         )
 
+    def _tasks(self, where: str, *values: object) -> list[Asked]:
+        rows = self._db.execute(
+            "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"  # noqa: S608 - constants
+            f" WHERE {where} ORDER BY device",
+            values,
+        ).fetchall()
+        names = [f.name for f in fields(Asked)]
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        return [Asked(**one | {"values": json.loads(one["values"])}) for one in found]
+
+    def _put_tasks(self, asked: Sequence[Asked], *, ended: int = 0) -> None:
+        """Keep newer tasks; one that is kept already stays answered if it was."""
+        self._db.executemany(
+            "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (device) DO UPDATE"
+            " SET run = excluded.run, round = excluded.round, attempt = excluded.attempt,"
+            " step = excluded.step, base = excluded.base, ask = excluded.ask, vals = excluded.vals,"
+            " content = excluded.content, state = excluded.state WHERE (excluded.run,"
+            " excluded.round, excluded.attempt, excluded.step) <> (run, round, attempt, step)",
+            [
+                (*astuple(one)[:7], json.dumps(dict(one.values)), one.content, one.state)
+                for one in asked
+            ],
+        )
+        if ended:
+            self._db.execute("DELETE FROM tasks WHERE run <> ?", (ended,))
+
+    def _close_task(self, device: str, row: Row, state: str) -> None:
+        self._db.execute(
+            "UPDATE tasks SET state = ? WHERE device = ? AND run = ? AND round = ?"
+            " AND state = 'open'",
+            (state, device, row.run, row.round),
+        )
+
     def _put_content(self, content: Content) -> None:
+        if content.kind == "task":
+            self._put_content_of_task(content)
+            return
         rank = int(self._one("SELECT coalesce(max(rank), 0) FROM contents") or 0) + 1
         self._db.execute(
             "INSERT OR REPLACE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, ?, ?, ?)",
@@ -608,8 +670,20 @@ class SqliteStore:
         )
         self._db.execute(
             "DELETE FROM contents WHERE kind = ? AND rank NOT IN"
-            " (SELECT rank FROM contents WHERE kind = ? ORDER BY rank DESC LIMIT ?)",
+            " (SELECT rank FROM contents WHERE kind = ? ORDER BY rank DESC LIMIT ?)"
+            " AND id NOT IN (SELECT content FROM tasks WHERE state = 'open')",
             (content.kind, content.kind, _CONTENTS),
+        )
+
+    def _put_content_of_task(self, content: Content) -> None:
+        """Keep one body for all who are told the same, as long as one of them works on it."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, 0, ?, ?)",
+            (content.id, content.kind, content.chunk, content.body),
+        )
+        self._db.execute(
+            "DELETE FROM contents WHERE kind = 'task'"
+            " AND id NOT IN (SELECT content FROM tasks WHERE state = 'open')"
         )
 
     def _prune(self, run: int, keep_rounds: int) -> None:
@@ -662,9 +736,11 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     db.execute("PRAGMA synchronous = FULL")
     if is_empty:
         db.executescript(
-            f"BEGIN IMMEDIATE; {_TABLES}"
+            f"BEGIN IMMEDIATE; {_TABLES}{_TASKS}"
             f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
+    elif schema == 1:  # the tasks of single devices came with schema 2
+        db.executescript(f"BEGIN IMMEDIATE; {_TASKS} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
 
 def _locked(path: Path) -> int:

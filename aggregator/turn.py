@@ -45,6 +45,7 @@ class Turn:
         share: Probability with which a device takes part.
         cohort: Salt of that draw.
         releases: Most releases a device may make; None = not limited here.
+        is_personal: Whether only answers to tasks of single devices count.
     """
 
     opened: Opened
@@ -53,6 +54,7 @@ class Turn:
     share: float = 1.0
     cohort: bytes | None = None
     releases: int | None = None
+    is_personal: bool = False
 
 
 def foreseen(offer: Offer, turn: Turn) -> Reason | None:

@@ -70,6 +70,7 @@ def admit_update(
         base=update.base,
         vector=vector,
         values={**update.vals, "n": float(update.n)},
+        check=update.check or b"",
     )
 
 

@@ -149,6 +149,15 @@ def unseal(
     return Sealed(kind, sender, body, whole, proof)
 
 
+def unproved(raw: bytes) -> bytes:
+    """Return the body of an envelope that this machine wrote and kept; nothing is proved.
+
+    Raises:
+        Refused: MALFORMED: it is no envelope.
+    """
+    return _outer(raw)[3]
+
+
 def _outer(raw: bytes) -> tuple[int, str, str, bytes, bytes]:
     """Read five elements of fixed types and lengths; nothing else is decoded before the proof."""
     at = Cursor(raw)

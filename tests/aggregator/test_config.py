@@ -72,7 +72,7 @@ def test_run_section_refusals_name_the_key(workplace, more, key, says):
         ("quorum = 2", "", "run.quorum", "missing"),
         ('"60s"', '"60"', "run.deadline", "expected"),
         ('"60s"', '"0s"', "run.deadline", "more than 0 seconds"),
-        ('"fedavg"', '"fedavgg"', "run.method", "known: fedadam, fedavg"),
+        ('"fedavg"', '"fedavgg"', "run.method", "fedavg, fedavgm"),
         ('fleet = "north"', 'fleet = "no/rth"', "fleet", "expected str"),
         ("[run]", 'admission = { max_norm = "big" }\n[run]', "admission.max_norm", "known: auto"),
         ("[run]", "colour = 1\n[run]", "colour", "unknown key"),
