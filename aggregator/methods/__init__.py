@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
+from aggregator.methods.agnostic import AFL, afl
+from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
+from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
 from aggregator.methods.optim import adam, averaged, sgd
+from aggregator.methods.ranges import Rate, Steps
+from aggregator.methods.recurrent import Recurrent, fedgru, fedntp
 from aggregator.methods.setup import Course, Method, Setup
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
 
 __all__ = ["METHODS", "OPEN", "Averaged", "Course", "Method", "Rounds", "Setup"]
 
-Steps = Annotated[int, Between(0, 65536)]
-Rate = Annotated[float, Between(0.0, 1e3)]
 Decay = Annotated[float, Between(0.0, 1.0)]
 
 
@@ -141,6 +145,15 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "fedprox": Method(FedProx, _of_family),
         "fedavgm": Method(FedAvgM, _of_family),
         "fedadam": Method(FedAdam, _of_family),
+        "fedasync": Method(FedAsync, fedasync),
+        "fedbuff": Method(FedBuff, fedbuff),
+        "afl": Method(AFL, afl),
+        "fedatt": Method(FedAtt, fedatt),
+        "fedda": Method(FedDA, fedda),
+        "fedgru": Method(Recurrent, fedgru),
+        "fedntp": Method(Recurrent, fedntp),
+        "nbafl": Method(NbAFL, nbafl),
+        "udp": Method(UDP, udp),
     }
 )
 """The server half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""

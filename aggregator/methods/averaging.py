@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from aggregator.rules.weights import by_samples, uniform
 from edge_sdk.wire.method import ALL, Array, Closed, Due, Effects, Event, Half, Task, Update
 from edge_sdk.wire.spec import Vector
 
+Shares = NDArray[np.float64]
 ASK = "train"
 OPEN = Due(round=0, ask="open")
 """The event that opens the first round of a run; later rounds open by themselves."""
@@ -64,21 +65,6 @@ class Rounds:
         return self.quorum if self.least is None else self.least
 
 
-@dataclass(frozen=True, slots=True)
-class Averaging:
-    """What a run of this family is: how the model moves, when, and what tasks say.
-
-    Attributes:
-        optimiser: The server's step.
-        rounds: When a round ends.
-        values: Numbers of every task (``steps``, ``rate``, ``prox``), as the contract names them.
-    """
-
-    optimiser: Optimiser
-    rounds: Rounds = field(default_factory=Rounds)
-    values: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Averaged:
     """The server's state. Float64 throughout; saved leaf by leaf.
@@ -90,6 +76,7 @@ class Averaged:
         w: The common model, shape ``(P,)``.
         moments: What the optimiser remembers.
         memory: What the rule remembers.
+        kept: What the method remembers besides.
         pending: This round's answers, one a client; the first counts.
         counts: Their claimed sample counts.
         losses: The losses they report, where they do.
@@ -101,6 +88,7 @@ class Averaged:
     w: NDArray[np.float64]
     moments: Mapping[str, NDArray[np.float64]]
     memory: Memory = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
     pending: Mapping[str, Array] = field(default_factory=dict)
     counts: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -109,6 +97,78 @@ class Averaged:
     def waiting(self) -> int:
         """How many answers wait for the round to close."""
         return len(self.pending)
+
+
+class Scheme(Protocol):
+    """What a method of this family adds to a round; ``Claims`` is what all others do."""
+
+    def shares(self, state: Averaged, ids: tuple[str, ...]) -> Shares:
+        """Return what each of the clients counts, shape ``(len(ids),)``."""
+
+    def keep(self, state: Averaged, w: Shares) -> Mapping[str, Any]:
+        """Return what to remember of a round whose answers moved the model to ``w``."""
+
+    def is_over(self, version: int, kept: Mapping[str, Any]) -> bool:
+        """Whether the run ends with this version, though its limit allows more."""
+
+    def final(self, state: Averaged) -> Shares:
+        """Return the model to publish when the run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Every client counts the same, or by its capped claim.
+
+    Attributes:
+        rounds: Says which.
+    """
+
+    rounds: Rounds
+
+    def shares(self, state: Averaged, ids: tuple[str, ...]) -> Shares:
+        """Return equal shares, or what the claimed sample counts give."""
+        if self.rounds.weighting == "samples":
+            return by_samples([state.counts[name] for name in ids], self.rounds.cap)
+        return uniform(len(ids))
+
+    def keep(self, state: Averaged, w: Shares) -> Mapping[str, Any]:
+        """Remember nothing."""
+        del state, w
+        return {}
+
+    def is_over(self, version: int, kept: Mapping[str, Any]) -> bool:
+        """Go on up to the limit."""
+        del version, kept
+        return False
+
+    def final(self, state: Averaged) -> Shares:
+        """Publish the last model."""
+        return state.w
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """What a run of this family is: how the model moves, when, and what tasks say.
+
+    Attributes:
+        optimiser: The server's step.
+        rounds: When a round ends.
+        values: Numbers of every task (``steps``, ``rate``, ``prox``), as the contract names them.
+        scheme: What the method adds to a round; None is ``Claims``.
+        weights: Whether clients answer with whole weights. A rule sees received minus trained
+            either way.
+    """
+
+    optimiser: Optimiser
+    rounds: Rounds = field(default_factory=Rounds)
+    values: Mapping[str, float] = field(default_factory=dict)
+    scheme: Scheme | None = None
+    weights: bool = False
+
+    @property
+    def manner(self) -> Scheme:
+        """The scheme, or what stands for none."""
+        return Claims(self.rounds) if self.scheme is None else self.scheme
 
 
 def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
@@ -124,7 +184,7 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
             case Due(ask="open") if state.round == 0:
                 return _opened(state, settings)
             case Update() if _counts(state, event):
-                state = _with(state, event)
+                state = _with(state, event, settings)
                 full = len(state.pending) >= settings.rounds.quorum
                 return _closed(state, rule, settings) if full else (state, ())
             case Due(round=number, ask="train") if state.is_open and number == state.round:
@@ -138,7 +198,11 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
         start = np.asarray(w, np.float64).copy()
         return Averaged(0, 0, False, start, settings.optimiser.init(start))
 
-    return Half(init, apply, model=lambda state: {"p": published(state.w)})
+    def model(state: Averaged) -> Mapping[str, Array]:
+        is_over = state.round > 0 and not state.is_open
+        return {"p": published(settings.manner.final(state) if is_over else state.w)}
+
+    return Half(init, apply, model)
 
 
 def _opened(state: Averaged, settings: Averaging) -> tuple[Averaged, Effects]:
@@ -155,20 +219,20 @@ def _opened(state: Averaged, settings: Averaging) -> tuple[Averaged, Effects]:
 
 
 def _closed(state: Averaged, rule: Rule, settings: Averaging) -> tuple[Averaged, Effects]:
-    rows = Rows.of(state.pending)
+    rows, manner = Rows.of(state.pending), settings.manner
     try:
-        verdict = rule(rows, _shares(state, settings.rounds, rows.ids), state.memory)
+        verdict = rule(rows, manner.shares(state, rows.ids), state.memory)
     except TooFewRows as error:
         return _abandoned(state, settings, str(error))
     w, moments = settings.optimiser.update(state.w, verdict.value, state.moments)
     if not np.isfinite(published(w)).all():
         return _abandoned(state, settings, "the step left the finite numbers")
-    limit = settings.rounds.limit
-    is_last = limit is not None and state.version + 1 >= limit
+    limit, version, kept = settings.rounds.limit, state.version + 1, manner.keep(state, w)
+    is_last = (limit is not None and version >= limit) or manner.is_over(version, kept)
     report = _report(state, rows, verdict) | {"stop": is_last}
-    note = Closed(state.round, state.version + 1, moved=True, report=report)
-    version = state.version + 1
-    state = replace(_emptied(state), version=version, w=w, moments=moments, memory=verdict.memory)
+    note = Closed(state.round, version, moved=True, report=report)
+    state = replace(_emptied(state), version=version, w=w, moments=moments)
+    state = replace(state, memory=verdict.memory, kept=kept)
     if is_last:
         return state, (note,)
     state, effects = _opened(state, settings)
@@ -204,22 +268,17 @@ def _counts(state: Averaged, update: Update) -> bool:
     )
 
 
-def _with(state: Averaged, update: Update) -> Averaged:
+def _with(state: Averaged, update: Update, settings: Averaging) -> Averaged:
+    difference = state.w - update.vector if settings.weights else update.vector
     losses = dict(state.losses)
     if "loss" in update.values:
         losses[update.sender] = float(update.values["loss"])
     return replace(
         state,
-        pending={**state.pending, update.sender: update.vector},
+        pending={**state.pending, update.sender: difference},
         counts={**state.counts, update.sender: float(update.values.get("n", 1.0))},
         losses=losses,
     )
-
-
-def _shares(state: Averaged, rounds: Rounds, ids: tuple[str, ...]) -> NDArray[np.float64]:
-    if rounds.weighting == "samples":
-        return by_samples([state.counts[name] for name in ids], rounds.cap)
-    return uniform(len(ids))
 
 
 def _report(state: Averaged, rows: Rows, verdict: Verdict) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from aggregator.methods.averaging import Rounds
 from aggregator.rules import Rule
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.wire.strict import Misfit
 
 
 class Course(Protocol):
@@ -54,6 +55,7 @@ class Setup:
         rounds: When a round ends; ``quorum`` is the S of S-of-M methods, the K of buffered ones.
         spec: The layout of the vector, with the run's shared layers; None where no half looks.
         seed: Of draws the server makes.
+        share: Probability that a device takes part in a round.
     """
 
     rule: Rule
@@ -61,6 +63,7 @@ class Setup:
     rounds: Rounds = field(default_factory=Rounds)
     spec: ParamSpec | None = None
     seed: int = 0
+    share: float = 1.0
 
 
 class Method(NamedTuple):
@@ -72,3 +75,14 @@ class Method(NamedTuple):
 
     settings: type[Any]
     half: Callable[[Setup], Half[Any]]
+
+
+def takes_no_rule(setup: Setup) -> None:
+    """Refuse a rule where the method combines by itself; the plain mean stands for none.
+
+    Raises:
+        Misfit: There is one, and it would have been ignored.
+    """
+    name = getattr(setup.rule, "name", "mean")
+    if name != "mean" or getattr(setup.rule, "before", ()):
+        raise Misfit("run.rule", "none, for this method combines answers by itself", repr(name))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from edge_sdk.methods.answers import bounded_difference, bounded_weights, weights
 from edge_sdk.methods.local import Local
 from edge_sdk.methods.steps import Steps, gradient, steps
 from edge_sdk.wire.method import Half
@@ -20,6 +21,15 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "fedprox": steps,
         "fedavgm": steps,
         "fedadam": steps,
+        "fedasync": weights,
+        "fedbuff": steps,
+        "afl": steps,
+        "fedatt": steps,
+        "fedda": steps,
+        "fedgru": steps,
+        "fedntp": steps,
+        "nbafl": bounded_weights,
+        "udp": bounded_difference,
     }
 )
 """The device half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""

@@ -8,7 +8,7 @@ server half and an event of the device half; an update is the reverse.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -200,9 +200,11 @@ _PERISHABLE = (Up.NOTHING, Up.SIGNAL)
 STEPS = Number("steps", 0, 65536)
 RATE = Number("rate", 0.0, 1e3)
 PROX = Number("prox", 0.0, 1e9)
+BOUND = Number("bound", 0.0, 1e9)  # Euclidean length that an answer may have
 LOSS = Number("loss", 0.0, 3.4e38, measured=True)
 
 _TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
+_BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 
 CONTRACTS: Mapping[str, Contract] = MappingProxyType(
     {
@@ -213,6 +215,15 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "fedprox": {"train": _TRAIN},
         "fedavgm": {"train": _TRAIN},
         "fedadam": {"train": _TRAIN},
+        "fedasync": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
+        "fedbuff": {"train": replace(_TRAIN, personal=True, patient=True)},
+        "afl": {"train": replace(_TRAIN, report=(replace(LOSS, needed=True),))},
+        "fedatt": {"train": _TRAIN},
+        "fedda": {"train": _TRAIN},
+        "fedgru": {"train": _TRAIN},
+        "fedntp": {"train": _TRAIN},
+        "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
+        "udp": {"train": _BOUNDED},
     }
 )
 """Every method's asks; the two ``METHODS`` of device and aggregator have the same keys."""

@@ -141,7 +141,7 @@ def test_a_strong_pull_to_the_received_model_leaves_nothing_to_send():
     assert abs(held.phi) < 0.25 * abs(free.phi)
 
 
-@pytest.mark.parametrize("method", sorted(SERVERS))
+@pytest.mark.parametrize("method", ["fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam"])
 def test_every_method_brings_two_devices_together(method):
     settings = {"rate": 0.05} | ({} if method == "fedsgd" else {"steps": 4})
     settings |= {"fedavgm": {"beta": 0.5}, "fedadam": {"server_rate": 0.3}}.get(method, {})
