@@ -137,9 +137,10 @@ class Agreed:
 def agreed(consensus: Consensus) -> Half[Agreed]:
     """Return the server half.
 
-    Events: ``OPEN`` begins; a ``Member`` who came gets the present consensus, one who went is not
-    waited for; an ``Update`` is a client's answer; the ``Due`` of a round is its deadline, at which
-    fewer are enough. Nobody's answer is given up because the consensus has moved.
+    Events: ``OPEN`` begins; a ``Member`` who came gets the present consensus, unless its answer
+    waits (the shell knows whether it is at work on an older one, which then stays its task); one
+    who went is not waited for; an ``Update`` is a client's answer; the ``Due`` of a round is its
+    deadline, at which fewer are enough. No answer is given up because the consensus has moved.
     """
 
     def apply(state: Agreed, event: Event) -> tuple[Agreed, Effects]:
@@ -187,11 +188,13 @@ def _met(
             state.is_open and who.arrived and state.who.is_ready(state.version, consensus.calling)
         )
         return _fired(state, consensus) if ready else (state, ())
-    if client in who.told:
-        here = replace(who, present={**who.present, client: True})
-        return (state if who.present[client] else replace(state, who=here)), ()
-    state = replace(state, who=who.came(client, state.version))
-    return state, (_task(state, consensus, client, is_counted=False),) if state.is_open else ()
+    if client not in who.told:
+        state = replace(state, who=who.came(client, state.version))
+    elif not who.present[client]:
+        state = replace(state, who=replace(who, present={**who.present, client: True}))
+    if client in who.arrived or not state.is_open:
+        return state, ()
+    return state, (_task(state, consensus, client, is_counted=False),)
 
 
 def _tasks(state: Agreed, consensus: Consensus, clients: Mapping[str, object]) -> tuple[Task, ...]:

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 from aggregator.methods.agreed import Agreed, Budget, Consensus, agreed
 from aggregator.methods.gathering import Calling
 from aggregator.methods.setup import Setup
+from aggregator.methods.votes import debias
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.mirror import Ascent
 from edge_sdk.wire.strict import Between
-from edge_sdk.wire.votes import debias
 
 Steps = Annotated[int, Between(1, 65536)]
 Rate = Annotated[float, Between(0.0, 1e3)]
