@@ -189,12 +189,6 @@ class Run:
         said = self.config.run.shared
         return self.bundle.manifest.shared if said is None else said
 
-    @property
-    def values(self) -> Mapping[str, float]:
-        """Numbers of every task of this run, as the contract names them."""
-        values: Mapping[str, float] = settings_of(self.config).bound(self.rounds).values
-        return values
-
     def first_state(self) -> Course:
         """Return the half's state before its first round, from the bundle's first vector."""
         state: Course = self.half.init(self.spec.shared(self.bundle.initial))

@@ -65,7 +65,8 @@ _CONTENTS = 2  # bodies of a kind kept for pulls: the current one, and the one b
 
 _TASKS = """
 CREATE TABLE IF NOT EXISTS tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
-    round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL, base INTEGER NOT NULL, ask TEXT NOT NULL,
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
+    base INTEGER NOT NULL, ask TEXT NOT NULL,
     vals TEXT NOT NULL, content BLOB NOT NULL, state TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tasks_content ON tasks (content) WHERE state = 'open';
 """
