@@ -115,9 +115,8 @@ class Fold:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has moved as often as it should."""
-        limit = self.run.rounds.limit
-        return limit is not None and self.state.version >= limit
+        """Whether the half wants no answer any more: it has moved as often as it should."""
+        return self.state.round > 0 and not self.state.is_open
 
     @property
     def phase(self) -> Phase:
@@ -295,9 +294,7 @@ class Fold:
             return self._said(task, "train", dues[0] if dues else self.run.rounds.deadline)
         if closed is None:
             return (), ()
-        limit = self.run.rounds.limit
-        is_last = limit is not None and state.version >= limit
-        if self.run.ask.personal and not is_last:  # only informs: not oftener than need be
+        if self.run.ask.personal and state.is_open:  # only informs: not oftener than need be
             is_due = self._clock.monotonic() - self._shown_at >= SHOW_EVERY
             return self._said(self._task(state), "train", 0.0) if is_due else ((), ())
         return self._said(self._task(state), "stop", 0.0)
