@@ -44,7 +44,9 @@ class Bafdp:
         rate: Their learning rate (alpha_omega).
         optimiser: Of the smooth part of a step.
         l1: Weight of the l1 term (psi).
-        l1_mode: Its ``prox``, its subgradient (``sign``), or ``away``, the sign that (18) prints.
+        l1_mode: Its ``prox``, which is calm but wants ``rate * l1`` below the length of a step (a
+            device that it stops at the consensus no longer says where it is drawn); its subgradient
+            (``sign``); or ``away``, the sign that (18) prints.
         server_rate: Step of the consensus (alpha_z).
         normalise: ``mean`` over the known devices, or the paper's ``sum``.
         dual_rate: Step of the consensus duals (alpha_phi).
@@ -179,7 +181,8 @@ class Rsa:
         optimiser: Of the smooth part of a step; Adam wants an ``l1`` of some 0.01, plain steps
             0.07 to 0.5.
         l1: Weight of the l1 term (lambda in the publication).
-        l1_mode: Its subgradient (``sign``), or its ``prox``.
+        l1_mode: Its subgradient (``sign``), or its ``prox``, which wants small ``rate * l1``: a
+            device that it stops at the consensus no longer says where it is drawn.
         normalise: ``sum`` over the devices, or their ``mean``.
         order: ``gauss_seidel``, the server sees the weights after the step (the published code);
             or ``jacobi``, before it (the publication).
