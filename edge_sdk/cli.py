@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_sdk.program import OK, TEMPORARY, Answer, Command, Program
+from edge_sdk.program import OK, RUNTIME, TEMPORARY, Answer, Command, Program
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -150,16 +150,27 @@ def _status(args: Namespace) -> Answer:
     return Answer(found, "\n".join(f"{key}: {value}" for key, value in found.items()))
 
 
-def _budget(args: Namespace) -> Answer:
-    from edge_sdk.review import budget  # noqa: PLC0415
+def _budget_arguments(parser: ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument(
+        "--datasheet", action="store_true", help="print the privacy data sheet of this device"
+    )
 
+
+def _budget(args: Namespace) -> Answer:
+    from edge_sdk.privacy.words import as_text  # noqa: PLC0415
+    from edge_sdk.review import budget, datasheet  # noqa: PLC0415
+
+    if args.datasheet:
+        sheet = datasheet(_config(args))
+        return Answer(sheet, as_text(sheet))
     found = budget(_config(args))
     text = (
         f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
         f"a round costs {found['bytes_up']} bytes up and about {found['bytes_down']} down\n"
-        f"{found['releases']} updates released so far\n{found['privacy']}"
+        f"{found.pop('text')}"
     )
-    return Answer(found, text)
+    return Answer(found, text, RUNTIME if found["spent"] else OK)
 
 
 def _enrol(args: Namespace) -> Answer:
@@ -196,7 +207,12 @@ _COMMANDS = {
     ),
     "status": Command("Show what a device has learned, owes and spent.", _status, _takes_config),
     "budget": Command(
-        "Show what a round costs in bytes, and what was released.", _budget, _takes_config
+        "Explain what a round costs, what was told about this device, and what may yet be.",
+        _budget,
+        _budget_arguments,
+        "Ends with 1 when the budget is spent: nothing leaves any more, and the device learns for\n"
+        "itself. --datasheet prints what NIST SP 800-226 wants a claim to name, from the running\n"
+        "configuration and the ledger.",
     ),
     "enrol": Command(
         "Make this device's key, and print the line that the operator needs.",

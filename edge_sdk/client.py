@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from edge_sdk.charge import Charge
 from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.config import Config
 from edge_sdk.downlink import Wanted
@@ -20,6 +21,7 @@ from edge_sdk.learner import Bundle, Learner
 from edge_sdk.methods import METHODS, Factory
 from edge_sdk.methods.steps import TRAIN, Fitted
 from edge_sdk.opening import (
+    account_of,
     connect,
     load_ring,
     load_signer,
@@ -28,15 +30,14 @@ from edge_sdk.opening import (
     set_up,
     take_over,
 )
-from edge_sdk.privacy.ledger import Budget, BudgetSpent
-from edge_sdk.privacy.mechanism import MECHANISMS
+from edge_sdk.privacy.ledger import Account, BudgetSpent
 from edge_sdk.program import fields
 from edge_sdk.runtime import GraphError
 from edge_sdk.series import Reading, Seen, Series
-from edge_sdk.session import Connect, Found, Session
+from edge_sdk.session import SPENT, Connect, Found, Session
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
-from edge_sdk.uplink import Entry
+from edge_sdk.uplink import Entry, Numbers
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import encode, pack_tensor
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
@@ -87,7 +88,6 @@ class Client:
         self._clock = clock or SystemClock()
         self._methods, self._stopping = methods, stopping
         self._signer = load_signer(config.keys.device)
-        self._mechanism = MECHANISMS[config.privacy.mechanism.name]()
         ring = load_ring(config.keys)
         self._store = Store.open(config.state)
         try:
@@ -95,6 +95,8 @@ class Client:
             self._flushed = self._alone_at = self._session.now
             self._state: Any = None
             self._alone_state: Fitted | None = None
+            self._account = Account()
+            self._watched: tuple[int, int | None] | None = None
             self._work_with(open_bundle(config, self._session.announced), self._session.announced)
             self._recall()
             self._store.set_facts(starts=self._store.fact("starts") + 1)
@@ -131,6 +133,9 @@ class Client:
     def _turn(self, timeout: float) -> None:
         session = self._session
         session.serve(0.0 if session.may_learn or session.bundle else timeout)
+        if session.lost:
+            self._begin_anew()
+        self._watch_budget()
         if session.bundle is not None:
             self._follow(session.bundle)
         if session.task is not None and self._is_answerable(session.task):
@@ -206,7 +211,8 @@ class Client:
             "windows": len(learner.windows()),
             "can_forecast": self.is_ready,
             "alone": self._alone_state is not None,
-            "privacy": self._mechanism.says,
+            "privacy": learner.mechanism.says,
+            "budget": self._account.summary(learner.mechanism.plan.release()),
             "counts": {**session.counts, **session.traffic()},
         }
 
@@ -236,14 +242,16 @@ class Client:
         updates = [e for e in effects if isinstance(e, Update) and self._shares]
         if updates and not self._may_leave():
             raise _GivenUp  # paused, or with numbers that are not confirmed yet
-        released = [self._mechanism.release(update) for update in updates]
-        budget = Budget(self._session.up.numbers.spent).charge(len(released))
-        entry = self._sealed(released[0], event, budget) if released else None
-        numbers = replace(self._session.up.numbers, spent=budget.spent)
+        charges = self._charges(len(updates))
+        account = self._account.charge(*charges) if updates else self._account.plus(*charges)
+        released = [self._learner.mechanism.release(update) for update in updates]
+        numbers = self._session.up.numbers
+        numbers = replace(numbers, spent=numbers.spent + len(released))
+        entry = self._sealed(released[0], event, numbers) if released else None
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = self._learned(state, event)
-        self._store.save(learned=learned, numbers=numbers, entry=entry)
-        self._state, self._alone_state = state, None
+        self._store.save(learned=learned, numbers=numbers, entry=entry, charges=charges)
+        self._state, self._alone_state, self._account = state, None, account
         self._session.learned((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             self._session.released(entry)
@@ -258,6 +266,8 @@ class Client:
             session.counts["rounds given up"] += 1
             session.task = session.task or (None if self._is_common else task)
         except (BudgetSpent, StoreFull, GraphError) as error:
+            if isinstance(error, BudgetSpent):
+                self._stop_telling(error)
             session.counts["rounds not released"] += 1
             logger.warning("round not released %s", fields(round=task.round, why=error))
         else:
@@ -289,13 +299,38 @@ class Client:
         """Whether everybody is asked at once: then a newer round makes an older one useless."""
         return not self._ask.personal
 
+    def _watch_budget(self) -> None:
+        """Stop answering when nothing more may be told, and say so once."""
+        spent = self._session.up.numbers.spent
+        if (spent, self._session.most) == self._watched:
+            return
+        self._watched = (spent, self._session.most)
+        plan = self._learner.mechanism.plan
+        unseen = plan.unseen(self._clock.wall(), spent - self._account.told)
+        self._account = replace(self._account, most=plan.most(self._session.most))
+        if self._account.plus(*unseen).has_room(plan.release()):
+            self._session.forbidden = ""
+        else:
+            self._stop_telling("nothing more may be told")
+
+    def _stop_telling(self, why: object) -> None:
+        if not self._session.forbidden:
+            logger.warning("budget spent, learning alone %s", fields(why=why))
+        self._session.forbidden = SPENT
+
     def _may_leave(self) -> bool:
         """Whether an answer may be released at this very moment."""
         return self._session.up.may_release and not self._session.why_stopped
 
-    def _sealed(self, update: Update, task: Task, budget: Budget) -> Entry:
+    def _charges(self, releases: int) -> tuple[Charge, ...]:
+        """Return what this round costs, and what left unseen before a lost store did."""
+        mechanism, wall = self._learner.mechanism, self._clock.wall()
+        unseen = self._session.up.numbers.spent - self._account.told
+        return (*mechanism.plan.unseen(wall, unseen), *mechanism.cost(wall, releases))
+
+    def _sealed(self, update: Update, task: Task, numbers: Numbers) -> Entry:
         """Number, encode and sign an update: from here on its bytes never change."""
-        numbers, spec = self._session.up.numbers, self._learner.spec
+        spec = self._learner.spec
         ask = CONTRACTS[self._learner.role.method][task.ask]
         values = dict(update.values)
         said = m.Update(
@@ -304,7 +339,7 @@ class Client:
             base=update.base,
             life=numbers.life,
             seq=numbers.seq + 1,
-            spent=budget.spent,
+            spent=numbers.spent,
             spec=spec.digest,
             part=ask.up.value,
             enc=ask.enc,
@@ -348,6 +383,7 @@ class Client:
                 "half": state.arrays(),
                 "scale": [scale.low, scale.high] if scale else [],
                 "turn": list(turn),
+                "noise": self._learner.mechanism.origin,
             },
         )
 
@@ -377,7 +413,7 @@ class Client:
         """Whether to set oneself a round: nothing is shared, or nobody was heard for long."""
         session, now = self._session, self._session.now
         patience = seconds(self.config.accept.alone_after)
-        if self._shares and now - session.heard_at < patience:
+        if self._shares and not session.forbidden and now - session.heard_at < patience:
             return False
         every = seconds(self.config.pace.alone_every)
         return now - self._alone_at >= every and len(self._learner.windows()) > 0
@@ -414,9 +450,19 @@ class Client:
         self, bundle: Bundle, announced: m.Bundle | None, series: Series | None = None
     ) -> None:
         """Put a bundle to work as the announced run, or the bundle alone, asks for."""
-        learner = set_up(self.config, self._store, bundle, announced, self._methods, present=series)
+        learner = set_up(
+            self.config,
+            self._store,
+            bundle,
+            announced,
+            self._methods,
+            present=series,
+            clock=self._clock.wall,
+        )
         learner.turn = self._between_batches
         self._learner = learner
+        self._account = account_of(self._store, learner.mechanism.plan)
+        self._watched = None
         self._session.holds = bundle.digest
         self._session.wanted = Wanted(
             learner.spec.digest,
@@ -431,6 +477,13 @@ class Client:
         if learned is not None and learned.run == self._session.seen.run:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
             self._session.learned(turn, learned.version)
+
+    def _begin_anew(self) -> None:
+        """Forget what was learned alone since a store was lost: its noise is not told under."""
+        self._session.lost = False
+        self._learner.forget()
+        self._alone_state = None
+        self._recall()
 
     def _follow(self, found: Found) -> None:
         """Put an announced run into force; install its bundle first if it is another one."""

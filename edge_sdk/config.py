@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from edge_sdk.privacy.section import PrivacySection
 from edge_sdk.settings import Duration, Loaded, load
+from edge_sdk.wire.method import CONTRACTS
 from edge_sdk.wire.strict import Between, Length, Matches
 
 PREFIX = "GRIDFED_EDGE_"
@@ -43,7 +45,7 @@ class KeysSection:
 class AcceptSection:
     """What this device lets a server ask of it."""
 
-    methods: tuple[str, ...] = ("fedsgd", "fedavg", "fedprox", "fedavgm", "fedadam")  # to answer
+    methods: tuple[str, ...] = tuple(CONTRACTS)  # to answer
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task that asks for more is not done
     alone_after: Duration = "7d"  # without an aggregator this long, learn for oneself
     personal_init: Literal["device", "server"] = "device"  # start of the layers that never leave
@@ -66,21 +68,6 @@ class LearnSection:
 
     part: Literal["all", "train"] = "all"  # train: the first 80 %, so that the rest can judge
     keep: Annotated[int, Between(2, 1_000_000)] = 17_568  # slots of history (two years, hourly)
-
-
-@dataclass(frozen=True, slots=True)
-class MechanismSection:
-    """How what leaves is perturbed. ``none`` must be said aloud."""
-
-    name: Literal["none"]  # the one there is yet
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacySection:
-    """What may leave, and how."""
-
-    mechanism: MechanismSection
-    mode: Literal["none"] = "none"  # how a budget is spent; nothing is spent yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from edge_sdk.methods import Factory
 from edge_sdk.methods.local import Graph, Lent, nothing
 from edge_sdk.methods.optim import Rated, adam, sgd
 from edge_sdk.methods.steps import Fitted, Steps, steps
+from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.series import Reading, Row, Seen, Series
 from edge_sdk.windows import Drawable, Frame, Scale
 from edge_sdk.wire.manifest import Manifest, Training
@@ -63,6 +64,7 @@ class Learner:
         role: What the run makes of it.
         factory: Makes the device half of the run's method.
         series: The readings, on the bundle's grid.
+        mechanism: What stands between them and all that is learned.
         scale: The scale the model learned on; fixed at the first training.
         turn: Called between two minibatches.
     """
@@ -72,12 +74,14 @@ class Learner:
     role: Role
     factory: Factory
     series: Series
+    mechanism: Mechanism
     scale: Scale | None = None
     turn: Callable[[], None] = nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     alone: Half[Fitted] = field(init=False)
     _frame: Frame | None = field(init=False, default=None)
+    _learnable: Frame | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Bind the half to what this device has."""
@@ -86,8 +90,8 @@ class Learner:
         local = Lent(
             client=self.config.id,
             spec=self.spec,
-            graphs=self.bundle.graphs,
-            windows=self.windows,
+            graphs=self.mechanism.graphs(self.bundle.graphs),
+            windows=self.learnable,
             size=manifest.training.batch,
             key=partial(keyed, self.role.run, self.config.id),
             turn=self._take_turn,
@@ -111,44 +115,48 @@ class Learner:
         """Merge one reading into the series."""
         seen = self.series.add(reading, latest=latest)
         if seen in {Seen.NEW, Seen.CHANGED}:
-            self._frame = None
+            self._frame = self._learnable = None
         return seen
 
     def load(self, rows: list[Row]) -> None:
         """Take saved readings in."""
         self.series.load(rows)
-        self._frame = None
+        self._frame = self._learnable = None
+
+    def forget(self) -> None:
+        """Forget the scale, and what was made of the readings."""
+        self.scale = self._frame = self._learnable = None
 
     def frame(self) -> Frame:
-        """Return the channels as the model sees them, made once after every change."""
+        """Return the channels as the model forecasts from them, made once after every change."""
         if self._frame is None:
-            self._frame = Frame.of(
-                self.series,
-                self.manifest,
-                site=self.config.site,
-                scale=self.scale,
-                part=self.config.learn.part,
-            )
+            self._frame = self._framed(self.series)
         return self._frame
 
     def windows(self) -> Drawable:
-        """Return what can be learned from now."""
-        if not len(self.series):
-            return Drawable(self.frame(), np.zeros(0, np.int64))
-        frame = self.frame()
-        return Drawable(frame, frame.origins(self.config.learn.part))
+        """Return the windows of the readings as they are: to count, and to see if any are there."""
+        return self._drawable(self.frame())
+
+    def learnable(self) -> Drawable:
+        """Return what may be learned from now: perhaps perturbed readings, and on their own scale.
+
+        The shell asks only when it learns: what is new is perturbed and stored by it.
+        """
+        if self._learnable is None:
+            seen = self.mechanism.learnable(self.series)
+            self._learnable = self.frame() if seen is self.series else self._framed(seen)
+        return self._drawable(self._learnable)
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Think: what the half makes of a task. Pure but for the series' scale, fixed hereby."""
-        if self.scale is None and len(self.windows()):
-            self.scale = self.frame().scale
+        self.mechanism.begin()
+        self._fix_scale()
         return self.half.apply(state, task)
 
     def learn_alone(self, state: Any, task: Task) -> Fitted:  # noqa: ANN401 - as above
         """Take plain local steps from what was learned, whatever the run's method is."""
         begun = state if isinstance(state, Fitted) else Fitted(self.vector(state))
-        if self.scale is None and len(self.windows()):
-            self.scale = self.frame().scale
+        self._fix_scale()
         return self.alone.apply(begun, task)[0]
 
     @property
@@ -172,6 +180,28 @@ class Learner:
         origins = origins[(first >= begin) & (first < end)]
         told = rolling(self.bundle.graphs["forecast"], self.vector(state), frame, origins)
         return frame.times[origins] + self.series.step, told, frame.truth(origins)
+
+    def _fix_scale(self) -> None:
+        """Keep the scale of the first training: of what may be learned from, or a public one."""
+        if self.scale is not None or not len(self.learnable()):
+            return
+        public = self.mechanism.scale
+        self.scale = Scale(*public) if public else self.learnable().frame.scale
+        self._frame = self._learnable = None
+
+    def _framed(self, series: Series) -> Frame:
+        return Frame.of(
+            series,
+            self.manifest,
+            site=self.config.site,
+            scale=self.scale,
+            part=self.config.learn.part,
+        )
+
+    def _drawable(self, frame: Frame) -> Drawable:
+        if not len(frame):
+            return Drawable(frame, np.zeros(0, np.int64))
+        return Drawable(frame, frame.origins(self.config.learn.part))
 
     def _take_turn(self) -> None:
         self.turn()  # looked up each time: the client puts it in later

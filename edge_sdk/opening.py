@@ -16,6 +16,10 @@ from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.learner import Bundle, Learner, Role, series_for
 from edge_sdk.methods import Factory
 from edge_sdk.post import Will
+from edge_sdk.privacy.ledger import Account
+from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
+from edge_sdk.privacy.plan import Facts, Plan
+from edge_sdk.privacy.terms import plan_of, refuse_method
 from edge_sdk.series import Series
 from edge_sdk.session import Found
 from edge_sdk.store import Learned, Store
@@ -25,7 +29,7 @@ from edge_sdk.wire.broker import Broker
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
 from edge_sdk.wire.manifest import Manifest
-from edge_sdk.wire.method import CONTRACTS
+from edge_sdk.wire.method import CONTRACTS, answered
 from edge_sdk.wire.transport import Transport
 
 INSTALLED = "bundle"
@@ -101,13 +105,15 @@ def set_up(
     methods: Mapping[str, Factory],
     *,
     present: Series | None = None,
+    clock: Callable[[], int] = lambda: 0,
 ) -> Learner:
     """Make the learner that the announced run, or the bundle alone, asks for.
 
     A ``present`` series goes on if it is on the bundle's grid; else the store's is read.
 
     Raises:
-        EdgeError: The announcement does not fit the bundle, or names an unknown method.
+        EdgeError: The announcement does not fit the bundle, names an unknown method, or one that
+            this device's privacy does not fit.
     """
     method = announced.method if announced else config.accept.methods[0]
     shared = announced.shared if announced else bundle.manifest.shared
@@ -120,13 +126,48 @@ def set_up(
     else:
         series.load(store.readings())
     role = Role(announced.run if announced else 0, method, tuple(shared))
-    learner = Learner(config, bundle, role, methods[method], series)
+    mechanism = protect(config, store, bundle.manifest, role, clock)
+    learner = Learner(config, bundle, role, methods[method], series, mechanism)
     if announced is not None and learner.spec.digest != announced.spec:
         raise EdgeError(
             f"run {announced.run} announces another layout than bundle {bundle.manifest.name}",
             hint="the aggregator must announce a bundle that this device has",
         )
     return learner
+
+
+def plan(config: Config, manifest: Manifest, method: str, shared: int) -> Plan:
+    """Return how this device hides its readings, where ``method`` answers ``shared`` scalars.
+
+    Raises:
+        ConfigError: It cannot, with the key at fault.
+    """
+    facts = Facts(manifest, config.learn.keep, config.accept.max_steps, shared)
+    made = plan_of(config.privacy, facts)
+    refuse_method(made, method, CONTRACTS[method])
+    return made
+
+
+def protect(
+    config: Config, store: Store, manifest: Manifest, role: Role, clock: Callable[[], int]
+) -> Mechanism:
+    """Make the mechanism that the configuration asks for, attached to this role.
+
+    Raises:
+        ConfigError: As ``plan``.
+    """
+    shared = manifest.spec(role.shared).shared_size
+    made = plan(config, manifest, role.method, shared)
+    reports = answered(CONTRACTS[role.method])[1].report
+    measured = frozenset({"n", *(number.name for number in reports if number.measured)})
+    return mechanism_of(made, store, clock, measured=measured)
+
+
+def account_of(store: Store, plan: Plan) -> Account:
+    """Add up what was told so far, against the budget."""
+    told = store.fact("releases allowed", -1)
+    most = plan.most(told if told >= 0 else None)
+    return Account.of(store.ledger(), plan.limit, outside=plan.section.budget.outside, most=most)
 
 
 def check_site(config: Config, manifest: Manifest) -> None:
@@ -149,6 +190,8 @@ def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
+    if learned.leaves.get("noise", "none") != learner.mechanism.origin:
+        return state, None  # learned from other readings than are allowed now
     if learned.leaves["scale"]:
         learner.scale = Scale(*learned.leaves["scale"])
     return type(state).from_arrays(learned.leaves["half"]), learned

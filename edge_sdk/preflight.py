@@ -12,7 +12,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.learner import series_for
 from edge_sdk.methods import METHODS
-from edge_sdk.privacy.mechanism import MECHANISMS
+from edge_sdk.privacy.words import promise
 from edge_sdk.wire import topics
 from edge_sdk.wire.keys import (
     KeyFileError,
@@ -41,6 +41,8 @@ def check(config: Config) -> dict[str, str]:
         known = ", ".join(sorted(METHODS))
         raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
     opening.check_site(config, manifest)
+    shared = manifest.spec().shared_size
+    plan = opening.plan(config, manifest, config.accept.methods[0], shared)
     sources = open_sources(config)
     opening.broker_of(config)
     return {
@@ -48,7 +50,7 @@ def check(config: Config) -> dict[str, str]:
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(sorted(series_for(manifest, config.learn.keep).streams)),
         "sources": str(len(sources)),
-        "privacy": MECHANISMS[config.privacy.mechanism.name]().says,
+        "privacy": promise(plan),
     }
 
 

@@ -12,11 +12,14 @@ import numpy as np
 
 from edge_sdk import opening
 from edge_sdk.agent import open_sources, read_all
+from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.config import Config
 from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Learner
 from edge_sdk.methods import METHODS
-from edge_sdk.privacy.mechanism import MECHANISMS
+from edge_sdk.privacy import words
+from edge_sdk.privacy.ledger import Account
+from edge_sdk.privacy.plan import Plan
 from edge_sdk.store import FILE, Store
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, encode
@@ -47,8 +50,7 @@ class Review:
             EdgeError: There is no state, or its bundle is missing.
         """
         with Store.open(config.state, read_only=True) as store:
-            paper = store.paper("bundle")
-            announced = decode(m.Bundle, paper) if paper else None
+            announced = _announced(store)
             bundle = opening.open_bundle(config, announced)
             learner = opening.set_up(config, store, bundle, announced, METHODS)
             state, _ = opening.recall(learner, store)
@@ -88,8 +90,8 @@ def status(config: Config) -> dict[str, Any]:
     """
     with Store.open(config.state, read_only=True) as store:
         numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
-        paper = store.paper("bundle")
-        announced = decode(m.Bundle, paper) if paper else None
+        announced = _announced(store)
+        plan = _plan(config, announced)
         return {
             "id": config.id,
             "fleet": config.fleet,
@@ -106,21 +108,28 @@ def status(config: Config) -> dict[str, Any]:
             "stopped": bool(store.fact("stopped")),
             "readings": store.count_readings(),
             "bytes": store.size(),
-            "privacy": MECHANISMS[config.privacy.mechanism.name]().says,
+            "privacy": words.promise(plan),
+            "budget": _account(store, plan).summary(plan.release()),
         }
 
 
 def budget(config: Config) -> dict[str, Any]:
-    """Say what a round costs in bytes, and what has been released.
+    """Say what a round costs in bytes, what was told so far, and what may yet be.
+
+    ``text`` explains it to a person.
 
     Raises:
-        EdgeError: The bundle is missing.
+        EdgeError: The bundle is missing, or the privacy section cannot be kept.
     """
-    spent, announced = 0, None
+    announced, account = None, None
     if (config.state / FILE).exists():
         with Store.open(config.state, read_only=True) as store:
-            spent, paper = store.numbers().spent, store.paper("bundle")
-            announced = decode(m.Bundle, paper) if paper else None
+            announced = _announced(store)
+            plan = _plan(config, announced)
+            account = _account(store, plan)
+    else:
+        plan = _plan(config, None)
+    account = account or Account.of((), plan.limit, most=plan.most(None))
     manifest = opening.open_bundle(config, announced).manifest
     spec = manifest.spec(announced.shared if announced else None)
     return {
@@ -130,9 +139,47 @@ def budget(config: Config) -> dict[str, Any]:
         "personal": spec.size - spec.shared_size,
         "bytes_up": update_bytes(config, spec),
         "bytes_down": 4 * spec.shared_size,
-        "releases": spent,
-        "privacy": MECHANISMS[config.privacy.mechanism.name]().says,
+        "releases": account.told,
+        "privacy": words.promise(plan),
+        "budget": account.summary(plan.release()),
+        "spent": not account.has_room(plan.release()),
+        "charges": words.table(account),
+        "not protected": words.gaps(plan),
+        "text": words.explained(plan, account),
     }
+
+
+def datasheet(config: Config) -> dict[str, Any]:
+    """Return the privacy data sheet of a device as it is configured and as it has released.
+
+    Raises:
+        EdgeError: As ``budget``.
+    """
+    version = ".".join(map(str, SDK_VERSION))
+    if not (config.state / FILE).exists():
+        plan = _plan(config, None)
+        return words.sheet(plan, Account.of((), plan.limit, most=plan.most(None)), version)
+    with Store.open(config.state, read_only=True) as store:
+        plan = _plan(config, _announced(store))
+        return words.sheet(plan, _account(store, plan), version)
+
+
+def _announced(store: Store) -> m.Bundle | None:
+    paper = store.paper("bundle")
+    return decode(m.Bundle, paper) if paper else None
+
+
+def _plan(config: Config, announced: m.Bundle | None) -> Plan:
+    manifest = opening.open_bundle(config, announced).manifest
+    method = announced.method if announced else config.accept.methods[0]
+    shared = manifest.spec(announced.shared if announced else None).shared_size
+    return opening.plan(config, manifest, method, shared)
+
+
+def _account(store: Store, plan: Plan) -> Account:
+    """Add up what the ledger says, and what only the aggregator remembers."""
+    account = opening.account_of(store, plan)
+    return account.plus(*plan.unseen(0, store.numbers().spent - account.told))
 
 
 def update_bytes(config: Config, spec: ParamSpec) -> int:

@@ -44,6 +44,9 @@ M = TypeVar("M", m.Bundle, m.Keys)
 Connect = Callable[[Callable[[], Will]], Transport]
 """Makes a link from a function that says our last words."""
 
+SPENT = "budget"
+"""Why a device answers nothing any more: what it may tell about itself is told."""
+
 _GRACE = 600.0  # seconds after which a round counts as over when no server time is known
 _HOURLY = 3600.0
 
@@ -69,6 +72,9 @@ class Session:
         task: The newest task that is ready to be learned.
         at_work: The task that is being learned now: a repeat of it is no news.
         bundle: A bundle announcement that waits to be taken over.
+        forbidden: Why the client lets nothing leave; empty if it does.
+        lost: Whether it just came out that a store before this one was lost.
+        most: Releases that the operator allows in all; None is as many as the configuration does.
         counts: What happened, by word.
     """
 
@@ -108,6 +114,9 @@ class Session:
         self.task: Task | None = None
         self.at_work: Task | None = None
         self.bundle: Found | None = None
+        self.forbidden, self.lost = "", False
+        allowed = store.fact("releases allowed", -1)
+        self.most = allowed if allowed >= 0 else None
 
     def connect(self, make: Connect) -> None:
         """Make the link and start connecting."""
@@ -131,6 +140,8 @@ class Session:
             return "command"
         if self._phase != "train":
             return self._phase
+        if self.forbidden:
+            return self.forbidden
         return self.up.stopped.name if self.up.stopped is not None else ""
 
     @property
@@ -320,6 +331,7 @@ class Session:
         match letter.message:
             case m.Welcome() | m.Floor() | m.Grant() | m.Receipt() | m.Have() as said:
                 was_ready = self.up.is_ready
+                self._look_for_a_loss(said)
                 self.follow(uplink.hear(self.up, said, self.chance()))
                 if isinstance(said, m.Welcome) and self.up.is_ready and not was_ready:
                     self._welcomed(said)
@@ -350,6 +362,15 @@ class Session:
         if self._ring != before and self._post.refused[Reason.UNKNOWN_CLIENT]:
             self._post.subscribe()
 
+    def _look_for_a_loss(self, said: object) -> None:
+        """If a store was lost, never perturb anew what may have been told under other noise."""
+        if not isinstance(said, m.Welcome) or self.up.greeting is None:
+            return
+        is_ours = said.hello == self.up.greeting.ref
+        if is_ours and self.up.numbers.lost and said.spent > 0:
+            self._store.begin_noise_anew(said.time // 1000)
+            self.lost = True
+
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._time = self._time.hear(welcome.time, self.now, bound=True)
         self._store.set_facts(floor=self._time.floor)
@@ -372,26 +393,33 @@ class Session:
         done = self._store.fact("command")
         code = Reason.ACCEPTED
         if command.num > done:
-            code = self._do(command.op)
+            code = self._do(command)
             self._store.set_facts(command=command.num, stopped=int(self._held_up))
         receipt = m.Receipt(life=0, seq=command.num, ref=ref, code=code, run=0, round=0)
         self._post.say(receipt)
 
-    def _do(self, op: str) -> Reason:
-        logger.info("command %s", fields(op=op))
-        match op:
+    def _do(self, command: m.Command) -> Reason:
+        logger.info("command %s", fields(op=command.op))
+        match command.op:
             case "stop" | "resume":
-                self._held_up = op == "stop"
+                self._held_up = command.op == "stop"
                 self.task = None
                 if not self._held_up:
                     self.reconsider()
             case "report":
                 self._report()
+            case "budget" if command.args.get("releases", -1.0) >= 0.0:
+                self._allow(int(command.args["releases"]))
             case "hello":
                 self.follow(uplink.greet(self.up, self.chance()))
             case _:
                 return Reason.BAD_COMMAND
         return Reason.ACCEPTED
+
+    def _allow(self, releases: int) -> None:
+        """Let so many releases leave in all, and no more than the device's own budget does."""
+        self.most = releases
+        self._store.set_facts(**{"releases allowed": releases})
 
     # --- models and bundles -----------------------------------------------------------------------
 
@@ -625,6 +653,8 @@ class Session:
             case Settled(entry=entry, code=code):
                 self.counts["refused"] += 1
                 self.counts[f"refused {_named(code)}"] += 1
+                if code == Reason.BUDGET_SPENT:
+                    self._allow(self.up.numbers.spent)
                 logger.warning("update refused %s", fields(round=entry.round, reason=_named(code)))
             case Heard(code=code, wait=wait):
                 self.counts[f"told {_named(code)}"] += 1

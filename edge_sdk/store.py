@@ -11,10 +11,11 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Self
 
+from edge_sdk.charge import Charge
 from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
 from edge_sdk.series import Row
 from edge_sdk.uplink import Entry, Numbers
@@ -23,7 +24,7 @@ from edge_sdk.wire.errors import WireError
 
 FILE = "device.db"
 APPLICATION = 0x47464544  # "GFED"
-SCHEMA = 1
+SCHEMA = 2
 
 _TABLES = """
 CREATE TABLE numbers (one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -41,6 +42,20 @@ CREATE TABLE readings (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL N
     flags INTEGER NOT NULL, PRIMARY KEY (stream, slot)) WITHOUT ROWID;
 """
 
+_PRIVACY = """
+CREATE TABLE ledger (line INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL,
+    unit TEXT NOT NULL, point TEXT NOT NULL, mechanism TEXT NOT NULL, multiplier REAL NOT NULL,
+    rate REAL NOT NULL, count INTEGER NOT NULL, releases INTEGER NOT NULL);
+CREATE TRIGGER ledger_is_not_rewritten BEFORE UPDATE ON ledger
+    BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END;
+CREATE TRIGGER ledger_is_not_shortened BEFORE DELETE ON ledger
+    BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END;
+CREATE TABLE noised (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
+    PRIMARY KEY (stream, slot)) WITHOUT ROWID;
+"""
+"""Since schema 2: what was charged, and readings as they were perturbed once and for all."""
+
+_CHARGE = "time, unit, point, mechanism, multiplier, rate, count, releases"
 _ENTRY = "life, seq, kind, body, proof, run, round, base, spec, spent, attempts"
 
 
@@ -126,7 +141,12 @@ class Store:
     # --- what was learned, owed and spent ---------------------------------------------------------
 
     def save(
-        self, *, learned: Learned, numbers: Numbers | None = None, entry: Entry | None = None
+        self,
+        *,
+        learned: Learned,
+        numbers: Numbers | None = None,
+        entry: Entry | None = None,
+        charges: Iterable[Charge] = (),
     ) -> None:
         """Keep what a round produced, in ONE transaction: state, number, charge, and the release.
 
@@ -150,6 +170,7 @@ class Store:
                 _write_numbers(db, numbers)
             if entry is not None:
                 _write_entry(db, entry)
+            _write_charges(db, charges)
 
     def keep(
         self,
@@ -203,6 +224,41 @@ class Store:
             raise StoreError(
                 f"{self.path}: {error}", hint="move the state folder away to start anew"
             ) from error
+
+    # --- what was told, and under what noise ------------------------------------------------------
+
+    def ledger(self) -> Iterator[Charge]:
+        """Read every charge, in the order it was made."""
+        if self._db.execute("PRAGMA user_version").fetchone()[0] < SCHEMA:
+            yield from _before_the_ledger(self.numbers().spent)
+            return
+        rows = self._db.execute(f"SELECT {_CHARGE} FROM ledger ORDER BY line")  # noqa: S608 - a constant
+        yield from (Charge(*row) for row in rows)
+
+    def noised(self) -> dict[tuple[str, int], float]:
+        """Read every reading that was perturbed, by stream and slot."""
+        rows = self._db.execute("SELECT stream, slot, value FROM noised")
+        return {(stream, slot): value for stream, slot, value in rows}
+
+    def add_noised(self, rows: Iterable[Row], charge: Charge) -> None:
+        """Keep perturbed readings and their charge, in one transaction. What is there stays."""
+        with self._writing() as db:
+            kept = [(row.stream, row.slot, row.value) for row in rows]
+            db.executemany("INSERT OR IGNORE INTO noised VALUES (?, ?, ?)", kept)
+            _write_charges(db, [charge])
+
+    def noised_since(self) -> int:
+        """Unix seconds before which no reading is perturbed; 0 is no limit."""
+        return self.fact("noised since")
+
+    def begin_noise_anew(self, since: int) -> None:
+        """After a lost store: older readings may have been told under noise that is gone.
+
+        Those drawn here meanwhile were never told, for nothing leaves before a welcome.
+        """
+        with self._writing() as db:
+            db.execute("DELETE FROM noised")
+            _write_facts(db, {"noised since": since})
 
     # --- facts and papers -------------------------------------------------------------------------
 
@@ -305,6 +361,19 @@ def _write_entry(db: sqlite3.Connection, entry: Entry) -> None:
     db.execute(f"INSERT INTO outbox ({_ENTRY}) VALUES ({places})", row)  # noqa: S608 - constants
 
 
+def _write_charges(db: sqlite3.Connection, charges: Iterable[Charge]) -> None:
+    rows = [astuple(charge) for charge in charges]
+    places = ", ".join("?" * len(_CHARGE.split(",")))
+    db.executemany(f"INSERT INTO ledger ({_CHARGE}) VALUES ({places})", rows)  # noqa: S608 - constants
+
+
+def _before_the_ledger(spent: int) -> list[Charge]:
+    """Return the line for what left before there was a ledger: nothing bounds what it told."""
+    if not spent:
+        return []
+    return [Charge(0, "device", "none", "none", 0.0, count=spent, releases=spent)]
+
+
 def _write_facts(db: sqlite3.Connection, values: Mapping[str, int]) -> None:
     db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", values.items())
 
@@ -338,7 +407,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.executescript(
-            f"BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {APPLICATION};"
+            f"BEGIN IMMEDIATE; {_TABLES} {_PRIVACY} PRAGMA application_id = {APPLICATION};"
             f" PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
         path.chmod(0o600)
@@ -351,3 +420,18 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
             hint="install that version again, or restore a backup from before the upgrade",
         )
     db.execute("PRAGMA synchronous = FULL")
+    if schema < SCHEMA and not read_only:
+        _migrate(db, path, schema)
+
+
+def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:
+    """Bring an older file to this schema in one transaction; a copy of it is kept beside."""
+    copy = path.with_name(f"{FILE}.schema-{schema}")
+    copy.unlink(missing_ok=True)
+    db.execute("VACUUM INTO ?", (str(copy),))
+    copy.chmod(0o600)
+    db.executescript(f"BEGIN IMMEDIATE; {_PRIVACY}")
+    spent = db.execute("SELECT spent FROM numbers").fetchone()
+    _write_charges(db, _before_the_ledger(spent[0] if spent else 0))
+    db.execute(f"PRAGMA user_version = {SCHEMA}")
+    db.execute("COMMIT")

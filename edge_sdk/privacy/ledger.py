@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from edge_sdk.charge import Charge
 from edge_sdk.errors import EdgeError
@@ -132,6 +133,27 @@ class Account:
         once = [[replace(c, count=1)] for c in drawn_once] or [[]]
         return max(composed([*first, *rest], delta) for first in once)
 
+    def has_room(self, charge: Charge) -> bool:
+        """Whether one more release of this cost fits."""
+        is_counted = self.most is None or self.told + charge.releases <= self.most
+        return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
+
+    def summary(self, charge: Charge | None = None) -> dict[str, Any]:
+        """Say in numbers what was told and what may be; infinite is None, for it is no number.
+
+        Args:
+            charge: What the next release costs, to tell how many of it are left.
+        """
+        worth, allowed = self.epsilon(), self.limit.epsilon
+        said: dict[str, Any] = {
+            "unit": self.limit.unit,
+            "epsilon": worth if math.isfinite(worth) else None,
+            "allowed": allowed if math.isfinite(allowed) else None,
+            "delta": self.limit.delta,
+            "releases": self.told,
+        }
+        return said if charge is None else {**said, "left": self.left(charge)}
+
     def left(self, charge: Charge) -> int | None:
         """Return how many more releases of this cost fit; None is no limit."""
         room = None if self.most is None else max(0, self.most - self.told)
@@ -179,21 +201,3 @@ def composed(charges: Iterable[Charge], delta: float) -> float:
         (only,) = pure
         return min(added, advanced(1.0 / only.multiplier, only.count, delta))
     return added
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How many releases were made, and how many may be."""
-
-    spent: int = 0
-    most: int | None = None
-
-    def charge(self, releases: int = 1) -> Budget:
-        """Return the budget after so many more releases.
-
-        Raises:
-            BudgetSpent: They do not fit; nothing is charged.
-        """
-        if self.most is not None and self.spent + releases > self.most:
-            raise BudgetSpent(f"{self.spent} of {self.most} releases are spent")
-        return replace(self, spent=self.spent + releases)

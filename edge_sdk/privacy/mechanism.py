@@ -18,8 +18,9 @@ from edge_sdk.charge import Charge
 from edge_sdk.methods.local import Graph
 from edge_sdk.privacy import noise
 from edge_sdk.privacy.noise import Entropy, Floats
-from edge_sdk.privacy.plan import NO_CLAIM, Plan
+from edge_sdk.privacy.plan import Plan
 from edge_sdk.privacy.pure import kept_share
+from edge_sdk.privacy.words import promise
 from edge_sdk.series import Row, Series
 from edge_sdk.wire.manifest import CLIPPED_GRADIENT, FORECAST, GRADIENT
 from edge_sdk.wire.method import Array, Update
@@ -29,6 +30,14 @@ _MARGIN = 1.0 - 2.0**-10  # a graph clips in float32, and its norm may come out 
 
 class Mechanism(Protocol):
     """What stands between a device's readings and the outbox."""
+
+    @property
+    def plan(self) -> Plan:
+        """Its calibrated numbers."""
+
+    @property
+    def origin(self) -> str:
+        """What learned layers were computed from: those of another origin are not taken over."""
 
     @property
     def says(self) -> str:
@@ -82,12 +91,16 @@ class Plain:
     entropy: Entropy = os.urandom
 
     @property
+    def origin(self) -> str:
+        """The readings as they are, unless noise is put in before anything is learned."""
+        point = self.plan.mechanism.point
+        is_before = point in {"input", "gradient"} and not self.plan.is_paper
+        return point if is_before else "none"
+
+    @property
     def says(self) -> str:
-        """Say that nothing is promised."""
-        return (
-            "no privacy mechanism is active: updates leave as computed, and what they tell about "
-            "this device's readings is not bounded"
-        )
+        """Say it, as ``words.promise`` does."""
+        return promise(self.plan)
 
     @property
     def scale(self) -> tuple[float, float] | None:
@@ -121,18 +134,6 @@ class Plain:
 class AtUpdate(Plain):
     """Clip a whole answer, then add noise to every coordinate of it."""
 
-    @property
-    def says(self) -> str:
-        """Say what an update tells."""
-        mechanism = self.plan.mechanism
-        if self.plan.is_paper:
-            return _paper(self.plan)
-        norm = "L1" if mechanism.name == "laplace" else "Euclidean"
-        return (
-            f"every update is clipped to a {norm} norm of {mechanism.clip:g} and gets "
-            f"{mechanism.name} noise; {_bounded(self.plan)}. Forecasts stay here"
-        )
-
     def release(self, update: Update) -> Update:
         """Return the update clipped and noisy."""
         mechanism, kept = self.plan.mechanism, Plain.release(self, update)
@@ -150,13 +151,6 @@ class AtUpdate(Plain):
 @dataclass(slots=True)
 class AtSign(Plain):
     """Tell only the sign of every coordinate, and that not always truly (DP-RSA)."""
-
-    @property
-    def says(self) -> str:
-        """Say what the signs tell."""
-        if self.plan.is_paper:
-            return _paper(self.plan)
-        return f"only noisy signs leave ({self.plan.mechanism.name}); {_bounded(self.plan)}"
 
     def release(self, update: Update) -> Update:
         """Return 1 or -1 for every coordinate; the sign of 0 is drawn."""
@@ -183,16 +177,6 @@ class AtGradient(Plain):
     """Clip the gradient of each window inside the graph, and add noise to their sum, every step."""
 
     drawn: int = 0
-
-    @property
-    def says(self) -> str:
-        """Say what a step tells."""
-        if self.plan.is_paper:
-            return _paper(self.plan)
-        return (
-            f"the gradient of every window is clipped to {self.plan.mechanism.clip:g} and every "
-            f"step gets gaussian noise; {_bounded(self.plan)}. Forecasts stay here"
-        )
 
     @property
     def scale(self) -> tuple[float, float] | None:
@@ -235,15 +219,6 @@ class AtInput(Plain):
     shelf: Shelf = field(kw_only=True)
     clock: Callable[[], int] = field(kw_only=True, default=lambda: 0)
 
-    @property
-    def says(self) -> str:
-        """Say what the training tells, and that forecasts are not part of it."""
-        return (
-            "training sees each reading only with noise that was drawn once and is kept; "
-            f"{_bounded(self.plan)}. Live forecasts use the clean readings: they are not covered, "
-            "and stay here"
-        )
-
     def learnable(self, series: Series) -> Series:
         """Return the perturbed readings, those that came since drawn and stored first.
 
@@ -281,11 +256,6 @@ class AtInput(Plain):
 @dataclass(slots=True)
 class OnPaper(Plain):
     """A paper's way at the input: new noise on every window's inputs, and clean targets."""
-
-    @property
-    def says(self) -> str:
-        """Say that nothing is claimed."""
-        return _paper(self.plan)
 
     def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
         """Perturb the inputs of every training graph, anew at every call."""
@@ -381,45 +351,3 @@ def _rows(
             continue
         pairs = zip(slots, series.values(stream).tolist(), strict=True)
         yield from (Row(stream, slot, value) for slot, value in pairs if value == value)  # noqa: PLR0124
-
-
-def _bounded(plan: Plan) -> str:
-    limit = plan.limit
-    return (
-        f"over everything that leaves, one {_UNIT[limit.unit]} is (epsilon {limit.epsilon:g}, "
-        f"delta {limit.delta:g})-private"
-    )
-
-
-def _paper(plan: Plan) -> str:
-    mechanism = plan.mechanism
-    return f"{mechanism.name} noise at the {mechanism.point}: {NO_CLAIM}"
-
-
-_UNIT = {
-    "reading": "reading",
-    "window": "window of readings",
-    "day": "day of readings",
-    "device": "device's whole contribution",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """No mechanism: updates leave as they were computed."""
-
-    @property
-    def says(self) -> str:
-        """Say that nothing is promised."""
-        return (
-            "no privacy mechanism is active: updates leave as computed, and what they tell about "
-            "this device's readings is not bounded"
-        )
-
-    def release(self, update: Update) -> Update:
-        """Return the update unchanged."""
-        return update
-
-
-MECHANISMS: Mapping[str, Callable[[], Nothing]] = {"none": Nothing}
-"""Every mechanism by its configured name."""

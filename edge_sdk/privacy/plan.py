@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from edge_sdk.charge import Charge
@@ -125,6 +125,22 @@ class Plan:
         if self.mechanism.point == "input" and self.cost:
             return Charge(time, self.limit.unit, "input", "after", math.inf, releases=1)
         return self.charge(time, count=draws, releases=1)
+
+    def unseen(self, time: int, releases: int) -> tuple[Charge, ...]:
+        """Charge releases that only the aggregator remembers: a store before this one was lost.
+
+        What noise they had is unknown; the device's own configuration is the best guess.
+        """
+        if releases <= 0:
+            return ()
+        draws = self.facts.max_steps if self.mechanism.point == "gradient" else 1
+        one = self.release(time, draws=draws)
+        return (replace(one, count=one.count * releases, releases=releases),)
+
+    def most(self, told: int | None) -> int | None:
+        """Return how many releases are allowed, by the configuration and by the operator."""
+        limits = [n for n in (self.section.budget.releases, told) if n is not None]
+        return min(limits, default=None)
 
 
 def planned(section: PrivacySection, facts: Facts) -> Plan:
