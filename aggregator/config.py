@@ -92,7 +92,7 @@ class RunSection:
     """What is learned, how, and when a round ends."""
 
     bundle: Annotated[str, Length(1, 255)]  # a shipped name, or a path
-    method: str  # fedsgd, fedavg, fedprox, fedavgm, fedadam
+    method: str  # fedavg, fedbuff, bafdp, …: see the methods page
     quorum: int  # so many different devices close a round at once
     shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's
     settings: Mapping[str, Any] = field(default_factory=dict)  # the method's own numbers
@@ -209,7 +209,8 @@ def bind(config: Config) -> Run:
     _, ask = answered(CONTRACTS[run.method])
     _check_graphs(config, bundle, ask)
     spec, rounds = _spec(config, bundle), _rounds(config)
-    setup = Setup(_rule(config, rounds), settings_of(config), rounds, spec, run.seed)
+    rule, settings = _rule(config, rounds), settings_of(config)
+    setup = Setup(rule, settings, rounds, spec, run.seed, run.share)
     try:
         half = METHODS[run.method].half(setup)
     except Misfit as misfit:  # numbers that cannot go together

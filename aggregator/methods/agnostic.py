@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aggregator.methods.averaging import Averaged, Averaging, Claims, Rounds, averaging
 from aggregator.methods.optim import sgd
 from aggregator.methods.ranges import Rate, Steps, task
-from aggregator.methods.setup import Setup, takes_no_rule
+from aggregator.methods.setup import Setup, has_no_use
 from aggregator.methods.simplex import onto_simplex
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
@@ -58,9 +58,9 @@ def afl(setup: Setup) -> Half[Averaged]:
     """Return AFL's server half.
 
     Raises:
-        Misfit: The run names a rule, which could not weigh as AFL does.
+        Misfit: The run names a rule or a weighting, which would not weigh as AFL does.
     """
-    takes_no_rule(setup)
+    has_no_use(setup, "rule", "weighting")
     return averaging(setup.rule, setup.settings.bound(setup.rounds))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from aggregator.methods.averaging import Rounds
 from aggregator.methods.buffered import Buffered, Buffering, Fire, Fired, buffered
 from aggregator.methods.ranges import Behind, Factor, Prox, Rate, Steps, task
-from aggregator.methods.setup import Setup, takes_no_rule
+from aggregator.methods.setup import Setup, has_no_use
 from aggregator.methods.staleness import Discount, constant, hinge, polynomial
 from aggregator.rules import Rows, Rule
 from aggregator.rules.weights import uniform
@@ -97,9 +97,10 @@ def fedasync(setup: Setup) -> Half[Buffered]:
     """Return FedAsync's server half.
 
     Raises:
-        Misfit: A quorum other than 1, or a rule: every answer is a firing of its own.
+        Misfit: A quorum other than 1: every answer is a firing of its own; or something that it
+            has no use for.
     """
-    takes_no_rule(setup)
+    has_no_use(setup, "rule", "weighting", "share")
     if setup.rounds.quorum != 1:
         raise Misfit("run.quorum", "1, for every answer moves the model", str(setup.rounds.quorum))
     return buffered(mixing(setup.settings.alpha), setup.settings.bound(setup.rounds))
@@ -109,8 +110,10 @@ def fedbuff(setup: Setup) -> Half[Buffered]:
     """Return FedBuff's server half.
 
     Raises:
-        Misfit: A buffer too small for the rule's liars: it must hold ``2 f + 3``.
+        Misfit: A buffer too small for the rule's liars: it must hold ``2 f + 3``; or something
+            that it has no use for.
     """
+    has_no_use(setup, "weighting", "share")
     liars = getattr(setup.rule, "f", 0)
     if liars and setup.rounds.enough < 2 * liars + 3:
         raise Misfit(

@@ -17,7 +17,7 @@ from aggregator.methods.attention import Matrix, Slices, Vector64, attend, share
 from aggregator.methods.averaging import Averaged, Averaging, Rounds, averaging
 from aggregator.methods.optim import sgd
 from aggregator.methods.ranges import Rate, Share, Steps, task
-from aggregator.methods.setup import Setup, takes_no_rule
+from aggregator.methods.setup import Setup, has_no_use
 from aggregator.rules import NOTHING, Memory, Rows, Rule, TooFewRows, Verdict
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Length, Matches, Misfit
@@ -83,9 +83,9 @@ def fedatt(setup: Setup) -> Half[Averaged]:
     """Return FedAtt's server half.
 
     Raises:
-        Misfit: The run names a rule.
+        Misfit: The run names a rule or a weighting.
     """
-    takes_no_rule(setup)
+    has_no_use(setup, "rule", "weighting")
     return averaging(attentive(slices_of(setup)), setup.settings.bound(setup.rounds))
 
 
@@ -93,9 +93,9 @@ def fedda(setup: Setup) -> Half[Averaged]:
     """Return FedDA's server half.
 
     Raises:
-        Misfit: The run names a rule, or a client is named in two clusters.
+        Misfit: The run names a rule or a weighting, or a client is named in two clusters.
     """
-    takes_no_rule(setup)
+    has_no_use(setup, "rule", "weighting")
     settings: FedDA = setup.settings
     labels = labelled(settings.clusters)
     rho = settings.rho if settings.quasi == "start" else 0.0

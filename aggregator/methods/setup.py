@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,12 +77,38 @@ class Method(NamedTuple):
     half: Callable[[Setup], Half[Any]]
 
 
-def takes_no_rule(setup: Setup) -> None:
-    """Refuse a rule where the method combines by itself; the plain mean stands for none.
+Unused = Literal["rule", "weighting", "share"]
+
+
+def has_no_use(setup: Setup, *unused: Unused) -> None:
+    """Refuse what a run says and its method would ignore; the defaults stand for nothing said.
 
     Raises:
-        Misfit: There is one, and it would have been ignored.
+        Misfit: Naming the key.
+
+    Example:
+        >>> def kind(rows, shares, memory): ...
+        >>> has_no_use(Setup(kind, None, Rounds(weighting="samples")), "rule", "weighting")
+        Traceback (most recent call last):
+        edge_sdk.wire.strict.Misfit: run.weighting: expected uniform, for this method ...
     """
-    name = getattr(setup.rule, "name", "mean")
-    if name != "mean" or getattr(setup.rule, "before", ()):
+    name = str(getattr(setup.rule, "name", "mean"))
+    mixes = bool(getattr(setup.rule, "before", ()))
+    weighting, share = setup.rounds.weighting, setup.share
+    if "rule" in unused and (name != "mean" or mixes):
         raise Misfit("run.rule", "none, for this method combines answers by itself", repr(name))
+    if "weighting" in unused and weighting != "uniform":
+        said = "uniform, for this method says itself what an answer counts"
+        raise Misfit("run.weighting", said, repr(weighting))
+    if "share" in unused and share < 1.0:
+        said = "1, for this method asks every device by itself"
+        raise Misfit("run.share", said, str(share))
+
+
+def takes_no_rule(setup: Setup) -> None:
+    """Refuse a rule where the method combines answers by itself.
+
+    Raises:
+        Misfit: There is one.
+    """
+    has_no_use(setup, "rule")

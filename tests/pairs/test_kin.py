@@ -208,6 +208,18 @@ class TestAttention:
         with pytest.raises(Misfit, match=r"^run\.rule: expected none"):
             half_of(method, quorum=1, rule="median")
 
+    @pytest.mark.parametrize("method", ["fedatt", "fedda", "afl", "fedasync", "fedbuff"])
+    def test_a_weighting_beside_its_own_is_refused_and_not_ignored(self, method):
+        row, rounds = SERVERS[method], Rounds(quorum=1, weighting="samples")
+        with pytest.raises(Misfit, match=r"^run\.weighting: expected uniform"):
+            row.half(Setup(bind("mean"), row.settings(), rounds))
+
+    @pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
+    def test_a_share_of_devices_that_are_asked_one_by_one_is_refused(self, method):
+        row = SERVERS[method]
+        with pytest.raises(Misfit, match=r"^run\.share: expected 1"):
+            row.half(Setup(bind("mean"), row.settings(), share=0.5))
+
     def test_clusters_that_cannot_be_meant_are_refused(self):
         with pytest.raises(Misfit, match=r"^run\.settings\.clusters: expected each client in one"):
             labelled({"north": ("a", "b"), "south": ("b",)})
