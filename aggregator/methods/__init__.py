@@ -11,6 +11,7 @@ from aggregator.methods.agnostic import AFL, afl
 from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
 from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
 from aggregator.methods.optim import adam, averaged, sgd
 from aggregator.methods.ranges import Rate, Steps
@@ -154,6 +155,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "fedntp": Method(Recurrent, fedntp),
         "nbafl": Method(NbAFL, nbafl),
         "udp": Method(UDP, udp),
+        "bafdp": Method(Bafdp, bafdp),
+        "bsfdp": Method(Bafdp, bsfdp),
+        "rsa": Method(Rsa, rsa),
+        "rsa_weights": Method(Rsa, rsa_weights),
+        "dp_rsa": Method(DpRsa, rsa),
     }
 )
 """The server half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""

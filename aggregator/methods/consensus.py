@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from aggregator.methods.agreed import Agreed, Budget, Consensus, agreed
 from aggregator.methods.gathering import Calling
-from aggregator.methods.setup import Setup
+from aggregator.methods.setup import Setup, takes_no_rule
 from aggregator.methods.votes import debias
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.mirror import Ascent
@@ -259,6 +259,7 @@ def rsa_weights(setup: Setup) -> Half[Agreed]:
 
 
 def _bafdp(setup: Setup, *, everybody: bool) -> Consensus:
+    takes_no_rule(setup)
     o: Bafdp = setup.settings
     calling = Calling(setup.rounds.quorum, everybody, o.patience, o.overdue)
     return Consensus(
@@ -274,6 +275,7 @@ def _bafdp(setup: Setup, *, everybody: bool) -> Consensus:
 
 
 def _rsa(setup: Setup, *, votes: bool) -> Consensus:
+    takes_no_rule(setup)
     o: Rsa = setup.settings
     calling = Calling(setup.rounds.quorum, everybody=True, patience=o.patience, overdue=o.overdue)
     return Consensus(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from edge_sdk.methods.answers import bounded_difference, bounded_weights, weights
 from edge_sdk.methods.local import Local
+from edge_sdk.methods.pulled import pulled
 from edge_sdk.methods.steps import Steps, gradient, steps
 from edge_sdk.wire.method import Half
 
@@ -30,6 +32,11 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "fedntp": steps,
         "nbafl": bounded_weights,
         "udp": bounded_difference,
+        "bafdp": pulled,
+        "bsfdp": pulled,
+        "rsa": partial(pulled, answer="signs"),
+        "rsa_weights": pulled,
+        "dp_rsa": partial(pulled, answer="difference"),
     }
 )
 """The device half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""

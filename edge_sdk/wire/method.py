@@ -203,6 +203,52 @@ PROX = Number("prox", 0.0, 1e9)
 BOUND = Number("bound", 0.0, 1e9)  # Euclidean length that an answer may have
 LOSS = Number("loss", 0.0, 3.4e38, measured=True)
 
+EPS = Number("eps", 0.0, 1e9, measured=True)
+
+_FLAG = (0.0, 1.0)
+_PULL = (  # local steps under an l1 pull, and how the dual climbs that both ends compute
+    STEPS,
+    RATE,
+    Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+    Number("l1", 0.0, 1e9),
+    Number("l1_mode", 0, 2),  # its proximal step, its subgradient, or that turned round
+    Number("jacobi", *_FLAG),  # the answer is from before the step
+)
+_DUAL = (
+    Number("cons_rate", 0.0, 1e3),
+    Number("cons_max", 0.0, 3.4e38),  # left out: no bound
+    Number("kappa_min", 0.0, 1e9),
+    Number("fading", 0.0, 1.0),
+    Number("undamped", *_FLAG),
+    Number("counted", *_FLAG),  # the answer before was counted: both ends take the dual's step
+    Number("check_every", 0, 2**31),
+)
+_GUARD = (  # the regulariser, its radius, and the budget that moves the radius
+    Number("regulariser", *_FLAG),
+    Number("eps_cap", 1e-12, 1e9),
+    Number("eps_start", 1e-12, 1e9),
+    Number("eps_min", 1e-12, 1e9),
+    Number("eps_rate", 0.0, 1e9),
+    Number("eps_dual", 0.0, 1e9),
+    Number("noise", 0.0, 1e9),
+    Number("noise_by_width", *_FLAG),
+    Number("radius", 0.0, 1e9),
+    Number("radius_level", 0.0, 1e9),
+    Number("radius_tail", 1.0, 1e3),
+    Number("radius_scale", 0.0, 1e9),
+)
+_BAFDP = Ask(
+    ("gradient", "robust_gradient"),
+    ("z", "dual"),  # the dual only where the copies may differ
+    (*_PULL, *_DUAL, *_GUARD),
+    Up.WEIGHTS,
+    (EPS, LOSS),
+    personal=True,
+    patient=True,
+    mirrored=True,
+)
+_RSA = Ask(("gradient",), ("z",), _PULL, Up.WEIGHTS, (LOSS,), personal=True, patient=True)
+
 _TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
 _BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 
@@ -224,6 +270,11 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "fedntp": {"train": _TRAIN},
         "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
         "udp": {"train": _BOUNDED},
+        "bafdp": {"step": _BAFDP},
+        "bsfdp": {"step": _BAFDP},
+        "rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b2")},
+        "rsa_weights": {"step": _RSA},
+        "dp_rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b1")},
     }
 )
 """Every method's asks; the two ``METHODS`` of device and aggregator have the same keys."""
