@@ -252,6 +252,8 @@ class Client:
         learned = self._learned(state, event)
         self._store.save(learned=learned, numbers=numbers, entry=entry, charges=charges)
         self._state, self._alone_state, self._account = state, None, account
+        if self._learner.mechanism.origin == "input":  # which books new readings by itself
+            self._account = account_of(self._store, self._learner.mechanism.plan)
         self._session.learned((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             self._session.released(entry)
@@ -404,8 +406,14 @@ class Client:
             _GivenUp: Nothing of this round has happened.
         """
         self._session.serve(0.0)
-        if self._stopping() or self._session.task is not None or self._session.bundle is not None:
+        if self._stopping() or self._is_called or self._session.bundle is not None:
             raise _GivenUp
+
+    @property
+    def _is_called(self) -> bool:
+        """Whether a newer task waits that this device may answer, or the final model."""
+        task = self._session.task
+        return task is not None and (task.ask == END or not self._session.forbidden)
 
     # --- alone ------------------------------------------------------------------------------------
 
