@@ -207,9 +207,10 @@ def bind(config: Config) -> Run:
         raise _wrong(config, "run.method", f"unknown {run.method!r}; known: {_list(METHODS)}")
     bundle = _open(config)
     _, ask = answered(CONTRACTS[run.method])
-    _check_graphs(config, bundle, ask)
+    settings = settings_of(config)
+    _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
     spec, rounds = _spec(config, bundle), _rounds(config)
-    rule, settings = _rule(config, rounds), settings_of(config)
+    rule = _rule(config, rounds)
     setup = Setup(rule, settings, rounds, spec, run.seed, run.share)
     try:
         half = METHODS[run.method].half(setup)
@@ -220,7 +221,7 @@ def bind(config: Config) -> Run:
         size=spec.shared_size,
         contract=ask,
         encs=(ask.enc,),
-        max_staleness=setup.settings.max_staleness if ask.patient else None,
+        max_staleness=settings.max_staleness if ask.patient else None,
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.n_cap,
     )
@@ -251,8 +252,8 @@ def _open(config: Config) -> ModelBundle:
         raise BundleError(f"{config.file.name}: run.bundle: {error}", hint=error.hint) from error
 
 
-def _check_graphs(config: Config, bundle: ModelBundle, ask: Ask) -> None:
-    for graph in ask.graphs:
+def _check_graphs(config: Config, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:
+    for graph in graphs:
         if graph not in bundle.manifest.graphs:
             raise _wrong(
                 config,

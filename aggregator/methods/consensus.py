@@ -119,6 +119,11 @@ class Bafdp:
             raise ValueError(f"radius_c1: expected above radius_gamma, got {self.radius_c1:g}")
 
     @property
+    def graphs(self) -> tuple[str, ...]:
+        """What a device needs of its bundle for these numbers."""
+        return ("gradient",) if self.regulariser == "off" else ("gradient", "robust_gradient")
+
+    @property
     def lowest(self) -> float:
         """The smallest budget."""
         return 1e-3 * self.eps_cap if self.eps_min is None else self.eps_min

@@ -70,7 +70,8 @@ class Method(NamedTuple):
     """A server half, and the settings a configuration builds strictly for it.
 
     Where the contract's ask is ``patient``, the settings have ``max_staleness``: an answer that
-    started from an older version than so many before the present one is refused at the door.
+    started from an older version than so many before the present one is refused at the door. They
+    may have ``graphs``: those of the contract's that a device needs for these numbers.
     """
 
     settings: type[Any]
