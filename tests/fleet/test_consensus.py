@@ -1,0 +1,99 @@
+"""Consensus methods on loopback: devices keep weights of their own, through any restart."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from aggregator.audit import recompute
+
+ROUNDS = 6
+SETTINGS = {
+    "bsfdp": {"steps": 2, "rate": 0.003, "regulariser": "off", "check_every": 2},
+    "rsa": {"steps": 2, "rate": 0.01},
+    "rsa_weights": {"steps": 2, "rate": 0.01},
+}
+
+
+def fleet_of(world, method, rounds=ROUNDS, **options):
+    run = {"method": method, "quorum": 3, "rounds": rounds, "settings": SETTINGS[method]}
+    return world(run=run | options.pop("run", {}), **options)
+
+
+def finish(one, rounds=ROUNDS):
+    one.until(lambda: one.version >= rounds)
+    fold = one.daemon._fold
+    audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
+    assert audit.is_sound, audit.faults
+    return one.consensus()
+
+
+def undisturbed(world, method):
+    one = fleet_of(world, method)
+    one.start_all()
+    return finish(one)
+
+
+@pytest.mark.parametrize("method", sorted(SETTINGS))
+def test_a_fleet_agrees_and_every_device_ends_with_the_consensus(world, method):
+    one = fleet_of(world, method, rounds=12)
+    one.start_all()
+    before = one.consensus()
+    finish(one, 12)
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    assert not np.array_equal(one.consensus(), before)
+    assert one.daemon.metrics.refusals() == {}
+    spec = one.clients[0].learner.spec
+    for client in one.clients.values():
+        shared = spec.shared(client.state.p)
+        assert shared.tobytes() == one.consensus().astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("method", sorted(SETTINGS))
+@pytest.mark.parametrize("seed", range(2))
+def test_power_cuts_on_either_side_change_not_one_bit(world, method, seed):
+    wanted = undisturbed(world, method)
+    one, rng = fleet_of(world, method, run={"deadline": "600s"}), random.Random(seed)
+    one.start_all()
+    while one.version < ROUNDS:
+        for _ in range(rng.randint(2, 12)):
+            one.turn()
+        if rng.random() < 0.4:
+            one.kill_daemon()
+            one.turn()
+            one.start_daemon()
+        else:
+            victim = rng.randrange(one.devices)
+            one.die(victim)
+            one.turn()
+            one.start(victim)
+    assert finish(one).tobytes() == wanted.tobytes()
+
+
+def test_the_duals_that_are_never_sent_stay_the_same_on_both_ends(world):
+    one, compared = fleet_of(world, "bsfdp"), 0
+    one.start_all()
+    while one.version < ROUNDS:
+        one.turn()
+        state = one.daemon.state
+        for number, client in one.clients.items():
+            if state.version and client.state.answered == state.version + 1:  # at the same firing
+                np.testing.assert_array_equal(client.state.dual, state.dual[f"home-{number}"])
+                compared += 1
+    assert compared >= ROUNDS
+    assert all(np.abs(dual).max() > 0 for dual in one.daemon.state.dual.values())
+
+
+def test_half_of_the_fleet_fires_and_a_lost_store_begins_anew(world):
+    settings = SETTINGS["bsfdp"]
+    one = world(run={"method": "bafdp", "quorum": 2, "rounds": 20, "settings": settings})
+    one.start_all()
+    one.until(lambda: one.version >= 5)
+    one.die(1)
+    (one.folder / "home-1" / "device.db").unlink()
+    one.start(1)
+    finish(one, 20)
+    cohorts = [version.report["cohort"] for version in one.daemon._store.versions(1)]
+    assert any("home-1" in cohort for cohort in cohorts[8:])
