@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from edge_sdk import downlink, uplink
+from edge_sdk.allowance import Allowance
 from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.clock import Clock, ServerTime
 from edge_sdk.config import Config
@@ -101,6 +102,7 @@ class Session:
         self._time = ServerTime(max(ServerTime().floor, store.fact("floor")))
         self._started = self._hour = self.heard_at = self.now
         self._held_up = bool(store.fact("stopped"))
+        self._allowance, self._booked = Allowance(store.fact("day"), store.fact("used")), 0
         self._phase = "train"
         self._conn_said = self._said_down = False
         self._manifest: m.Model | None = None
@@ -142,7 +144,15 @@ class Session:
             return self._phase
         if self.forbidden:
             return self.forbidden
+        if self.is_rationed:
+            return "quota"
         return self.up.stopped.name if self.up.stopped is not None else ""
+
+    @property
+    def is_rationed(self) -> bool:
+        """Whether the bytes of this day are used up; receipts, commands and status go on."""
+        welcome = self.up.welcome
+        return self._allowance.is_spent(None if welcome is None else welcome.quota)
 
     @property
     def may_learn(self) -> bool:
@@ -208,10 +218,12 @@ class Session:
                     self._link_down(why)
                 case Letter():
                     self._take_in(happening)
-        self.follow(uplink.tick(self.up, self.chance()))
-        self._go_on_fetching()
+        if not self.is_rationed:
+            self.follow(uplink.tick(self.up, self.chance()))
+            self._go_on_fetching()
         self._each_hour()
         self._post.drain()
+        self._ration()
 
     def follow(self, turn: Turn) -> None:
         """Save what the uplink changed, then say what it wants said, then count."""
@@ -261,6 +273,8 @@ class Session:
             self._post.drain()
             self._post.link.poll(0.0)
         self._post.link.close()
+        self._ration()
+        self._save_allowance()
 
     def last_words(self) -> Will:
         """What the broker says when we are gone; asked before every CONNECT, each one counted."""
@@ -308,6 +322,8 @@ class Session:
 
     def _until_due(self, timeout: float) -> float:
         """Wait no longer than until something is due."""
+        if self.is_rationed:
+            return timeout
         dues = [uplink.next_due(self.up), self._fetch.next_due if self._fetch else None]
         soonest = min((due for due in dues if due is not None), default=self.now + timeout)
         return max(0.0, min(timeout, soonest - self.now))
@@ -660,10 +676,24 @@ class Session:
                 self.counts[f"told {_named(code)}"] += 1
                 logger.debug("refusal %s", fields(reason=_named(code), wait=wait))
 
+    def _ration(self) -> None:
+        """Book what crossed the link since the last look, and tell once when the day's is used."""
+        crossed = self._post.bytes_up + self._post.bytes_down
+        was_rationed = self.is_rationed
+        self._allowance = self._allowance.use(crossed - self._booked, self._time.now(self.now))
+        self._booked = crossed
+        if self.is_rationed and not was_rationed:
+            logger.warning("quota used %s", fields(bytes=self._allowance.used))
+            self._save_allowance()
+
+    def _save_allowance(self) -> None:
+        self._store.set_facts(day=self._allowance.day, used=self._allowance.used)
+
     def _each_hour(self) -> None:
         if self.now - self._hour >= _HOURLY:
             self._hour = self.now
             self._store.set_facts(floor=max(self._time.floor, self._time.now(self.now) or 0))
+            self._save_allowance()
             self._report()
 
     def _report(self) -> None:

@@ -61,6 +61,7 @@ class World:
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
     pace: dict = field(default_factory=dict)
+    admission: dict = field(default_factory=dict)
 
     def __post_init__(self):
         self.clock = SlowClock()
@@ -77,6 +78,7 @@ class World:
         run |= {"settings": {"steps": 4, "rate": 0.003}} | self.run
         table = {"fleet": "north", "state": "aggregator", "page": {"listen": "off"}, "run": run}
         table["pace"] = {"spread": "0s", "down_rate": 1e9, "up_rate": 1e6}
+        table["admission"] = self.admission
         table["broker"] = {"url": "mqtt://127.0.0.1:1"}
         self.config.write_text(toml(table))
         assert cli.main(["init", str(self.config)]) == 0
