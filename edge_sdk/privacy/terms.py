@@ -277,6 +277,8 @@ def _clashes(plan: Plan, contract: Contract) -> Iterator[Complaint]:
         yield "mechanism.point", f"answers {ask.up.value!r}, not signs"
     if point == "update" and ask.up == Up.SIGNS:
         yield "mechanism.point", "answers signs: put the noise at 'sign'"
+    if point != "sign" and ask.enc == "b1":
+        yield "mechanism.point", "tells signs that a mechanism at 'sign' must make noisy first"
     if point in {"update", "sign"} and ask.mirrored:
         yield "mechanism.point", "computes on both ends with what was sent: put noise at 'input'"
     withheld = [n.name for n in ask.report if n.measured and n.needed]

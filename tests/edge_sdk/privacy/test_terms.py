@@ -302,5 +302,35 @@ def test_methods_that_noise_would_break_are_refused():
     refuse_method(flip, "it", signs)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "mode", "method", "key"),
+    [
+        (UPDATE, "honest", "bafdp", "mechanism.point"),
+        (UPDATE, "honest", "rsa", "mechanism.point"),
+        (UPDATE, "honest", "afl", "metrics"),
+        (GRADIENT, "honest", "bafdp", "mechanism.point"),
+        (GRADIENT, "honest", "afl", "metrics"),
+        (INPUT, "honest", "dp_rsa", "mechanism.point"),
+        (NONE, "none", "dp_rsa", "mechanism.point"),
+        (FLIP, "honest", "fedavg", "mechanism.point"),
+        (INPUT, "honest", "bafdp", None),
+        (INPUT, "honest", "afl", None),
+        (FLIP, "honest", "dp_rsa", None),
+        (GRADIENT, "honest", "rsa", None),
+        (UPDATE, "honest", "fedbuff", None),
+        (UPDATE, "honest", "nbafl", None),
+        (NONE, "none", "bafdp", None),
+    ],
+)
+def test_which_methods_a_mechanism_serves(mechanism, mode, method, key):
+    budget = {} if mode == "none" else None
+    plan = plan_of(section(mechanism, mode, budget), facts())
+    if key is None:
+        refuse_method(plan, method, CONTRACTS[method])
+    else:
+        with pytest.raises(ConfigError, match=rf"privacy.{key}: method '{method}'"):
+            refuse_method(plan, method, CONTRACTS[method])
+
+
 def test_gaps_are_carried_as_far_as_the_windows_say():
     assert plans.CARRIED == FILL
