@@ -1,101 +1,99 @@
-"""A consensus among clients that keep weights of their own: BAFDP, BSFDP, RSA and DP-RSA.
+"""A consensus among clients that keep weights of their own: the server half of BAFDP and its kin.
 
-At a firing the consensus z steps along ``mean_j(dual_j + l1 sign(z - w_j))`` over the latest
-weights of every client. They count by a sign only; a dual is computed here and bounded, never
-received: so no client moves a coordinate of z by more than ``rate (l1 + bound) / R`` a firing,
-however large the numbers it sends.
+At a firing the consensus z steps along what pulls at it: the clients' duals, and what the family
+adds (``pulls.L1`` for BAFDP and RSA, ``planes.Worst`` for ASPIRE-EASE). A dual is computed here and
+bounded, never received. Staleness is recorded and bounded; it is no weight.
 
 How BAFDP's text was read where it cannot be meant. The server's (20) sums duals over the honest
 clients, whom it cannot tell; with unbounded duals of all clients one liar at 10^6 takes a consensus
 that belongs into [0, 3] to 292 645. Hence the bound, by default the l1 weight itself. The
 regulariser of (17) has a sign slip that would drive duals apart; both of its terms are subtracted
 (``Ascent.is_damped``). The 1/M of (16) is in the devices' rates, so the server takes means over the
-clients it knows (``normalise``). RSA has sums. Staleness is recorded and bounded, it is no weight.
+clients it knows (``normalise``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.averaging import Rounds, published
 from aggregator.methods.gathering import Calling, Gathered
-from edge_sdk.wire.method import Array, Closed, Due, Effects, Event, Half, Member, Task, Update
-from edge_sdk.wire.mirror import Ascent, check, damping, next_dual
+from edge_sdk.wire.method import (
+    Array,
+    Closed,
+    Due,
+    Effects,
+    Event,
+    Half,
+    Member,
+    Scalars,
+    Task,
+    Update,
+)
+from edge_sdk.wire.mirror import Ascent, check, next_dual
 from edge_sdk.wire.spec import Vector
 
 ASK = "step"
-Numbers = Callable[[int], Mapping[str, float]]
-"""The numbers of a task that carries a version."""
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The dual of BAFDP's constraint that a client's budget stays below its cap.
+class Family(Protocol):
+    """What the methods of this kind differ in. ``own`` is a tree of leaves, each method's own."""
 
-    Attributes:
-        lowest: A claimed budget counts as at least so much.
-        cap: And at most so much (the paper's a).
-        rate: Step of the dual (alpha_lambda).
-        least: Floor of its damping.
-    """
+    def start(self) -> Any:  # noqa: ANN401 - each family's own state
+        """Return its state before anything was heard."""
 
-    lowest: float
-    cap: float
-    rate: float
-    least: float = 0.0
+    def numbers(self, own: Any, client: str, version: int) -> Scalars:  # noqa: ANN401
+        """Return the numbers of a client's task."""
 
-    def claimed(self, eps: float) -> float:
-        """Return what a claim counts as."""
-        return min(max(eps, self.lowest), self.cap)
+    def said(self, vector: Array) -> Array:
+        """Return what of an answer is kept."""
 
-    def next_dual(self, dual: float, eps: float, fired: int) -> float:
-        """Return the dual after a firing; it stays 0 while the budget is below its cap.
+    def heard(self, own: Any, update: Update) -> Any:  # noqa: ANN401
+        """Take the numbers of an answer in."""
 
-        >>> Budget(lowest=0.01, cap=10.0, rate=0.1).next_dual(0.5, 10.0, 15)
-        0.25
-        """
-        if self.rate == 0.0:
-            return dual
-        kappa = damping(self.rate, fired, self.least)
-        return max(0.0, dual + self.rate * ((eps - self.cap) - kappa * dual))
+    def pull(self, state: Agreed, z: Array) -> Array:
+        """Return the sum of what pulls at z beside the duals, shape ``(P,)``, float64."""
+
+    def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
+        """Return the state after a firing whose consensus is in place; the version is the old."""
+
+    def without(self, own: Any, clients: Iterable[str]) -> Any:  # noqa: ANN401
+        """Forget some clients."""
+
+    def report(self, own: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        """Return what is worth telling about a firing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
-    """What a run of this family is.
+    """What a run of this kind is.
 
     Attributes:
+        family: What pulls at the consensus.
         calling: When to fire.
         rounds: Deadline, how many are enough then, and how many firings a run has.
-        numbers: What tasks say, by version.
         rate: Step of the consensus.
-        decay: The step falls with this power of the firing: 0 is constant, RSA has 1/2.
-        l1: Weight of the l1 term.
+        decay: It falls with this power of the firing: 0 is constant, RSA has 1/2.
         weight: Of ``z^2 / 2``, the server's own term (RSA's f_0).
         normalise: Whether clients' pulls are averaged or summed.
-        ascent: How consensus duals climb; None has none (RSA).
-        budget: How budgets are held below their cap; None has none.
-        votes: Whether answers are signs of ``z - w``; they count in one firing only.
-        gain: What a vote is multiplied with, to undo the bias of noisy ones.
+        ascent: How duals climb; None has none.
     """
 
+    family: Family
     calling: Calling
     rounds: Rounds
-    numbers: Numbers
     rate: float
     decay: float = 0.0
-    l1: float = 0.0
     weight: float = 0.0
     normalise: Literal["mean", "sum"] = "mean"
     ascent: Ascent | None = None
-    budget: Budget | None = None
-    votes: bool = False
-    gain: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +105,10 @@ class Agreed:
         version: How often the consensus has moved.
         is_open: Whether answers are wanted.
         w: The consensus z, float64, shape ``(P,)``.
+        own: The family's.
         who: Who takes part, and whose answers wait.
-        held: Latest weights, or votes until they are counted; float32.
+        held: What each client answered last, float32.
         dual: Our copy of each dual, float32: bit for bit the client's.
-        eps: Budgets as claimed and clamped.
-        eps_dual: Their duals.
         owed: Whom the next task must tell its dual, because the copies may differ.
         losses: Reported with the waiting answers.
     """
@@ -120,11 +117,10 @@ class Agreed:
     version: int
     is_open: bool
     w: NDArray[np.float64]
+    own: Any
     who: Gathered = field(default_factory=Gathered)
     held: Mapping[str, Array] = field(default_factory=dict)
     dual: Mapping[str, Array] = field(default_factory=dict)
-    eps: Mapping[str, float] = field(default_factory=dict)
-    eps_dual: Mapping[str, float] = field(default_factory=dict)
     owed: Mapping[str, bool] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
 
@@ -147,47 +143,29 @@ def agreed(consensus: Consensus) -> Half[Agreed]:
         match event:
             case Due(ask="open") if state.round == 0:
                 state = replace(state, round=1, is_open=True)
-                return state, (*_tasks(state, consensus, state.who.present), _due(state, consensus))
-            case Member(client=client, present=is_here):
-                return _met(state, consensus, client, is_here=is_here)
+                return state, _asking(state, consensus, state.who.present, counted=())
+            case Member(client=client, present=True):
+                return _came(state, consensus, client)
+            case Member(client=client) if state.who.present.get(client, False):
+                return _perhaps(replace(state, who=state.who.went(client)), consensus)
             case Update() if state.is_open and _is_news(state, event):
-                state = _heard(state, consensus, event)
-                ready = state.who.is_ready(state.version, consensus.calling)
-                return _fired(state, consensus) if ready else (state, ())
+                return _perhaps(_heard(state, consensus, event), consensus)
             case Due(round=number, ask="step") if state.is_open and number == state.round:
-                if _is_enough(state, consensus):
-                    return _fired(state, consensus)
-                return state, (_due(state, consensus),)
+                return _late(state, consensus)
         return state, ()
 
     def init(w: Vector) -> Agreed:
-        return Agreed(0, 0, is_open=False, w=np.asarray(w, np.float64).copy())
+        z = np.asarray(w, np.float64).copy()
+        return Agreed(0, 0, is_open=False, w=z, own=consensus.family.start())
 
     return Half(init, apply, model=lambda state: {"p": published(state.w)})
 
 
-def _due(state: Agreed, consensus: Consensus) -> Due:
-    return Due(state.round, ASK, after=consensus.rounds.deadline)
+# --- what is asked --------------------------------------------------------------------------------
 
 
-def _is_enough(state: Agreed, consensus: Consensus) -> bool:
-    """Whether the deadline may fire: enough have answered, and nobody must be waited for."""
-    late = replace(consensus.calling, enough=consensus.rounds.enough, everybody=False)
-    return state.who.is_ready(state.version, late)
-
-
-def _met(
-    state: Agreed, consensus: Consensus, client: str, *, is_here: bool
-) -> tuple[Agreed, Effects]:
+def _came(state: Agreed, consensus: Consensus, client: str) -> tuple[Agreed, Effects]:
     who = state.who
-    if not is_here:
-        if not who.present.get(client, False):
-            return state, ()
-        state = replace(state, who=who.went(client))
-        ready = (
-            state.is_open and who.arrived and state.who.is_ready(state.version, consensus.calling)
-        )
-        return _fired(state, consensus) if ready else (state, ())
     if client not in who.told:
         state = replace(state, who=who.came(client, state.version))
     elif not who.present[client]:
@@ -197,8 +175,13 @@ def _met(
     return state, (_task(state, consensus, client, is_counted=False),)
 
 
-def _tasks(state: Agreed, consensus: Consensus, clients: Mapping[str, object]) -> tuple[Task, ...]:
-    return tuple(_task(state, consensus, client, is_counted=False) for client in sorted(clients))
+def _asking(
+    state: Agreed, consensus: Consensus, clients: Iterable[str], counted: Iterable[str]
+) -> Effects:
+    """Ask some clients, and set the deadline; who was just counted takes the dual's step itself."""
+    known = frozenset(counted)
+    tasks = (_task(state, consensus, name, is_counted=name in known) for name in sorted(clients))
+    return (*tasks, _due(state, consensus))
 
 
 def _task(state: Agreed, consensus: Consensus, client: str, *, is_counted: bool) -> Task:
@@ -207,15 +190,20 @@ def _task(state: Agreed, consensus: Consensus, client: str, *, is_counted: bool)
     Where its last answer was just counted, it takes the dual's step itself; else it is told the
     dual that we hold, or that we hold none.
     """
-    values = dict(consensus.numbers(state.version))
+    values = dict(consensus.family.numbers(state.own, client, state.version))
     arrays: dict[str, Array] = {"z": published(state.w)}
-    if consensus.budget is not None:
-        values["eps_dual"] = state.eps_dual.get(client, 0.0)
     if consensus.ascent is not None:
         values["counted"] = float(is_counted)
         if not is_counted and client in state.dual:
             arrays["dual"] = state.dual[client]
     return Task(client, state.round, ASK, base=state.version, values=values, arrays=arrays)
+
+
+def _due(state: Agreed, consensus: Consensus) -> Due:
+    return Due(state.round, ASK, after=consensus.rounds.deadline)
+
+
+# --- what is heard --------------------------------------------------------------------------------
 
 
 def _is_news(state: Agreed, update: Update) -> bool:
@@ -224,27 +212,23 @@ def _is_news(state: Agreed, update: Update) -> bool:
 
 
 def _heard(state: Agreed, consensus: Consensus, update: Update) -> Agreed:
-    """Keep an answer: only its sign if it is a vote, its budget clamped, never a dual."""
-    client, vector = update.sender, update.vector
-    said = np.sign(vector) if consensus.votes else vector
-    with np.errstate(over="ignore"):
-        held = {**state.held, client: np.clip(said, -_LARGEST, _LARGEST).astype(np.float32)}
-    state = replace(state, held=held)
+    """Keep an answer; never a dual."""
+    client, said = update.sender, consensus.family.said(update.vector)
+    held = np.clip(said, -_LARGEST, _LARGEST).astype(np.float32)
     if _is_adrift(state, update):
         state = replace(state, owed={**state.owed, client: True})
-    if consensus.budget is not None:
-        eps = consensus.budget.claimed(update.values.get("eps", consensus.budget.lowest))
-        state = replace(state, eps={**state.eps, client: eps})
     if "loss" in update.values:
         state = replace(state, losses={**state.losses, client: float(update.values["loss"])})
-    return replace(state, who=state.who.heard(client, update.base))
-
-
-_LARGEST = float(np.finfo(np.float32).max)
+    return replace(
+        state,
+        held={**state.held, client: held},
+        own=consensus.family.heard(state.own, update),
+        who=state.who.heard(client, update.base),
+    )
 
 
 def _is_adrift(state: Agreed, update: Update) -> bool:
-    """Whether a client's dual may differ from ours: unknown, on an older task, or it says so."""
+    """Whether a client's dual may differ from ours: unknown, on another task, or it says so."""
     client = update.sender
     if state.who.told.get(client) != update.base:
         return True
@@ -253,78 +237,87 @@ def _is_adrift(state: Agreed, update: Update) -> bool:
     return bool(update.check) and update.check != check(mine)
 
 
+# --- a firing -------------------------------------------------------------------------------------
+
+
+def _perhaps(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
+    """Fire if there are enough."""
+    is_ready = state.who.is_ready(state.version, consensus.calling)
+    return _fired(state, consensus) if state.is_open and state.waiting and is_ready else (state, ())
+
+
+def _late(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
+    """Fire with fewer at the deadline, or wait for another one."""
+    fewer = replace(consensus.calling, enough=consensus.rounds.enough, everybody=False)
+    if state.who.is_ready(state.version, fewer):
+        return _fired(state, consensus)
+    return state, (_due(state, consensus),)
+
+
 def _fired(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
     state, dropped = _dropped(state, consensus)
-    z = _moved(state, consensus)
-    report = _report(state, z) | {"dropped": dropped}
+    z, cohort = _moved(state, consensus), sorted(state.who.arrived)
+    report = _report(state, consensus, z) | {"dropped": dropped}
     if not np.isfinite(published(z)).all():
         return _abandoned(state, consensus, report)
-    limit, fired = consensus.rounds.limit, state.version
-    is_last = limit is not None and fired + 1 >= limit
-    note = Closed(state.round, fired + 1, moved=True, report=report | {"stop": is_last})
-    cohort = sorted(state.who.arrived)
-    state = _climbed(replace(state, w=z), consensus, cohort)
-    adrift = {client for client in cohort if client in state.owed}
-    state = replace(
-        state,
-        version=fired + 1,
-        who=state.who.counted(fired + 1),
-        held={} if consensus.votes else state.held,
-        owed={client: True for client in state.owed if client not in adrift},
-        losses={},
-    )
+    limit, version = consensus.rounds.limit, state.version + 1
+    is_last = limit is not None and version >= limit
+    note = Closed(state.round, version, moved=True, report=report | {"stop": is_last})
+    state = consensus.family.fired(_climbed(replace(state, w=z), consensus, cohort), cohort)
+    adrift = frozenset(name for name in cohort if name in state.owed)
+    owed = {name: True for name in state.owed if name not in adrift}
+    state = replace(state, version=version, who=state.who.counted(version), owed=owed, losses={})
     if is_last:
         return replace(state, is_open=False), (note,)
     state = replace(state, round=state.round + 1)
-    tasks = (_task(state, consensus, name, is_counted=name not in adrift) for name in cohort)
-    return state, (note, *tasks, _due(state, consensus))
+    return state, (note, *_asking(state, consensus, cohort, frozenset(cohort) - adrift))
 
 
 def _dropped(state: Agreed, consensus: Consensus) -> tuple[Agreed, dict[str, str]]:
     """Let go of who is too far behind: its pull ends, its dual begins anew when it answers."""
-    late = state.who.overdue(state.version, consensus.calling)
-    gone = [client for client in late if _is_let_go(state, consensus, client)]
+    calling, present = consensus.calling, state.who.present
+    late = state.who.overdue(state.version, calling)
+    gone = [name for name in late if calling.overdue == "drop" or not present.get(name, False)]
     if not gone:
         return state, {}
-    lost = [client for client in gone if client in state.held or client in state.dual]
-    state = replace(_forgotten(state, gone), who=state.who.without(gone))
+    lost = [name for name in gone if name in state.held or name in state.dual]
+    state = replace(_forgotten(state, consensus, gone), who=state.who.without(gone))
     state = replace(state, owed={**state.owed, **dict.fromkeys(gone, True)})
-    return state, dict.fromkeys(lost, f"silent for {consensus.calling.patience} firings")
+    return state, dict.fromkeys(lost, f"silent for {calling.patience} firings")
 
 
-def _is_let_go(state: Agreed, consensus: Consensus, client: str) -> bool:
-    return consensus.calling.overdue == "drop" or not state.who.present.get(client, False)
-
-
-def _forgotten(state: Agreed, clients: list[str]) -> Agreed:
-    def kept(mapping: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in mapping.items() if name not in clients}
-
+def _forgotten(state: Agreed, consensus: Consensus, clients: list[str]) -> Agreed:
     return replace(
         state,
-        held=kept(state.held),
-        dual=kept(state.dual),
-        eps=kept(state.eps),
-        eps_dual=kept(state.eps_dual),
-        losses=kept(state.losses),
+        own=consensus.family.without(state.own, clients),
+        held=without(state.held, clients),
+        dual=without(state.dual, clients),
+        losses=without(state.losses, clients),
     )
+
+
+def without(mapping: Mapping[str, Any], clients: Iterable[str]) -> dict[str, Any]:
+    """Return a mapping by client without some of them.
+
+    >>> without({"a": 1, "b": 2}, ["b"])
+    {'a': 1}
+    """
+    gone = frozenset(clients)
+    return {name: value for name, value in mapping.items() if name not in gone}
 
 
 def _moved(state: Agreed, consensus: Consensus) -> NDArray[np.float64]:
     """Return the consensus after a firing; who has never answered pulls at nothing.
 
-    Signs are taken of the consensus as it was announced: a client that stopped exactly there must
-    not pull because of a rounding.
+    The consensus is taken as it was announced: a client that stopped exactly there must not pull
+    because of a rounding.
     """
     z = published(state.w).astype(np.float64)
-    pull = np.zeros_like(state.w)
-    for client in sorted(state.held):
-        vote = state.held[client] if consensus.votes else np.sign(z - state.held[client])
-        pull += consensus.l1 * consensus.gain * vote
-        if client in state.dual:
-            pull += state.dual[client]
+    pull = consensus.family.pull(state, z)
+    for client in sorted(state.dual):
+        pull = pull + state.dual[client]
     if consensus.normalise == "mean":
-        pull /= len(state.who.present)
+        pull = pull / len(state.who.present)
     rate = consensus.rate / (state.version + 1.0) ** consensus.decay
     moved: NDArray[np.float64] = state.w - rate * (pull + consensus.weight * state.w)
     return moved
@@ -332,19 +325,12 @@ def _moved(state: Agreed, consensus: Consensus) -> NDArray[np.float64]:
 
 def _climbed(state: Agreed, consensus: Consensus, cohort: list[str]) -> Agreed:
     """Take the dual steps of who was counted, with the new consensus: what they will do too."""
-    fired = state.version
-    if consensus.budget is not None:
-        held = consensus.budget
-        risen = {
-            name: held.next_dual(state.eps_dual.get(name, 0.0), state.eps[name], fired)
-            for name in cohort
-        }
-        state = replace(state, eps_dual={**state.eps_dual, **risen})
-    if consensus.ascent is None:
+    ascent = consensus.ascent
+    if ascent is None:
         return state
     z, none = published(state.w), np.zeros(state.w.shape, np.float32)
     duals = {
-        name: next_dual(state.dual.get(name, none), z, state.held[name], fired, consensus.ascent)
+        name: next_dual(state.dual.get(name, none), z, state.held[name], state.version, ascent)
         for name in cohort
     }
     return replace(state, dual={**state.dual, **duals})
@@ -357,17 +343,12 @@ def _abandoned(
     why = {"why": "the step left the finite numbers", "stop": False}
     note = Closed(state.round, state.version, moved=False, report=report | why)
     cohort = sorted(state.who.arrived)
-    state = _forgotten(state, cohort)
+    state = _forgotten(state, consensus, cohort)
     state = replace(state, round=state.round + 1, who=replace(state.who, arrived={}))
-    tasks = (_task(state, consensus, client, is_counted=False) for client in cohort)
-    return state, (note, *tasks, _due(state, consensus))
+    return state, (note, *_asking(state, consensus, cohort, counted=()))
 
 
-def _length(vector: Array) -> float:
-    return float(np.linalg.norm(vector.astype(np.float64)))
-
-
-def _report(state: Agreed, z: NDArray[np.float64]) -> dict[str, Any]:
+def _report(state: Agreed, consensus: Consensus, z: NDArray[np.float64]) -> dict[str, Any]:
     """Return what is worth telling about a firing; plain values only, for a page or JSON."""
     cohort = sorted(state.who.arrived)
     report: dict[str, Any] = {
@@ -375,11 +356,13 @@ def _report(state: Agreed, z: NDArray[np.float64]) -> dict[str, Any]:
         "staleness": {name: state.version - state.who.arrived[name] for name in cohort},
         "norms": {name: _length(state.held[name]) for name in cohort},
         "known": len(state.who.present),
-        "adrift": sorted(set(state.owed) & set(cohort)),
+        "adrift": sorted(frozenset(state.owed) & frozenset(cohort)),
         "step": float(np.linalg.norm(z - state.w)),
     }
     if state.losses:
         report["loss"] = float(np.mean([state.losses[name] for name in sorted(state.losses)]))
-    if state.eps:
-        report["eps"] = float(np.mean([state.eps[name] for name in sorted(state.eps)]))
-    return report
+    return {**report, **consensus.family.report(state.own)}
+
+
+def _length(vector: Array) -> float:
+    return float(np.linalg.norm(vector.astype(np.float64)))

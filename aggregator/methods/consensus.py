@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from aggregator.methods.agreed import Agreed, Budget, Consensus, agreed
+from aggregator.methods.agreed import Agreed, Consensus, agreed
 from aggregator.methods.gathering import Calling
-from aggregator.methods.setup import Setup, takes_no_rule
+from aggregator.methods.pulls import L1, Budget
+from aggregator.methods.setup import Setup, has_no_use
 from aggregator.methods.votes import debias
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.mirror import Ascent
@@ -264,36 +265,32 @@ def rsa_weights(setup: Setup) -> Half[Agreed]:
 
 
 def _bafdp(setup: Setup, *, everybody: bool) -> Consensus:
-    takes_no_rule(setup)
+    has_no_use(setup, "rule", "weighting", "share")
     o: Bafdp = setup.settings
     calling = Calling(setup.rounds.quorum, everybody, o.patience, o.overdue)
     return Consensus(
+        L1(o.l1, o.numbers, o.budget()),
         calling,
         setup.rounds,
-        o.numbers,
-        rate=o.server_rate,
-        l1=o.l1,
+        o.server_rate,
         normalise=o.normalise,
         ascent=o.ascent,
-        budget=o.budget(),
     )
 
 
 def _rsa(setup: Setup, *, votes: bool) -> Consensus:
-    takes_no_rule(setup)
+    has_no_use(setup, "rule", "weighting", "share")
     o: Rsa = setup.settings
     calling = Calling(setup.rounds.quorum, everybody=True, patience=o.patience, overdue=o.overdue)
+    gain = o.gain if isinstance(o, DpRsa) else 1.0
     return Consensus(
+        L1(o.l1, o.numbers, votes=votes, gain=gain),
         calling,
         setup.rounds,
-        o.numbers,
-        rate=o.rate if o.server_rate is None else o.server_rate,
-        decay=o.power,
-        l1=o.l1,
-        weight=o.weight,
-        normalise=o.normalise,
-        votes=votes,
-        gain=o.gain if isinstance(o, DpRsa) else 1.0,
+        o.rate if o.server_rate is None else o.server_rate,
+        o.power,
+        o.weight,
+        o.normalise,
     )
 
 

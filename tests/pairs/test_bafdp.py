@@ -76,7 +76,7 @@ def test_the_worked_example_of_three_firings(consensus):
     assert worked.z == pytest.approx(1.01, rel=1e-6)
     assert numbers(worked, "a") == pytest.approx([0.16, 1.50635956, 0.085], rel=1e-6)
     assert numbers(worked, "b") == pytest.approx([1.72266874, 1.99594021, -0.07126687], rel=1e-6)
-    assert worked.state.eps_dual == {"a": 0.0, "b": 0.0}
+    assert worked.state.own.dual == {"a": 0.0, "b": 0.0}
     ask_less(worked, 1)
     worked.activate("a")
     assert worked.z == pytest.approx(1.00862669, rel=1e-6)
@@ -112,7 +112,7 @@ def test_the_budget_alone_climbs_to_its_cap_and_its_dual_stays_at_nothing(consen
         seen.append(fleet.states["a"].eps)
     assert seen[:2] == pytest.approx([1.5, 1.72222222], rel=1e-8)
     assert seen[99] == pytest.approx(5.35841109, rel=1e-8)
-    assert (seen[999], fleet.state.eps_dual) == (10.0, {"a": 0.0})
+    assert (seen[999], fleet.state.own.dual) == (10.0, {"a": 0.0})
 
 
 def test_a_proximal_step_stops_at_the_consensus_where_a_subgradient_passes_it(consensus):
