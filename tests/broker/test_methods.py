@@ -1,0 +1,65 @@
+"""Every method for two rounds over a real broker: real aggregator, real clients, a small model."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.broker import has_embedded, start
+from aggregator.methods import METHODS
+from edge_sdk.wire.method import CONTRACTS, answered
+from firmware_sim.display import display
+from firmware_sim.running import FleetRun
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Learning, Scenario
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
+
+DEVICES = 2
+BUNDLES = {"fedgru": "load-gru", "fedntp": "load-lstm-week"}
+SETTINGS = {"nbafl": {"samples": 100, "epsilon": 50.0}, "udp": {"crd": True, "factor": 1.0}}
+QUORUM = {"fedasync": 1}
+NOISY = {"dp_rsa"}  # a device takes part with a mechanism at its signs only
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    if not has_embedded():
+        pytest.skip("the embedded broker (iotcore) is not installed")
+    with start("embedded", folder=tmp_path_factory.mktemp("broker")) as process:
+        yield process.url
+
+
+def chosen(method):
+    """The smallest shipped model that has the method's graphs, and readings for it."""
+    _, ask = answered(CONTRACTS[method])
+    is_plain = set(ask.graphs) <= {"gradient"}
+    bundle = BUNDLES.get(method, "load-mlp" if is_plain else "cells-mlp-1")
+    return Scenario(
+        method,
+        samples="homes" if is_plain else "cells",
+        devices=DEVICES,
+        bundle=bundle,
+        learning=Learning(
+            method, None, 2, SETTINGS.get(method, {}), QUORUM.get(method, DEVICES), deadline="1h"
+        ),
+    ).first_days(21, sample_set("homes" if is_plain else "cells"))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - NOISY))
+def test_a_method_moves_a_model_over_a_real_broker(url, tmp_path, method):
+    scenario = chosen(method)
+    with display(is_quiet=True) as shown:
+        run = FleetRun(
+            scenario,
+            sample_set(scenario.samples),
+            tmp_path,
+            shown,
+            is_in_process=True,
+            broker=url,
+            fleet=f"walk-{method.replace('_', '-')}",
+            limit=60.0,
+        )
+        cost = run.run()
+    assert run.moved == 2
+    assert run.refused == {}
+    assert cost.devices == DEVICES
