@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.rules.limits import Count, Faulty, Radius, Seed
 from aggregator.rules.mixes import Dense, Grouped, Scaled
@@ -55,7 +56,7 @@ def bucketing(rows: Rows, draw: int, *, size: Count = 2, seed: Seed = 0) -> Rows
     """
     n = len(rows)
     order = np.random.Generator(np.random.Philox(key=seed, counter=draw)).permutation(n)
-    return grouped(rows, order.tolist(), size)
+    return grouped(rows, order, size)
 
 
 def norm_clipping(rows: Rows, *, radius: Radius | None = None) -> Rows:
@@ -73,13 +74,12 @@ def norm_clipping(rows: Rows, *, radius: Radius | None = None) -> Rows:
     return rows.mixed(Scaled(np.minimum(1.0, bound / np.maximum(norms, _TINY))))
 
 
-def grouped(rows: Rows, order: list[int], size: int) -> Rows:
+def grouped(rows: Rows, order: NDArray[np.intp], size: int) -> Rows:
     """Return the means of consecutive groups of the rows in this order.
 
     >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 9.0))})
-    >>> grouped(rows, [0, 1, 2], 2).block(0, 1).ravel().tolist()
+    >>> grouped(rows, np.arange(3), 2).block(0, 1).ravel().tolist()
     [1.5, 9.0]
     """
-    groups = [order[i : i + size] for i in range(0, len(order), size)]
-    ids = tuple(f"bucket-{number:05}" for number in range(len(groups)))
-    return rows.mixed(Grouped(groups, len(order)), ids)
+    ids = tuple(f"bucket-{number:05}" for number in range(-(-len(order) // size)))
+    return rows.mixed(Grouped(order, size), ids)

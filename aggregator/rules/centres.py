@@ -208,5 +208,5 @@ class _Start(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, smooth: float) -> _Start:
         """Look at the rows: once for the median, once for distances, once for inner products."""
-        distances = rows.distances_to(rows.coordinatewise(middle))
+        distances = rows.distances_to(rows.ordered(middle))
         return cls(rows.gram(), distances, max(smooth * float(np.median(distances)), _TINY))

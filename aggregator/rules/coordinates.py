@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aggregator.rules.limits import Faulty, Shares
 from aggregator.rules.rows import Rows, Verdict
 
-Lines = NDArray[Any]
+Columns = NDArray[Any]
 
 
 def mean(rows: Rows, shares: Shares) -> Verdict:
@@ -47,7 +47,7 @@ def median(rows: Rows) -> Verdict:
         Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
         2018, definition 1.
     """
-    return Verdict(rows.coordinatewise(middle))
+    return Verdict(rows.ordered(middle))
 
 
 def trimmed_mean(rows: Rows, *, f: Faulty, b: Faulty | None = None) -> Verdict:
@@ -69,16 +69,17 @@ def trimmed_mean(rows: Rows, *, f: Faulty, b: Faulty | None = None) -> Verdict:
         Yin et al., ICML 2018, definition 2.
     """
     cut = f if b is None else b
-    return Verdict(rows.coordinatewise(lambda lines: _inner(lines, cut)))
+    return Verdict(rows.ordered(lambda columns: _inner(columns, cut)))
 
 
-def middle(lines: Lines) -> Lines:
-    """Return the middle of every ascending line, the mean of two where there are two."""
-    n = lines.shape[1]
-    low, high = lines[:, (n - 1) // 2], lines[:, n // 2]
-    return (low.astype(np.float64) + high) / 2 if n % 2 == 0 else low
+def middle(columns: Columns) -> Columns:
+    """Return the middle of every ascending column, the mean of two where there are two."""
+    n = len(columns)
+    low, high = columns[(n - 1) // 2], columns[n // 2]
+    centre: Columns = (low.astype(np.float64) + high) / 2 if n % 2 == 0 else low
+    return centre
 
 
-def _inner(lines: Lines, cut: int) -> Lines:
-    kept: Lines = lines[:, cut : lines.shape[1] - cut].mean(axis=1, dtype=np.float64)
+def _inner(columns: Columns, cut: int) -> Columns:
+    kept: Columns = columns[cut : len(columns) - cut].mean(axis=0, dtype=np.float64)
     return kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -35,9 +34,14 @@ class Dense:
 
     matrix: Matrix
 
+    @cached_property
+    def _single(self) -> NDArray[np.float32]:
+        return self.matrix.astype(np.float32)
+
     def applied(self, block: Values) -> Values:
         """Return the mixed rows of some columns."""
-        out: Values = self.matrix.astype(block.dtype, copy=False) @ np.ascontiguousarray(block)
+        matrix = self._single if block.dtype == np.float32 else self.matrix
+        out: Values = matrix @ np.ascontiguousarray(block)
         return out
 
 
@@ -63,30 +67,56 @@ class Scaled:
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
-    """Every row becomes the mean of a few.
+class Picked:
+    """Some rows stay, the others are gone.
 
-    >>> Grouped([[0, 2], [1]], 3).applied(np.array([[1.0], [5.0], [3.0]])).tolist()
-    [[2.0], [5.0]]
+    >>> Picked(np.array([2, 0]), 3).applied(np.array([[1.0], [5.0], [3.0]])).tolist()
+    [[3.0], [1.0]]
     """
 
-    groups: Sequence[Sequence[int]]
+    rows: NDArray[np.intp]
     before: int
 
     @cached_property
     def matrix(self) -> Matrix:
-        """The map as ones over group sizes."""
-        out = np.zeros((len(self.groups), self.before))
-        for row, group in zip(out, self.groups, strict=True):
-            row[list(group)] = 1.0 / len(group)
+        """The map as rows of the identity."""
+        return np.eye(self.before)[self.rows]
+
+    def applied(self, block: Values) -> Values:
+        """Return the rows that stay."""
+        out: Values = block[self.rows]
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """Every row becomes the mean of so many consecutive ones of an order, the last of what is left.
+
+    >>> Grouped(np.array([0, 2, 1]), 2).applied(np.array([[1.0], [5.0], [3.0]])).tolist()
+    [[2.0], [5.0]]
+    """
+
+    order: NDArray[np.intp]
+    size: int
+
+    @cached_property
+    def _sizes(self) -> Matrix:
+        starts = range(0, len(self.order), self.size)
+        return np.array([len(self.order[start : start + self.size]) for start in starts], float)
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        """The map as ones over group sizes."""
+        out = np.zeros((len(self._sizes), len(self.order)))
+        out[np.arange(len(self.order)) // self.size, self.order] = 1.0
+        scaled: Matrix = out / self._sizes[:, None]
+        return scaled
 
     def applied(self, block: Values) -> Values:
         """Return the means of some columns."""
-        out = np.empty((len(self.groups), block.shape[1]), block.dtype)
-        for mean, (first, *others) in zip(out, self.groups, strict=True):
-            np.copyto(mean, block[first])
-            for other in others:
-                np.add(mean, block[other], out=mean)
-            np.divide(mean, 1 + len(others), out=mean)
+        out: Values = block[self.order[:: self.size]]
+        for place in range(1, self.size):
+            more = block[self.order[place :: self.size]]
+            out[: len(more)] += more
+        out /= self._sizes[:, None].astype(block.dtype)
         return out

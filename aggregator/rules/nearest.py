@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.rules.coordinates import middle
 from aggregator.rules.limits import Count, Faulty
-from aggregator.rules.mixes import Grouped
 from aggregator.rules.rows import Matrix, Rows, Values, Verdict
 
 FAR = "far"
 """Why these rules leave a row out."""
+
+_MANY = 4096  # columns in which who sent a value matters, handled at a time
 
 
 def krum(rows: Rows, *, f: Faulty) -> Verdict:
@@ -65,9 +67,12 @@ def bulyan(rows: Rows, *, f: Faulty) -> Verdict:
         section 4.
     """
     chosen = np.sort(bulyan_selection(rows.distances(), f))
-    keep = len(rows) - 4 * f
-    some = rows.mixed(Grouped([[i] for i in chosen], len(rows)), tuple(rows.ids[i] for i in chosen))
-    value = some.columnwise(lambda block: _near_median(block, keep))
+    some, keep = rows.only(chosen), len(rows) - 4 * f
+    value = some.ordered(lambda columns: _near_middle(columns, keep))
+    (tied,) = np.nonzero(np.isnan(value))
+    for start in range(0, len(tied), _MANY):
+        few = tied[start : start + _MANY]
+        value[few] = _near_middle_by_id(some.of_columns(few), keep)
     return Verdict(value, dropped=_left_out(rows, chosen))
 
 
@@ -82,15 +87,76 @@ def bulyan_selection(distances: Matrix, f: int) -> NDArray[np.intp]:
     """Return the n - 2 f rows that Krum picks in turn, in the order in which they are picked.
 
     Neighbours are counted among the rows that are left: their number less f less 2, at least 1.
+    Every row's distances are sorted once; what a pick changes in a score is one distance.
+
+    Args:
+        distances: Squared, shape ``(n, n)``.
+        f: How many rows may be anything.
     """
-    n = len(distances)
-    left, picked = np.arange(n), []
-    for _ in range(n - 2 * f):
-        scores = krum_scores(distances[np.ix_(left, left)], f)
-        best = int(np.argmin(scores))
-        picked.append(left[best])
-        left = np.delete(left, best)
-    return np.array(picked)
+    left = _Left(distances, f)
+    return np.array([left.pick() for _ in range(len(distances) - 2 * f)], np.intp)
+
+
+class _Left:
+    """Krum's scores among the rows that are left.
+
+    ``last`` is the place, in every row's order of nearness, of the farthest neighbour that counts.
+    """
+
+    def __init__(self, distances: Matrix, f: int) -> None:
+        n = len(distances)
+        others = _to_others(distances)
+        self._order = np.argsort(others, axis=1)
+        self._near = np.take_along_axis(others, self._order, axis=1)
+        self._place = np.empty_like(self._order)
+        np.put_along_axis(self._place, self._order, np.arange(n)[None, :], axis=1)
+        self._f, self._all = f, np.arange(n)
+        self._gone = np.zeros(n, bool)
+        self._last = np.full(n, max(n - f - 2, 1) - 1)
+        self._scores = self._near[:, : self._last[0] + 1].sum(axis=1)
+        self._exact = self._scores.copy()
+
+    def pick(self) -> int:
+        """Return the row with the lowest score, ties to the lowest place, and let it go."""
+        best = int(np.argmin(np.where(self._gone, np.inf, self._scores)))
+        before = self._neighbours()
+        self._gone[best] = True
+        if np.count_nonzero(~self._gone) < 2:
+            return best  # nobody is left to be near to
+        self._forget(best, shrinks=self._neighbours() < before)
+        if self._neighbours() == 1:  # two that are each other's nearest tie, so no rounding here
+            self._scores = self._near[self._all, self._last]
+        return best
+
+    def _neighbours(self) -> int:
+        return max(int(np.count_nonzero(~self._gone)) - self._f - 2, 1)
+
+    def _forget(self, gone: int, *, shrinks: bool) -> None:
+        """Take one row out of all others' neighbours, or the farthest neighbour if it was none."""
+        place = self._place[:, gone]
+        counted = place <= self._last
+        if shrinks:
+            out = np.where(counted, place, self._last)
+            self._scores -= self._near[self._all, out]
+            self._move(~counted | (place == self._last), -1)
+        else:
+            self._move(counted, +1)
+        self._refresh()
+
+    def _move(self, which: NDArray[np.bool_], by: int) -> None:
+        """Move ``last`` of some rows to the next place whose row is left."""
+        (rows,) = np.nonzero(which & ~self._gone)
+        while len(rows):
+            self._last[rows] += by
+            rows = rows[self._gone[self._order[rows, self._last[rows]]]]
+
+    def _refresh(self) -> None:
+        """Add up anew what has lost its digits to subtraction: a far row's score, at its end."""
+        (rows,) = np.nonzero(~self._gone & (self._scores < 1e-3 * self._exact))
+        for row in rows:
+            near = self._near[row, : self._last[row] + 1]
+            left = ~self._gone[self._order[row, : self._last[row] + 1]]
+            self._scores[row] = self._exact[row] = near[left].sum()
 
 
 def _to_others(distances: Matrix) -> Matrix:
@@ -99,10 +165,33 @@ def _to_others(distances: Matrix) -> Matrix:
     return out
 
 
-def _near_median(block: Values, keep: int) -> NDArray[Any]:
-    centre = np.median(block, axis=0)
-    order = np.argsort(np.abs(block - centre), axis=0, kind="stable")[:keep]
-    near: Matrix = np.take_along_axis(block, order, axis=0).mean(axis=0, dtype=np.float64)
+def _near_middle(columns: Values, keep: int) -> NDArray[Any]:
+    """Return the mean of the values nearest to the middle of every ascending column.
+
+    They lie side by side: only where they begin is searched for. NaN where a value on either side
+    is as near, so that who sent it decides.
+    """
+    n, wide = columns.shape
+    centre, every = middle(columns).astype(np.float64), np.arange(wide)
+    low, high = np.zeros(wide, np.intp), np.full(wide, n - keep)
+    while (low < high).any():
+        at = (low + high) // 2
+        beyond = np.minimum(at + keep, n - 1)
+        right = centre - columns[at, every] > columns[beyond, every] - centre
+        low = np.where(right & (low < high), at + 1, low)
+        high = np.where(right, high, at)
+    near = columns[low + np.arange(keep)[:, None], every].mean(axis=0, dtype=np.float64)
+    beyond = np.minimum(low + keep, n - 1)
+    apart = columns[beyond, every] - centre
+    tied = (low < n - keep) & (centre - columns[low, every] == apart) & (apart > 0)
+    return np.where(tied, np.nan, near)
+
+
+def _near_middle_by_id(block: Values, keep: int) -> NDArray[Any]:
+    """Return the same of columns in order of id; of two values as near, the first counts."""
+    wide = block.astype(np.float64)
+    order = np.argsort(np.abs(wide - np.median(wide, axis=0)), axis=0, kind="stable")[:keep]
+    near: Matrix = np.take_along_axis(wide, order, axis=0).mean(axis=0)
     return near
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.rules import columns
-from aggregator.rules.mixes import Grouped, Mix
+from aggregator.rules.mixes import Mix, Picked
 
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]  # float32 or float64
@@ -110,15 +110,23 @@ class Rows:
             after.__dict__["products"] = self.products
         return after
 
+    def only(self, kept: NDArray[np.intp]) -> Rows:
+        """Return some of the rows, by their positions."""
+        return self.mixed(Picked(kept, len(self)), tuple(self.ids[i] for i in kept))
+
     def without(self, name: str) -> Rows:
         """Return the rows less one."""
-        kept = [i for i, other in enumerate(self.ids) if other != name]
-        ids = tuple(self.ids[i] for i in kept)
-        return self.mixed(Grouped([[i] for i in kept], len(self)), ids)
+        return self.only(np.array([i for i, one in enumerate(self.ids) if one != name], np.intp))
+
+    def of_columns(self, chosen: NDArray[np.intp]) -> Values:
+        """Return any columns of all rows, shape ``(n, len(chosen))``."""
+        return self._mixed(self.values[:, chosen])
 
     def block(self, start: int, stop: int) -> Values:
         """Return some columns of all rows, shape ``(n, stop - start)``. Not to be written to."""
-        block = self.values[:, start:stop]
+        return self._mixed(self.values[:, start:stop])
+
+    def _mixed(self, block: Values) -> Values:
         for mix in self.mixes:
             block = mix.applied(block)
         return block
@@ -186,23 +194,18 @@ class Rows:
         """Return every row's Euclidean distance to a point, shape ``(n,)``."""
         return np.sqrt(columns.squares(self.block, self.width, len(self), point))
 
-    def columnwise(self, statistic: Callable[[Values], Values]) -> Matrix:
-        """Apply a statistic of columns, ``(n, k)`` to ``(k,)``, block by block."""
-        return columns.columnwise(self.block, self.width, len(self), statistic)
-
-    def coordinatewise(self, statistic: Callable[[Values], Values]) -> Matrix:
-        """Apply a statistic of sorted columns to all columns, block by block.
+    def ordered(self, statistic: Callable[[Values], Values]) -> Matrix:
+        """Sort every column and apply a statistic, block by block.
 
         Args:
-            statistic: Maps ``(k, n)``, where every line holds one column in ascending order, to
-                ``(k,)``.
+            statistic: Maps ``(n, k)``, every column in ascending order, to ``(k,)``.
 
         Example:
             >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([9.0]), "c": np.array([2.0])})
-            >>> rows.coordinatewise(lambda ordered: ordered[:, 1])
+            >>> rows.ordered(lambda columns: columns[1])
             array([2.])
         """
-        return columns.sorted_columns(self.block, self.width, len(self), statistic)
+        return columns.ordered(self.block, self.width, len(self), statistic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,12 +241,12 @@ class Products:
         sums = mixing.sum(axis=1)
         if np.ptp(sums) > 1e-12:  # clipped rows no longer share the centre
             return self.plain(mixing)
-        return mixing @ self.about @ mixing.T
+        return _symmetric(mixing @ self.about @ mixing.T)
 
     def plain(self, mixing: Matrix | None) -> Matrix:
         """Return inner products of mixed rows about zero."""
         full = self.about + self.cross[:, None] + self.cross[None, :] + self.square
-        return full if mixing is None else mixing @ full @ mixing.T
+        return full if mixing is None else _symmetric(mixing @ full @ mixing.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,6 +274,12 @@ def apart(gram: Matrix) -> Matrix:
     out = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
     np.fill_diagonal(out, 0.0)
     return out
+
+
+def _symmetric(matrix: Matrix) -> Matrix:
+    """Undo what rounding did: two rows are as far from each other either way."""
+    halves: Matrix = (matrix + matrix.T) / 2
+    return halves
 
 
 def _squares(values: Values) -> Matrix:

@@ -80,7 +80,7 @@ def test_nearest_neighbour_mixing(rows_of, cross):
 
 
 def test_buckets_of_the_given_order(rows_of, cross):
-    buckets = grouped(rows_of(cross), [0, 1, 2, 3, 4], 2)
+    buckets = grouped(rows_of(cross), np.arange(5), 2)
     np.testing.assert_allclose(buckets.block(0, 2), [[0.5, 0.5], [1.5, 1], [10, -10]])
     assert RULES["median"].function(buckets).value.tolist() == [1.5, 0.5]
 
