@@ -171,7 +171,8 @@ class Discounted(Claims):
     The loss is the median of the reported ones; a majority of liars could end a run early, and do
     nothing else by it. The first author's published code discounts by ``ceil(factor * plan)`` after
     every round whose mean loss is not below that of the round before; so does this, from the
-    second round on.
+    second round on. Where devices tell no loss (with a mechanism at its updates, none does), the plan
+    stays.
 
     Attributes:
         factor: By which the plan is discounted.
@@ -183,9 +184,10 @@ class Discounted(Claims):
         """Return the plan, and the loss to compare the next with."""
         del w
         plan = float(state.kept.get("plan", np.array(self.rounds.limit or math.inf)))
+        before = float(state.kept.get("loss", np.array(math.inf)))
         told = [state.losses[name] for name in sorted(state.losses)]
-        loss = float(np.median(told)) if told else math.inf
-        if "loss" in state.kept and not loss < float(state.kept["loss"]):
+        loss = float(np.median(told)) if told else before
+        if told and before < math.inf and loss >= before:
             plan = max(math.ceil(self.factor * plan), state.version + 1)
         return {"plan": np.array(plan), "loss": np.array(loss)}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import tomllib
 
 import numpy as np
 import pytest
 
 from aggregator.audit import recompute
+from firmware_sim.folders import toml
 
 STEPS = {"steps": 4, "rate": 0.003}
 SYNCHRONOUS = {
@@ -93,6 +95,35 @@ def test_noise_on_the_way_down_is_the_same_again_when_the_journal_is_folded_agai
     check_journal(one)
     other.start_all()
     assert (finish(other) != one.consensus()).all()  # another run, another secret
+
+
+PAPER = {
+    "nbafl": {"clip": 30.0, "epsilon": 50.0, "calibration": "nbafl", "paper": {"samples": 300}},
+    "udp": {
+        "clip": 0.5,
+        "epsilon": 10.0,
+        "calibration": "udp",
+        "paper": {"samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("method", PAPER)
+def test_devices_add_their_own_noise_and_the_fleet_still_ends(world, method):
+    quiet = {"downlink": False} if method == "nbafl" else {}
+    said = run(method, settings=STEPS | SYNCHRONOUS[method] | quiet)
+    calm, one = world(run=said), world(run=said)
+    noisy = {"name": "gaussian", "point": "update"} | PAPER[method]
+    for path in one.folder.glob("home-*.toml"):
+        table = tomllib.loads(path.read_text("utf-8"))
+        table["privacy"] = {"mode": "paper", "mechanism": noisy}
+        path.write_text(toml(table))
+    calm.start_all()
+    one.start_all()
+    assert (finish(one) != finish(calm)).any()
+    assert one.daemon.metrics.refusals() == {}
+    assert all(client.status()["spent"] >= ROUNDS for client in one.clients.values())
+    check_journal(one)
 
 
 @pytest.mark.parametrize("method", BUFFER)

@@ -302,6 +302,14 @@ class TestNoised:
         state, (note, *_) = closed(half, state, {"a": (0.1, 1.0)})
         assert (state.version, note.report["stop"]) == (2, True)
 
+    def test_where_no_loss_is_told_the_plan_stays(self):
+        half = half_of("udp", quorum=1, limit=5, crd=True, factor=0.5)
+        state, _ = started(half, 0.0)
+        for _ in range(4):
+            state, (note, *_) = closed(half, state, {"a": 0.1})
+        assert float(state.kept["plan"]) == 5.0
+        assert not note.report["stop"]
+
     def test_without_a_discount_the_limit_stands(self):
         half = half_of("udp", quorum=1, limit=4)
         state, _ = started(half, 0.0)
