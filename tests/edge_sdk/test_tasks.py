@@ -1,0 +1,283 @@
+"""A device that is asked by itself: the newest task, once, whatever is lost, repeated or cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge_sdk.downlink import Seen, Wanted, judge_task, vectors
+from edge_sdk.wire import codec
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.envelope import digest
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.method import CONTRACTS
+
+W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+NUMBERS = {"steps": 3.0, "rate": 0.1}
+
+
+def task_of(server, number=1, base=0, w=W0, *, whole=True, chunk=8192, **changes):
+    """Write a task, and let the server hold its content."""
+    spec = server.spec.digest
+    blob = codec.pack_tensor(np.asarray(w, np.float32), "f4")
+    body = codec.encode(
+        m.Content(run=1, version=base, part="shared", spec=spec, enc="f4", blob=blob)
+    )
+    server.contents[digest(body)[:16]] = body
+    task = m.Task(
+        run=1,
+        round=number,
+        base=base,
+        ask="train",
+        spec=spec,
+        digest=digest(body),
+        size=len(body),
+        chunk=chunk,
+        vals=NUMBERS,
+        blob=body if whole else b"",
+    )
+    return replace(task, **changes)
+
+
+@pytest.fixture
+def asked(make):
+    """A device of an asynchronous run, linked and welcomed, with something to learn."""
+
+    def begin(method="fedbuff", hours=60, **options):
+        one = make(**options)
+        one.server.publish_bundle(serial=2, method=method, run=1)
+        one.device.start()
+        one.device.observe(hours)
+        one.run()
+        return one
+
+    return begin
+
+
+def tell(one, *tasks, turns=12):
+    for task in tasks:
+        one.server.tell(task)
+    one.run(turns)
+    return one.server.updates
+
+
+def counts(one):
+    return one.device.client.status()["counts"]
+
+
+def test_a_task_is_answered_with_its_own_round_and_base(asked):
+    one = asked()
+    (update,) = tell(one, task_of(one.server, number=7, base=5))
+    assert (update.run, update.round, update.base, update.part) == (1, 7, 5, "delta")
+    assert one.server.heard["have"] == 0
+    client = one.device.client
+    assert np.frombuffer(update.blob, "<f4").tobytes() == (W0 - client.state.p[:4]).tobytes()
+
+
+def test_the_contract_says_what_is_answered(asked):
+    one = asked("fedasync")
+    (update,) = tell(one, task_of(one.server))
+    assert update.part == "weights"
+    shared = one.device.client.state.p[:4]
+    np.testing.assert_allclose(np.frombuffer(update.blob, "<f4"), shared, rtol=1e-6)
+
+
+def test_a_content_that_is_not_sent_along_is_asked_for(asked):
+    one = asked()
+    (update,) = tell(one, task_of(one.server, whole=False))
+    assert one.server.heard["have"] == 1
+    assert update.round == 1
+
+
+def test_a_repeat_is_learned_once_and_a_reminder_asks_for_nothing(asked):
+    one = asked()
+    task = task_of(one.server)
+    tell(one, task, task, replace(task, blob=b""))
+    tell(one, replace(task, blob=b""))
+    assert len(one.server.updates) == 1
+    assert one.server.heard["have"] == 0
+
+
+def test_a_task_is_learned_once_over_a_power_cut(asked):
+    one = asked()
+    task = task_of(one.server)
+    tell(one, task)
+    one.device.kill()
+    one.device.start()
+    one.run()
+    tell(one, task)
+    assert len(one.server.updates) == 1
+    (_, newer) = tell(one, task_of(one.server, number=2, base=1))
+    assert newer.round == 2
+
+
+def test_a_cut_between_task_and_answer_gives_the_same_answer(asked):
+    one = asked()
+    one.server.tell(task_of(one.server))
+    one.device.kill()
+    one.device.start()
+    one.run()
+    again = tell(one, task_of(one.server))
+    other = asked(name="other")
+    plain = tell(other, task_of(other.server))
+    assert [u.blob for u in again] == [u.blob for u in plain]
+
+
+def test_the_newest_task_counts_in_whatever_order_they_come(asked):
+    one = asked()
+    old, new = task_of(one.server, 1), task_of(one.server, 3, 2, 2 * W0)
+    one.server.tell(new)
+    one.server.tell(old)
+    one.run()
+    assert [(u.round, u.base) for u in one.server.updates] == [(3, 2)]
+    tell(one, old)
+    assert len(one.server.updates) == 1
+
+
+def test_a_later_attempt_or_turn_of_a_round_is_another_task(asked):
+    one = asked()
+    task = task_of(one.server)
+    tell(one, task)
+    tell(one, replace(task, step=1))
+    tell(one, replace(task, attempt=1))
+    tell(one, replace(task, step=1))
+    assert len(one.server.updates) == 3
+
+
+def test_a_task_for_a_run_that_is_not_in_force_yet_waits_for_it(make):
+    one = make()
+    one.device.start()
+    one.device.observe()
+    one.run()
+    tell(one, task_of(one.server))
+    assert one.server.updates == []
+    one.server.publish_bundle(serial=2, method="fedbuff", run=1)
+    one.run()
+    assert len(one.server.updates) == 1
+
+
+def test_manifests_inform_but_do_not_ask(asked):
+    one = asked()
+    one.server.open_round(1, 0, W0)
+    one.run(40, seconds=1.0)
+    assert one.server.updates == []
+    assert one.server.heard["have"] == 0
+
+
+def test_the_end_of_the_run_is_taken_over_from_the_manifest(asked):
+    one = asked()
+    tell(one, task_of(one.server))
+    final = np.full(4, 0.75, np.float32)
+    one.server.open_round(9, 8, final, phase="stop")
+    one.run(40, seconds=1.0)
+    client = one.device.client
+    assert client.is_done
+    np.testing.assert_array_equal(client.state.p[:4], final)
+    tell(one, task_of(one.server, number=10, base=9))
+    assert len(one.server.updates) == 1
+
+
+def test_a_pause_keeps_the_task(asked):
+    one = asked()
+    one.server.open_round(0, 0, W0, phase="pause")
+    one.run()
+    tell(one, task_of(one.server))
+    assert one.server.updates == []
+    one.server.open_round(0, 0, W0, phase="train")
+    one.run(40)
+    assert len(one.server.updates) == 1
+
+
+def test_a_command_to_stop_keeps_it_too(asked):
+    one = asked()
+    one.server.tell(m.Command(1, "stop"))
+    one.run()
+    tell(one, task_of(one.server))
+    assert one.server.updates == []
+    one.server.tell(m.Command(2, "resume"))
+    one.run()
+    assert len(one.server.updates) == 1
+
+
+def test_a_device_without_readings_works_on_it_when_it_has_some(asked):
+    one = asked(hours=0)
+    tell(one, task_of(one.server))
+    assert one.server.updates == []
+    one.device.observe()
+    one.run()
+    assert len(one.server.updates) == 1
+
+
+def test_a_task_of_an_older_version_than_was_used_is_refused(asked):
+    one = asked()
+    tell(one, task_of(one.server, 1, base=5))
+    tell(one, task_of(one.server, 2, base=4))
+    assert len(one.server.updates) == 1
+    assert counts(one)["arrived ROLLBACK"] == 1
+
+
+def test_a_blob_that_is_not_the_digests_is_refused_and_the_right_one_taken(asked):
+    one = asked()
+    task = task_of(one.server)
+    forged = replace(task, blob=task.blob[:-1] + b"\x01")
+    tell(one, forged)
+    assert (one.server.updates, counts(one)["arrived BAD_DIGEST"]) == ([], 1)
+    tell(one, task)
+    assert len(one.server.updates) == 1
+
+
+def test_a_content_of_another_run_or_version_is_refused(asked):
+    one = asked()
+    tell(one, replace(task_of(one.server, base=3), base=4))
+    assert (one.server.updates, counts(one)["arrived MALFORMED"]) == ([], 1)
+
+
+WANTED = Wanted(bytes(16), 4, CONTRACTS["fedbuff"], max_steps=64)
+PLAIN = m.Task(
+    run=1,
+    round=2,
+    base=1,
+    ask="train",
+    spec=bytes(16),
+    digest=bytes(32),
+    size=100,
+    chunk=8192,
+    vals=NUMBERS,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": 2}, Reason.WRONG_RUN),
+        ({"ask": "step"}, Reason.UNKNOWN_KIND),
+        ({"spec": bytes([1]) * 16}, Reason.WRONG_SPEC),
+        ({"base": 0}, Reason.ROLLBACK),
+        ({"digest": None, "size": None, "chunk": None}, Reason.MALFORMED),
+        ({"vals": {"steps": 65.0}}, Reason.BAD_SCALAR),
+        ({"vals": {"stepz": 1.0}}, Reason.BAD_SCALAR),
+        ({"vals": {"rate": float("inf")}}, Reason.BAD_SCALAR),
+    ],
+)
+def test_what_a_device_does_not_work_on(changes, reason):
+    seen = Seen(run=1, version=1)
+    judge_task(PLAIN, seen, WANTED)
+    with pytest.raises(Refused) as caught:
+        judge_task(replace(PLAIN, **changes), seen, WANTED)
+    assert caught.value.reason is reason
+
+
+def test_a_method_that_asks_everybody_asks_nobody_alone():
+    common = replace(WANTED, contract=CONTRACTS["fedavg"])
+    with pytest.raises(Refused) as caught:
+        judge_task(PLAIN, Seen(run=1), common)
+    assert caught.value.reason is Reason.UNKNOWN_KIND
+
+
+@pytest.mark.parametrize("scalars", [0, 3, 6])
+def test_a_content_of_another_number_of_vectors_is_refused(scalars):
+    with pytest.raises(Refused) as caught:
+        vectors(("z", "dual"), np.zeros(scalars, np.float32), 2)
+    assert caught.value.reason is Reason.WRONG_SIZE
