@@ -171,8 +171,8 @@ class Discounted(Claims):
     The loss is the median of the reported ones; a majority of liars could end a run early, and do
     nothing else by it. The first author's published code discounts by ``ceil(factor * plan)`` after
     every round whose mean loss is not below that of the round before; so does this, from the
-    second round on. Where devices tell no loss (with a mechanism at its updates, none does), the plan
-    stays.
+    second round on. Where no loss is told (with a mechanism at its updates no device tells one)
+    the plan stays.
 
     Attributes:
         factor: By which the plan is discounted.
