@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from aggregator.methods.agnostic import AFL, afl
+from aggregator.methods.aspire import AspireEase, aspire_ease
 from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
@@ -157,6 +158,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "udp": Method(UDP, udp),
         "bafdp": Method(Bafdp, bafdp),
         "bsfdp": Method(Bafdp, bsfdp),
+        "aspire_ease": Method(AspireEase, aspire_ease),
         "rsa": Method(Rsa, rsa),
         "rsa_weights": Method(Rsa, rsa_weights),
         "dp_rsa": Method(DpRsa, rsa),

@@ -1,4 +1,4 @@
-"""The settings of the consensus methods, and what they make of them: BAFDP, BSFDP, RSA, DP-RSA.
+"""The settings of the consensus methods, and what they make of them.
 
 Wherever a paper leaves something open or cannot be meant, its own form is a value that is not the
 default.
@@ -142,7 +142,7 @@ class Bafdp:
 
     def numbers(self, _version: int) -> Mapping[str, float]:
         """Return the numbers of a task."""
-        values = _stepping(self.steps, self.rate, self.optimiser, self.l1, self.l1_mode)
+        values = stepping(self.steps, self.rate, self.optimiser, self.l1, self.l1_mode)
         values |= climbing(self.ascent, self.check_every)
         if self.regulariser == "off":
             return values
@@ -215,7 +215,7 @@ class Rsa:
     def numbers(self, version: int) -> Mapping[str, float]:
         """Return the numbers of a task; the rate is the present one."""
         rate = self.rate / (version + 1.0) ** self.power
-        values = _stepping(self.steps, rate, self.optimiser, self.l1, self.l1_mode)
+        values = stepping(self.steps, rate, self.optimiser, self.l1, self.l1_mode)
         return values | ({"jacobi": 1.0} if self.order == "jacobi" else {})
 
     @property
@@ -294,9 +294,14 @@ def _rsa(setup: Setup, *, votes: bool) -> Consensus:
     )
 
 
-def _stepping(
+def stepping(
     steps: int, rate: float, optimiser: Optimiser, l1: float, l1_mode: L1Mode
 ) -> dict[str, float]:
+    """Return how local steps are taken as a task's numbers.
+
+    >>> stepping(1, 0.1, "adam", 0.5, "sign")["l1_mode"]
+    1.0
+    """
     values = {"steps": float(steps), "rate": rate, "l1": l1, "l1_mode": _MODES[l1_mode]}
     return values | {"optimiser": _OPTIMISERS[optimiser]}
 

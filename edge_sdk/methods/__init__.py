@@ -34,6 +34,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "udp": bounded_difference,
         "bafdp": pulled,
         "bsfdp": pulled,
+        "aspire_ease": pulled,
         "rsa": partial(pulled, answer="signs"),
         "rsa_weights": pulled,
         "dp_rsa": partial(pulled, answer="difference"),

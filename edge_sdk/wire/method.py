@@ -247,6 +247,16 @@ _BAFDP = Ask(
     patient=True,
     mirrored=True,
 )
+_ASPIRE = Ask(
+    ("gradient",),
+    ("z", "dual"),
+    (*_PULL, *_DUAL, PROX, Number("weight", 0.0, 1e9)),  # what the device's own loss counts
+    Up.WEIGHTS,
+    (replace(LOSS, needed=True),),
+    personal=True,
+    patient=True,
+    mirrored=True,
+)
 _RSA = Ask(("gradient",), ("z",), _PULL, Up.WEIGHTS, (LOSS,), personal=True, patient=True)
 
 _TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
@@ -272,6 +282,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "udp": {"train": _BOUNDED},
         "bafdp": {"step": _BAFDP},
         "bsfdp": {"step": _BAFDP},
+        "aspire_ease": {"step": _ASPIRE},
         "rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b2")},
         "rsa_weights": {"step": _RSA},
         "dp_rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b1")},
