@@ -82,6 +82,7 @@ def _revoke(parser: ArgumentParser) -> None:
 def _command(parser: ArgumentParser) -> None:
     parser.add_argument("id", help="the device's id")
     parser.add_argument("op", help="stop, resume, reenrol, report, budget, hello or wipe")
+    parser.add_argument("--releases", type=int, help="budget: let so many updates leave in all")
     _config_option(parser)
 
 

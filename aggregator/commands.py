@@ -145,7 +145,9 @@ def revoke(args: Namespace) -> Answer:
 
 def command(args: Namespace) -> Answer:
     """Tell one device to do something."""
-    return _order(configs.Config.load(args.config), [Order("command", args.id, op=args.op)])
+    numbers = {} if args.releases is None else {"releases": float(args.releases)}
+    order = Order("command", args.id, op=args.op, args=numbers)
+    return _order(configs.Config.load(args.config), [order])
 
 
 def pause(args: Namespace) -> Answer:

@@ -27,6 +27,8 @@ from edge_sdk.wire.method import Array, Update
 
 _MARGIN = 1.0 - 2.0**-10  # a graph clips in float32, and its norm may come out too small by as much
 
+_EXTRA = "extra "  # before a stream's name on the shelf: what makes its readings noisier for now
+
 
 class Mechanism(Protocol):
     """What stands between a device's readings and the outbox."""
@@ -234,9 +236,31 @@ class AtInput(Plain):
         if fresh:
             self.shelf.add_noised(fresh, self.plan.charge(self.clock(), count=len(fresh)))
             known = {**known, **{(row.stream, row.slot): row.value for row in fresh}}
+        if self.plan.extra:
+            known = self._looser(known)
         out = Series(series.step, series.streams, capacity=series.capacity)
         out.load(_rows(series, known, frozenset(self.plan.ranges)))
         return out
+
+    def _looser(self, known: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+        """Return noisier versions while epsilon is on its way up: free, and kept like the rest."""
+        lacking = [
+            (_EXTRA + stream, slot)
+            for stream, slot in known
+            if stream in self.plan.ranges and (_EXTRA + stream, slot) not in known
+        ]
+        if lacking:
+            drawn = noise.normal(len(lacking), self.entropy).tolist()
+            rows = [Row(*key, value) for key, value in zip(lacking, drawn, strict=True)]
+            free = replace(self.plan.release(self.clock()), count=len(rows), releases=0)
+            self.shelf.add_noised(rows, free)
+            known = {**known, **dict(zip(lacking, drawn, strict=True))}
+        return {
+            (stream, slot): value + self.plan.extra * (high - low) * known[_EXTRA + stream, slot]
+            for stream, (low, high) in self.plan.ranges.items()
+            for (name, slot), value in known.items()
+            if name == stream
+        }
 
     def _drawn(self, rows: list[Row], span: tuple[float, float]) -> list[Row]:
         (low, high), mechanism = span, self.plan.mechanism

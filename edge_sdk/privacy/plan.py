@@ -79,8 +79,9 @@ class Plan:
         limit: The budget; infinite in ``paper`` mode, where nothing is claimed.
         noise: Of one draw, in units of the clip, of one coordinate's bound, or of the range.
         cost: Multiplier that one draw is booked with, for one unit of the claim.
-        ranges: Public range of every perturbed stream (input).
         facts: What it was made for.
+        ranges: Public range of every perturbed stream (input).
+        extra: More noise over the range for now, where epsilon is below its final value (input).
     """
 
     section: PrivacySection
@@ -89,6 +90,7 @@ class Plan:
     cost: float
     facts: Facts
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    extra: float = 0.0
 
     @property
     def mechanism(self) -> MechanismSection:
@@ -159,18 +161,21 @@ def planned(section: PrivacySection, facts: Facts) -> Plan:
     unit = budget.unit or UNITS[mechanism.point][0]
     is_limited = section.mode != "paper" and budget.epsilon is not None
     limit = Limit(unit, budget.epsilon or math.inf if is_limited else math.inf, budget.delta)
-    noise, cost, ranges = 0.0, 0.0, {}
+    noise, cost, extra, ranges = 0.0, 0.0, 0.0, {}
     match mechanism.point:
         case "input":
             ranges = {**mechanism.ranges, facts.streams[0]: mechanism.range[:2]}
             noise, cost = _at_input(section, facts, unit)
+            if mechanism.epsilon is not None and cost:
+                now = _calibrated(mechanism, mechanism.epsilon, budget.delta) * noise / cost
+                extra = gaussian.extra_sigma(now, noise)
         case "gradient" | "update":
             apart = 2.0 if mechanism.neighbours == "replace" else 1.0
             windows = facts.occurrences if unit == "reading" else 1
             noise, cost = _at_model(section, facts, apart * windows)
         case "sign":
             noise, cost = _at_sign(section, facts)
-    return Plan(section, limit, noise, cost, facts, ranges)  # type: ignore[arg-type]
+    return Plan(section, limit, noise, cost, facts, ranges, extra)  # type: ignore[arg-type]
 
 
 def _at_input(section: PrivacySection, facts: Facts, unit: str) -> tuple[float, float]:

@@ -15,7 +15,7 @@ Positive = Annotated[float, Between(1e-12, 1e12)]
 class MechanismSection:
     """How what leaves is perturbed. ``none`` must be said aloud."""
 
-    name: Literal["none", "gaussian", "laplace", "sign_gaussian", "sign_flip"]
+    name: Literal["none", "gaussian", "laplace", "sign_gaussian", "sign_flip"]  # of the noise
     point: Literal["none", "input", "gradient", "update", "sign"] = "none"  # where noise is put in
     range: Annotated[tuple[float, ...], Length(0, 2)] = ()  # public range of the target's readings
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of other streams
@@ -23,7 +23,9 @@ class MechanismSection:
     clip: Positive | None = None  # largest norm of an update, or of one window's gradient
     bound: Positive | None = None  # largest size of one coordinate, for sign_gaussian without clip
     multiplier: Positive | None = None  # noise over clip (or over the range); else from the budget
-    epsilon: float | None = None  # of one release, instead of multiplier
+    epsilon: float | None = (
+        None  # of one release; at the input: of now, below the budget's
+    )
     calibration: Literal["analytic", "classical", "nbafl", "udp"] = "analytic"  # of Gaussian noise
     neighbours: Literal["replace", "add-remove"] = "replace"  # what two indistinct inputs are
     grid: bool = False  # take the last bits away: values on steps of 2^-20 of the sensitivity

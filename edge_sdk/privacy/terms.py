@@ -26,7 +26,9 @@ POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "none": frozenset(),
-        "input": frozenset({"range", "ranges", "public", "multiplier", "calibration", "grid"}),
+        "input": frozenset(
+            {"range", "ranges", "public", "multiplier", "epsilon", "calibration", "grid"}
+        ),
         "gradient": frozenset(
             {"range", "clip", "multiplier", "epsilon", "calibration", "neighbours"}
         ),
@@ -138,8 +140,10 @@ def _amount(section: PrivacySection, _facts: Facts) -> Iterator[Complaint]:
         yield "mechanism.multiplier", "stands beside epsilon; say one of them"
     has_own = mechanism.multiplier is not None or mechanism.epsilon is not None
     match mechanism.point:
-        case "input" if not has_own and budget.epsilon is None:
+        case "input" if mechanism.multiplier is None and budget.epsilon is None:
             yield "budget.epsilon", "missing; the noise of a reading is calibrated from it"
+        case "input" if mechanism.epsilon is not None:
+            yield from _moving(section, mechanism.epsilon)
         case "gradient" | "update" if not has_own and budget.releases is None:
             yield (
                 "budget.releases",
@@ -149,6 +153,14 @@ def _amount(section: PrivacySection, _facts: Facts) -> Iterator[Complaint]:
             yield "mechanism.epsilon", "missing; it is what one coordinate's sign may tell"
         case "sign" if mechanism.name == "sign_gaussian" and mechanism.multiplier is None:
             yield "mechanism.multiplier", "missing; noise over clip, or over bound"
+
+
+def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
+    """An epsilon at the input is the present one, on its way up to the budget's."""
+    if section.mechanism.name != "gaussian" or section.mode == "paper":
+        yield "mechanism.epsilon", "at the input only honest gaussian noise can become less"
+    elif epsilon > (section.budget.epsilon or 0.0):
+        yield "mechanism.epsilon", f"{epsilon:g} is above budget.epsilon, where it ends"
 
 
 def _sensitivity(section: PrivacySection, facts: Facts) -> Iterator[Complaint]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.privacy.gaussian import classical_sigma, delta_of, epsilon_of, sigma_for
+from edge_sdk.privacy.gaussian import classical_sigma, delta_of, epsilon_of, extra_sigma, sigma_for
 from edge_sdk.privacy.normal import cdf, log_cdf
 from edge_sdk.privacy.pure import advanced, debias, epsilon_of_sign, kept_share, laplace_scale
 
@@ -150,6 +150,12 @@ def test_what_one_sign_costs():
     for ratio in (0.1, 0.5, 3.0):  # the definition, to full precision
         exact = math.log(cdf(ratio) / cdf(-ratio))
         assert epsilon_of_sign(ratio, 1.0) == pytest.approx(exact, rel=1e-12)
+
+
+def test_more_noise_on_top_of_the_least():
+    assert extra_sigma(0.5, 0.3) == pytest.approx(0.4, rel=1e-12)
+    with pytest.raises(ValueError, match="cannot become"):
+        extra_sigma(0.3, 0.5)
 
 
 @pytest.mark.parametrize(

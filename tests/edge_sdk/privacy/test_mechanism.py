@@ -277,6 +277,25 @@ def test_input_noise_has_the_size_of_the_table_and_readings_stay_in_range(make):
     assert drawn.std() == pytest.approx(3.730632 * 5.0, rel=0.03)
 
 
+def test_an_epsilon_that_moves_up_costs_its_end_and_no_more(make):
+    """All looser versions are computed from the final one, which alone is a release."""
+    shelf = Shelf()
+    clean = series(np.full(4000, 2.5))
+    seen = {}
+    for epsilon in (1.0, 3.0, None, 1.0):
+        now = INPUT if epsilon is None else INPUT | {"epsilon": epsilon}
+        mechanism = make(now, epsilon=10.0, shelf=shelf, real=True)
+        values = mechanism.learnable(clean).values(STREAM)
+        if epsilon in seen:
+            np.testing.assert_array_equal(values, seen[epsilon])
+        seen[epsilon] = values
+    sizes = {epsilon: (values - 2.5).std() / 5.0 for epsilon, values in seen.items()}
+    assert sizes[1.0] == pytest.approx(3.730632, rel=0.06)
+    assert sizes[None] == pytest.approx(0.499889, rel=0.06)
+    assert [charge.count for charge in shelf.charges if not charge.is_free] == [4000]
+    assert abs(np.corrcoef(seen[1.0] - seen[None], seen[None] - 2.5)[0, 1]) < 0.06
+
+
 def test_updates_of_noised_readings_are_free(make):
     mechanism = make(INPUT, epsilon=1.0)
     (charge,) = mechanism.cost(1, 1)

@@ -135,6 +135,11 @@ REFUSED = {
         section({"name": "gaussian", "point": "update", "clip": 1.0}),
         "privacy.budget.releases",
     ),
+    "an epsilon beyond its end": (section(INPUT | {"epsilon": 11.0}), "privacy.mechanism.epsilon"),
+    "laplace that becomes less": (
+        section(INPUT | {"name": "laplace", "epsilon": 1.0}),
+        "privacy.mechanism.epsilon",
+    ),
     "amplification": (
         section(UPDATE, budget={"epsilon": 10.0, "amplification": True}),
         "privacy.budget.amplification",
