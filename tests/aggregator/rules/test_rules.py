@@ -45,8 +45,13 @@ def decided(rule, matrix, memory=None):
     return rule(rows, uniform(len(rows)), memory or {})
 
 
+MORE = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=12, deadline=None)  # of every rule, alone and behind every step
+
+
 @pytest.mark.parametrize(("name", "before"), PIPELINES)
 class TestEveryRule:
+    @FEW
     @given(data=st.data())
     def test_order_of_arrival_changes_nothing(self, name, before, data):
         rule = bind(name, before=before, **PARAMETERS[name])
@@ -57,6 +62,7 @@ class TestEveryRule:
         mixed = rule(Rows.of({f"m{i}": row for i, row in shuffled}), uniform(len(matrix))).value
         assert mixed.tobytes() == straight.tobytes()
 
+    @FEW
     @given(row=arrays(np.float64, 4, elements=st.floats(-1e3, 1e3)), more=st.integers(0, 6))
     def test_equal_rows_give_that_row(self, name, before, row, more):
         rule = bind(name, before=before, **PARAMETERS[name])
@@ -81,6 +87,7 @@ class TestEveryRule:
 
 
 @pytest.mark.parametrize("name", EQUIVARIANT)
+@MORE
 @given(data=st.data(), scale=st.floats(0.01, 100), shift=st.floats(-100, 100))
 def test_scaling_and_shifting_commute(name, data, scale, shift):
     rule = bind(name, **PARAMETERS[name])
@@ -91,7 +98,7 @@ def test_scaling_and_shifting_commute(name, data, scale, shift):
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-@settings(deadline=None)  # some take their time when two rows are almost as good
+@MORE
 @given(data=st.data(), scale=st.floats(0.01, 100))
 def test_scaling_commutes_where_lengths_follow_the_rows(name, data, scale):
     rule = bind(name, **PARAMETERS[name])
