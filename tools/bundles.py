@@ -10,6 +10,7 @@ that its files are whole and belong together.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from aggregator.models.catalogue import MODELS
@@ -21,12 +22,12 @@ from edge_sdk.wire.keys import SigningKey, save_public
 VERSION = 1
 
 
-def write(out: Path) -> None:
-    """Write every model of the catalogue below ``out``, checked on the engine devices use."""
+def write(out: Path, names: Sequence[str] = tuple(MODELS)) -> None:
+    """Write these models of the catalogue below ``out``, checked on the engine devices use."""
     key = SigningKey.generate()
     out.mkdir(parents=True, exist_ok=True)
     save_public(out / "release.pub", key.public)
-    for name in MODELS:
+    for name in names:
         module, recipe = make(name)
         folder = export(
             module,

@@ -3,23 +3,39 @@
 ``load-lstm`` is the paper's form, kept for comparison. The others read hourly data with the load of
 a day and a week ago and predict the change from the last value under a Huber loss; on real
 buildings that is 5 to 13 % better than the level under a squared error.
+
+``cells-*`` forecast cellular traffic an hour or a day ahead from closeness and period. A day ahead,
+period is all of the target's hours on each of the last three days: the six values of one hour leave
+an MLP on Milan behind the mere repetition of yesterday (RMSE 579 against 352 in the week before the
+test), all hours put it before (289).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from torch import nn
 
+from aggregator.models.cells import CellsBranches, CellsGru, CellsLstm, CellsMlp
 from aggregator.models.gru import LoadGru
 from aggregator.models.mlp import LoadMlp
 from aggregator.models.plfl import LoadLstm
 from aggregator.models.recipe import Recipe
-from edge_sdk.wire.manifest import Feature, Loss, Target, Training, Window
+from edge_sdk.wire.manifest import (
+    CLIPPED_GRADIENT,
+    ROBUST_GRADIENT,
+    Feature,
+    Loss,
+    Target,
+    Training,
+    Window,
+)
 
 LOAD = "elec.import.energy"
+TRAFFIC = "cell.internet.activity"
 HOUR = 3600
 
 _TEMPERATURE = Feature(
@@ -61,12 +77,43 @@ _HOURLY = Recipe(
     shared=("lstm.",),
 )
 
+
+def _cells(horizon: int) -> Recipe:
+    """Traffic on the days before the target, so that the newest row lines up with the last target.
+
+    A lag of a day minus the horizon, plus one, is the traffic itself where the horizon is a day.
+    """
+    days = {"three-days-ago": 72, "two-days-ago": 48, "a-day-ago": 24}
+    lags = {name: hours - horizon + 1 for name, hours in days.items() if hours > horizon}
+    before = tuple(
+        Feature(f"traffic-{name}", "lag", "1", lag_steps=lag) for name, lag in lags.items()
+    )
+    return Recipe(
+        window=Window(lookback=max(3, horizon), horizon=horizon, step_seconds=HOUR),
+        features=(*before, Feature("traffic", "target", "1")),
+        target=Target(TRAFFIC, "1", form="level", scale="device"),
+        loss=Loss("huber", delta=0.1),  # its slope is bounded, so that the certificate holds
+        training=Training(minibatch="fresh"),
+    )
+
+
+_CELLS = {1: _cells(1), 24: _cells(24)}
+_FULL = (ROBUST_GRADIENT, CLIPPED_GRADIENT)
+
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
     {
         "load-lstm": (LoadLstm, _PAPER),
         "load-lstm-week": (LoadLstm, _HOURLY),
         "load-gru": (LoadGru, replace(_HOURLY, shared=("gru.",))),
         "load-mlp": (LoadMlp, replace(_HOURLY, shared=("body.",))),
+        "cells-mlp-1": (CellsMlp, replace(_CELLS[1], graphs=_FULL)),
+        "cells-mlp-24": (partial(CellsMlp, 24), replace(_CELLS[24], graphs=_FULL)),
+        "cells-gru-1": (CellsGru, replace(_CELLS[1], graphs=_FULL)),
+        "cells-gru-24": (partial(CellsGru, 24), replace(_CELLS[24], graphs=_FULL)),
+        "cells-lstm-1": (CellsLstm, replace(_CELLS[1], graphs=_FULL)),
+        "cells-lstm-24": (partial(CellsLstm, 24), replace(_CELLS[24], graphs=_FULL)),
+        "cells-branches-1": (CellsBranches, _CELLS[1]),
+        "cells-branches-24": (partial(CellsBranches, 24), _CELLS[24]),
     }
 )
 """Name to what makes the module, and what it is fed."""

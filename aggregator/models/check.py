@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
+from torch.func import grad_and_value, vmap
 
 from aggregator.models.errors import ExportError
+from aggregator.models.lowering import Lowering
 from aggregator.models.trace import Traced, losses_of
 from edge_sdk.wire.manifest import CLIPPED_GRADIENT, FORECAST, GRADIENT, ROBUST_GRADIENT, Loss
 
@@ -92,10 +94,11 @@ def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
     Raises:
         ExportError: They differ by more than the tolerance, or are not finite.
     """
-    x, y = traced.example(max(BATCHES), seed=1)
-    p = traced.initial.requires_grad_()
-    losses = losses_of(loss, traced.predict(p, x) - y)
-    each = torch.stack([torch.autograd.grad(one, p, retain_graph=True)[0] for one in losses])
+    p, (x, y) = traced.initial, traced.example(max(BATCHES), seed=1)
+    each, losses = _each(traced, loss, p, x, y)
+    q = p.clone().requires_grad_()
+    (mean,) = torch.autograd.grad(traced.loss(loss, q, x, y), q)
+    _refuse(CLIPPED_GRADIENT, len(x), _apart(_array(each.mean(0)), mean))
     lengths = each.double().norm(dim=1)
     bound = lengths.median()
     clipped = (bound / lengths).clamp(max=1.0)[:, None] * each
@@ -104,6 +107,19 @@ def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
         got_value, got = graph(**feeds, bound=np.array(bound.item(), "f4"))
         _refuse(CLIPPED_GRADIENT, batch, _apart(got, clipped[:batch].sum(0).float()))
         _refuse("loss", batch, _apart(got_value, losses[:batch].mean()))
+
+
+def _each(
+    traced: Traced, loss: Loss, p: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return every example's gradient ``[B, P]`` and loss ``[B]``, as ``torch.func`` has them."""
+
+    def one(p: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return traced.loss(loss, p, x[None], y[None])
+
+    with Lowering("twice"):  # torch's own recurrent layers have no batching rule
+        found: tuple[torch.Tensor, torch.Tensor] = vmap(grad_and_value(one), (None, 0, 0))(p, x, y)
+    return found
 
 
 def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:

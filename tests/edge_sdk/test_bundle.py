@@ -50,17 +50,21 @@ def written(folder, contents):
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_bundles_open_and_train(name):
     bundle = Bundle.open(name, trust=Trust())
-    shape = bundle.manifest.window.lookback, len(bundle.manifest.features)
-    x, y = np.full((2, *shape), 0.5, np.float32), np.zeros((2, 1), np.float32)
+    assert bundle.graphs._loaded.keys() == {"forecast"}  # the canary; no other session is built
+    window, width = bundle.manifest.window, len(bundle.manifest.features)
+    x = np.full((2, window.lookback, width), 0.5, np.float32)
+    y = np.zeros((2, window.horizon), np.float32)
     loss, g = bundle.gradient(p=bundle.initial, x=x, y=y)
     (lower, _) = bundle.gradient(p=bundle.initial - np.float32(0.01) * g, x=x, y=y)
     assert lower < loss
-    assert bundle.forecast(p=bundle.initial, x=x)[0].shape == (2, 1)
+    assert bundle.forecast(p=bundle.initial, x=x)[0].shape == y.shape
     assert bundle.spec.size == bundle.initial.size
 
 
-def test_the_four_shipped_names():
-    assert shipped_names() == ["load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
+def test_the_shipped_names():
+    nets = [f"{net}-{horizon}" for net in ("branches", "gru", "lstm", "mlp") for horizon in (1, 24)]
+    cells = [f"cells-{net}" for net in nets]
+    assert shipped_names() == [*cells, "load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
 
 
 def test_a_folder_opens_under_our_own_key_only(tmp_path):

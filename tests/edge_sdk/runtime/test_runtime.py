@@ -11,26 +11,65 @@ import pytest
 import edge_sdk.runtime
 from edge_sdk.bundle import shipped_folder, shipped_names
 from edge_sdk.runtime import GraphError, load_graph
+from edge_sdk.wire.manifest import Manifest
 
 FOLDER = shipped_folder()
 
 
 def feeds(name="load-lstm", batch=5, seed=0):
     p = np.fromfile(FOLDER / name / "initial.f32", "<f4")
-    draw = np.random.default_rng(seed)
-    x = draw.random((batch, 12, 8)).astype(np.float32)
-    return {"p": p, "x": x, "y": draw.random((batch, 1)).astype(np.float32)}
+    manifest = Manifest.parse((FOLDER / name / "manifest.json").read_bytes())
+    draw, window = np.random.default_rng(seed), manifest.window
+    x = draw.random((batch, window.lookback, len(manifest.features))).astype(np.float32)
+    return {"p": p, "x": x, "y": draw.random((batch, window.horizon)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("name", shipped_names())
-def test_two_sessions_give_the_same_bits(name):
+GRADIENTS = {"gradient": {}, "robust_gradient": {"rho": 0.5}, "clipped_gradient": {"bound": 0.01}}
+SHIPPED = [
+    (n, g) for n in shipped_names() for g in GRADIENTS if (FOLDER / n / f"{g}.onnx").exists()
+]
+
+
+@pytest.mark.parametrize(("name", "graph"), SHIPPED)
+def test_two_sessions_give_the_same_bits(name, graph):
     """Pitfall 10: results repeat at a fixed number of threads, so a retrained round is the same."""
-    path = FOLDER / name / "gradient.onnx"
+    path = FOLDER / name / f"{graph}.onnx"
     first, second = load_graph(path), load_graph(path.read_bytes())
     for batch in (1, 8, 64):
-        given = feeds(name, batch)
+        given = feeds(name, batch) | GRADIENTS[graph]
         for one, other in zip(first(**given), second(**given), strict=True):
             assert one.tobytes() == other.tobytes()
+
+
+def shipped(name, *graphs):
+    return [load_graph(FOLDER / name / f"{graph}.onnx") for graph in graphs]
+
+
+@pytest.mark.parametrize("name", [n for n, graph in SHIPPED if graph == "robust_gradient"])
+def test_the_flattening_gradient_leads_to_less_loss_and_slope(name):
+    plain, robust = shipped(name, "gradient", "robust_gradient")
+    given = feeds(name, 32)
+    loss, g, slope = robust(**given, rho=0.0)
+    wanted_loss, wanted = plain(**given)
+    assert loss == pytest.approx(float(wanted_loss), rel=1e-5)
+    assert np.abs(g - wanted).max() <= 1e-6 * max(1.0, np.abs(wanted).max())
+    _, g, _ = robust(**given, rho=1.0)
+    step = given["p"] - np.float32(1e-3) * g / np.linalg.norm(g)
+    less, _, flatter = robust(**(given | {"p": step}), rho=1.0)
+    assert less + flatter < loss + slope
+
+
+@pytest.mark.parametrize("name", [n for n, graph in SHIPPED if graph == "clipped_gradient"])
+def test_the_clipped_gradient_is_a_sum_of_short_ones(name):
+    plain, clipped = shipped(name, "gradient", "clipped_gradient")
+    given = feeds(name, 16)
+    each = [plain(p=given["p"], x=given["x"][[i]], y=given["y"][[i]])[1] for i in range(16)]
+    lengths = np.linalg.norm(each, axis=1)
+    bound = float(np.median(lengths))
+    wanted = (np.minimum(1.0, bound / lengths)[:, None] * each).sum(0)
+    loss, g = clipped(**given, bound=bound)
+    assert loss == pytest.approx(float(plain(**given)[0]), rel=1e-5)
+    assert np.abs(g - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_a_session_repeats_itself_after_other_batches():
