@@ -28,8 +28,8 @@ _AVERAGE = "average"
 class AFL:
     """Local steps; clients whose loss is high come to count more.
 
-    No shield against liars: the loss that decides is the client's own word. It is capped at
-    ``loss_cap`` times the median of the round's.
+    The loss is the mean over a device's steps; with one step, that of the model it received. It is
+    the client's own word, so this is no shield against liars: all that is done is to cap it.
 
     Attributes:
         steps: Local steps a round. With 1 and plain descent it is the paper's gradient step.

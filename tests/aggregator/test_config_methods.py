@@ -1,0 +1,71 @@
+"""What a method cannot use, or cannot do without, is refused with the key before it starts."""
+
+import pytest
+
+from aggregator.config import Config, bind
+from edge_sdk.program import Failure
+
+
+def refused(path):
+    with pytest.raises(Failure) as caught:
+        bind(Config.load(path, {}))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "says"),
+    [
+        (("fedasync", 2, ""), "run.quorum", "expected 1"),
+        (("fedasync", 1, 'rule = { name = "median" }'), "run.rule", "combines answers by itself"),
+        (("fedasync", 1, "share = 0.5"), "run.share", "expected 1"),
+        (("fedasync", 1, "settings = { alpha = 2.0 }"), "run.settings.alpha", "to 1.0"),
+        (
+            ("fedasync", 1, 'settings = { discount = "poly" }'),
+            "run.settings.discount",
+            "polynomial",
+        ),
+        (("fedbuff", 4, 'rule = { name = "median", f = 1 }'), "run.quorum", "at least 5 for f = 1"),
+        (("fedbuff", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
+        (("afl", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
+        (("afl", 2, 'rule = { name = "median" }'), "run.rule", "combines answers by itself"),
+        (("afl", 2, "settings = { loss_cap = 0.0 }"), "run.settings.loss_cap", "from 1.0"),
+        (("fedatt", 2, 'rule = { name = "mean", before = ["nnm"] }'), "run.rule", "expected none"),
+        (("fedda", 2, "settings = { rho = 2.0 }"), "run.settings.rho", "to 1.0"),
+        (
+            ("fedda", 2, 'settings = { clusters = { a = ["m-1"], b = ["m-1"] } }'),
+            "run.settings.clusters",
+            "each client in one cluster",
+        ),
+        (("fedgru", 2, ""), "run.bundle", "a model with a layer 'gru'"),
+        (("fedntp", 2, ""), "run.bundle", "a model with a layer 'lstm'"),
+        (("nbafl", 2, ""), "run.rounds", "a number"),
+        (("udp", 2, "settings = { crd = true }"), "run.rounds", "a number"),
+        (("udp", 2, "settings = { factor = 1.5 }"), "run.settings.factor", "to 1.0"),
+    ],
+)
+def test_refusals_name_the_key(workplace, said, key, says):
+    method, quorum, more = said
+    changes = [('"fedavg"', f'"{method}"'), ("quorum = 2", f"quorum = {quorum}")]
+    why = refused(workplace(more, changes))
+    assert why.startswith(f"aggregator.toml: {key}: "), why
+    assert says in why
+
+
+@pytest.mark.parametrize(
+    ("method", "quorum", "more"),
+    [
+        ("fedasync", 1, ""),
+        ("fedbuff", 5, 'rule = { name = "median", f = 1 }'),
+        ("afl", 2, ""),
+        ("fedatt", 2, ""),
+        ("fedda", 2, 'settings = { clusters = { north = ["m-1", "m-2"] }, quasi = "start" }'),
+        ("nbafl", 2, "rounds = 25"),
+        ("nbafl", 5, 'rounds = 25\nrule = { name = "median", f = 1 }'),
+        ("udp", 2, "settings = { crd = true }\nrounds = 25"),
+    ],
+)
+def test_what_can_be_meant_binds(workplace, method, quorum, more):
+    changes = [('"fedavg"', f'"{method}"'), ("quorum = 2", f"quorum = {quorum}")]
+    run = bind(Config.load(workplace(more, changes), {}))
+    assert run.first_state().version == 0
