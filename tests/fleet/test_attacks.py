@@ -180,3 +180,34 @@ def test_two_devices_with_one_id_do_not_count_twice(world):
     told = refusals(one)
     assert told.get("CLOSED", 0) + told.get("FORK", 0) > 0, "each hello ends the other's life"
     assert one.daemon._intake.counts["ACCEPTED"] <= 3 * 3, "one a round and id"
+
+
+@pytest.mark.parametrize("method", ["rsa_weights", "bsfdp"])
+def test_an_l1_consensus_moves_no_further_for_a_larger_lie(world, method):
+    settings = {"steps": 2, "rate": 0.003} | ({"regulariser": "off"} if method == "bsfdp" else {})
+    ends = []
+    for value in ("1e3", "1e30"):
+        one = world(run={"method": method, "settings": settings, "rounds": 4})
+        begin(one, Assault("constant", byzantine=0.4, options={"value": value}))
+        ends.append(learned(one, 4))
+    np.testing.assert_array_equal(*ends)
+
+
+@pytest.mark.parametrize("attack", ["flipping", "scaling", "gaussian", "alie", "mimic"])
+def test_signs_are_lied_about_in_their_own_alphabet(world, attack):
+    run = {"method": "rsa", "settings": {"steps": 2, "rate": 0.01}, "rounds": 3}
+    honest = world(run=run)
+    honest.start_all()
+    one = world(run=run)
+    begin(one, Assault(attack, byzantine=0.4))
+    moved = learned(one, 3)
+    assert not refusals(one)
+    assert np.array_equal(moved, learned(honest, 3)) == (attack == "scaling")
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
+def test_omniscient_liars_in_an_asynchronous_fleet_go_by_the_latest_answers(world, method):
+    one = world(run={"method": method, "quorum": 1 if method == "fedasync" else 2})
+    begin(one, Assault("alie", byzantine=0.4))
+    learned(one, 6)
+    assert not refusals(one)

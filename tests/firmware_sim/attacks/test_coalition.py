@@ -1,0 +1,77 @@
+"""The liars' common knowledge: the very round, where there is one, and patience that ends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_sdk.wire.method import ALL, Task
+from firmware_sim.attacks.coalition import ALONE, KEPT, Coalition
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def coalition(patience=5.0):
+    clock = Clock()
+    return Coalition(frozenset("bc"), frozenset("a"), patience, clock), clock
+
+
+def asked(of_round, to=ALL):
+    return Task(to, of_round, "train")
+
+
+def test_a_round_is_known_when_every_honest_device_has_answered_it():
+    one, _ = coalition()
+    one.tell("c", 1, np.array([3.0]))
+    assert not one.may_answer("a", asked(1))
+    one.tell("b", 1, np.array([2.0]))
+    assert one.may_answer("a", asked(1))
+    assert one.rows(asked(1)).tolist() == [[2.0], [3.0]]
+    assert not one.may_answer("a", asked(2))
+    assert one.rows(asked(2)) is None
+
+
+def test_patience_is_lost_once_and_comes_back_with_an_answer():
+    one, clock = coalition()
+    one.tell("b", 1, np.array([2.0]))
+    assert not one.may_answer("a", asked(1))
+    clock.now = 5.0
+    assert one.may_answer("a", asked(1))
+    one.tell("b", 2, np.array([2.0]))
+    assert one.may_answer("a", asked(2)), "c is not waited for again"
+    one.tell("c", 2, np.array([1.0]))
+    one.tell("b", 3, np.array([1.0]))
+    assert not one.may_answer("a", asked(3)), "until it was heard"
+
+
+def test_where_each_is_asked_by_itself_the_latest_answers_count():
+    one, _ = coalition()
+    one.tell("b", 7, np.array([1.0]))
+    one.tell("b", 9, np.array([2.0]))
+    one.tell("c", 4, np.array([5.0]))
+    assert one.may_answer("a", asked(11, to="a"))
+    assert one.rows(asked(11, to="a")).tolist() == [[2.0], [5.0]]
+
+
+def test_what_a_device_learns_alone_is_not_overheard():
+    one, _ = coalition()
+    one.tell("b", ALONE + 1, np.array([1.0]))
+    assert one.rows(asked(ALONE + 1, to="a")) is None
+
+
+def test_it_remembers_a_few_rounds_only():
+    one, _ = coalition()
+    for number in range(50):
+        one.tell("b", number, np.zeros(1))
+        one.agree(number, lambda: np.zeros(1))
+    assert len(one._told["b"]) == len(one._agreed) == KEPT
+
+
+def test_the_first_to_lie_decides_for_all():
+    one, _ = coalition()
+    assert one.agree(3, lambda: np.array([1.0])) is one.agree(3, lambda: np.array([2.0]))
+    assert one.agree(4, lambda: np.array([2.0])).item() == 2.0
