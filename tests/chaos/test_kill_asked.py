@@ -1,0 +1,67 @@
+"""kill -9 where every device is asked by itself: no task is lost, none is answered twice.
+
+Where everybody is waited for, the model is the undisturbed one to the bit. Where nobody is, kills
+change who is counted when; the journal then still folds to exactly what was announced.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from firmware_sim.processes import Family
+from firmware_sim.scenario import Learning, Scenario
+from tests.chaos.storm import Storm, federation, personal, read, settled
+
+pytestmark = [pytest.mark.chaos, pytest.mark.broker, pytest.mark.timeout(400)]
+
+ROUNDS = 12
+SETTINGS = {"steps": 2, "rate": 0.003}
+LEARNING = {
+    "bsfdp": Learning("bsfdp", rounds=ROUNDS, settings=SETTINGS | {"regulariser": "off"}),
+    "fedbuff": Learning("fedbuff", rounds=ROUNDS, settings=SETTINGS),
+    "half": Learning("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
+    "fedasync": Learning("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
+}
+
+
+def scenario(name: str) -> Scenario:
+    homes = {"samples": "homes", "devices": 4, "bundle": "load-mlp", "until": "2018-03-01"}
+    return Scenario(f"kill -9 of {name}", learning=LEARNING[name], **homes)
+
+
+def run(folder, name, kind="embedded", seed=None):
+    """Let a fleet learn, in calm or in a storm; return what the stores say, and the kills."""
+    storm = None
+    with Family(folder / "logs") as family:
+        made, url = federation(folder, family, kind, scenario(name))
+        if seed is not None:
+            storm = Storm(made, url, kind=kind, folder=folder, seed=seed, most=15)
+        for _ in made.watch(300, tend=storm or (lambda: None)):
+            pass
+        settled(made)
+        made.stop()
+        audit, state = read(made)
+        owed = personal(made)
+    assert len(owed) == 4
+    return audit, state, storm.kills if storm else {}
+
+
+@pytest.mark.parametrize("name", ["bsfdp", "fedbuff"])
+def test_who_waits_for_everybody_ends_with_the_same_bits(tmp_path, name):
+    _, calm, _ = run(tmp_path / "calm", name)
+    audit, state, kills = run(tmp_path / "storm", name, seed=7)
+    assert audit.moved == ROUNDS
+    assert set(audit.updates.values()) == {ROUNDS}
+    assert state.w.tobytes() == calm.w.tobytes(), json.dumps(kills)
+
+
+@pytest.mark.parametrize(
+    ("name", "quorum", "kind"), [("half", 2, "mosquitto"), ("fedasync", 1, "embedded")]
+)
+def test_who_waits_for_nobody_folds_to_what_was_announced(tmp_path, name, quorum, kind):
+    audit, state, kills = run(tmp_path, name, kind, seed=11)
+    assert audit.moved == state.version == LEARNING[name].rounds
+    assert sum(audit.updates.values()) == quorum * audit.moved
+    assert len(audit.updates) == 4, json.dumps(kills)
