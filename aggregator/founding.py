@@ -162,7 +162,19 @@ def check(run: config.Run, store: SqliteStore, online: SigningKey) -> records.Ru
             f"the configuration is not what run {begun.run} was begun with: {'; '.join(wrong)}",
             hint=f"take it back, or begin another run: gridfed-aggregator announce {where}",
         )
+    _check_quorum(run, store)
     return begun
+
+
+def _check_quorum(run: config.Run, store: SqliteStore) -> None:
+    """Refuse an S of S-of-M that is above M: it would wait for devices that nobody knows."""
+    enrolled = sum(client.state != "revoked" for client in store.clients())
+    if run.ask.personal and run.rounds.enough > enrolled:
+        raise FoundingError(
+            f"{run.config.file.name}: run.quorum: {run.rounds.enough} different devices must "
+            f"answer, {enrolled} are enrolled",
+            hint="enrol them: gridfed-aggregator enrol ID; or lower run.quorum",
+        )
 
 
 def _record(run: config.Run, number: int) -> records.Run:

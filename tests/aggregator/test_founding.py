@@ -6,6 +6,7 @@ import pytest
 from aggregator.config import Config, bind
 from aggregator.founding import FoundingError, check, found, resumed
 from aggregator.store import SqliteStore
+from edge_sdk.settings import SettingsError
 from edge_sdk.wire import codec, envelope, keys, topics
 from edge_sdk.wire.messages import Bundle, Keys
 
@@ -134,3 +135,43 @@ def test_announcements_of_another_root_are_refused(workplace):
         pytest.raises(FoundingError, match=r"was not signed by root\.pub"),
     ):
         check(bind(config), store, ONLINE)
+
+
+@pytest.mark.parametrize(("quorum", "fits"), [(3, True), (4, False)])
+def test_more_answers_than_there_are_devices_are_refused_at_the_start(founded, quorum, fits):
+    asynchronous = (
+        ('method = "fedavg"', 'method = "fedbuff"'),
+        ("quorum = 2", f"quorum = {quorum}"),
+    )
+    bound = bind(founded(replacing=asynchronous))
+    with SqliteStore.open(bound.config.database) as store:
+        if fits:
+            assert check(bound, store, ONLINE).method == "fedbuff"
+            return
+        with pytest.raises(FoundingError, match=r"run\.quorum: 4 different devices") as caught:
+            check(bound, store, ONLINE)
+        assert "enrol" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "key"),
+    [
+        ("fedbuff", "max_staleness = -1", "run.settings.max_staleness"),
+        ("fedasync", "max_staleness = 1.5", "run.settings.max_staleness"),
+        ("fedasync", "alpha = 0.0", "run.settings.alpha"),
+        ("fedasync", "prox = -1.0", "run.settings.prox"),
+        ("rsa", "patience = 0", "run.settings.patience"),
+        ("rsa", "overdue = 'later'", "run.settings.overdue"),
+        ("rsa", "stepz = 1", "run.settings"),
+        ("fedbuff", "steps = 1 }\nrule = { name = 'trimmed_mean', f = 2", "run."),
+    ],
+)
+def test_nonsense_in_an_asynchronous_run_is_refused_with_its_key(workplace, method, settings, key):
+    replacing = (('method = "fedavg"', f'method = "{method}"\nsettings = {{ {settings} }}'),)
+    with pytest.raises(SettingsError, match=key):
+        bind(Config.load(workplace(replacing=replacing), {}))
+
+
+def test_fedasync_fires_after_every_answer_and_nothing_else(workplace):
+    with pytest.raises(SettingsError, match=r"run\.quorum"):
+        bind(Config.load(workplace(replacing=(('method = "fedavg"', 'method = "fedasync"'),)), {}))

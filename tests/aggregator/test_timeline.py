@@ -99,7 +99,6 @@ def line(request, founded, puppets, still_clock):
         made.append(Line(config, puppets, still_clock, part))
         return made[-1]
 
-    make.method = request.param
     yield make
     for one in made:
         one.daemon.close()
@@ -159,11 +158,13 @@ def test_the_oracle_by_hand_is_the_one_of_the_specification():
     assert len(by_hand(1, 99, 20)) == 34
 
 
+ONLY_WHO_WAITS = pytest.mark.parametrize("line", ["bafdp"], indirect=True)
+
+
+@ONLY_WHO_WAITS
 @pytest.mark.parametrize("bound", [1, 2])
 def test_nobody_falls_further_behind_than_the_bound(line, bound):
     """A firing without somebody who is that far behind may happen, but it is the last one."""
-    if line.method != "bafdp":
-        pytest.skip("only the consensus methods wait for a straggler")
     fired = line(2, f'patience = {bound}, overdue = "wait"').until(20)
     assert fired == by_hand(2, bound, 20)
     assert max(max(late) for _, _, late in fired) == bound + 1
@@ -171,10 +172,9 @@ def test_nobody_falls_further_behind_than_the_bound(line, bound):
     assert waited == (bound == 1)
 
 
+@ONLY_WHO_WAITS
 def test_with_a_bound_of_two_three_firings_are_all_without_the_straggler(line):
     """Device 3 never answers: it is two behind at the third firing, so that is the last."""
-    if line.method != "bafdp":
-        pytest.skip("only the consensus methods wait for a straggler")
     one = line(2, 'patience = 2, overdue = "wait"')
     one.events = [event for event in one.events if event[1] != "meter-3"]
     heapq.heapify(one.events)
