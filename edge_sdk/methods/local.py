@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.runtime import GraphError
 from edge_sdk.wire.method import Array
 from edge_sdk.wire.spec import ParamSpec
 
@@ -122,6 +123,9 @@ class Lent:
         """Run a graph of the bundle by its name.
 
         Raises:
-            KeyError: The bundle has no such graph; shells compare with the contract at start.
+            GraphError: The bundle has no such graph: a task asked for what its method may want,
+                but this run's bundle was not made for.
         """
+        if graph not in self.graphs:
+            raise GraphError(f"this bundle has no graph {graph!r}, which the task asks for")
         return self.graphs[graph](**feeds)

@@ -1,7 +1,7 @@
 """BAFDP and BSFDP: both real halves against the numbers worked out by hand."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from aggregator.methods.consensus import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
 from aggregator.methods.setup import Setup
 from aggregator.rules import bind
 from edge_sdk.methods.pulled import pulled
+from edge_sdk.runtime import GraphError
 from edge_sdk.wire.method import Due, Member
 from edge_sdk.wire.mirror import Ascent, check, next_dual
 from edge_sdk.wire.spec import ParamSpec
@@ -412,6 +413,17 @@ def test_steps_that_leave_the_finite_numbers_end_at_the_consensus(consensus):
     assert (float(update.vector[0]), set(update.values)) == (0.0, {"n"})
     fleet.deliver(update)
     assert fleet.z == 0.0
+
+
+def test_a_task_for_a_graph_that_the_bundle_lacks_is_given_up_not_the_device(consensus):
+    fleet = consensus(server(1, **ORACLE), partial(pulled_without, "robust_gradient"), {"a": 1.0})
+    with pytest.raises(GraphError, match="robust_gradient"):
+        fleet.answer("a")
+
+
+def pulled_without(graph, local, settings):
+    kept = {name: run for name, run in local.graphs.items() if name != graph}
+    return pulled(replace(local, graphs=kept), settings)
 
 
 @pytest.mark.parametrize(
