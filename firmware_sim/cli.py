@@ -212,7 +212,8 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add("--judge-days", type=int, default=7, metavar="N", help="that a trial judges on, after (7)")
     add("--seed", type=int, default=0, help="of what the simulator draws (0)")
     add("--scenario", default="", help="start from this scenario: a name, or a TOML file")
-    add("--like", metavar="SET", help="the shipped set to use, or that --data resembles (homes)")
+    words = "the shipped set to use, or that --data resembles (homes)"
+    add("--like", "--samples", metavar="SET", help=words)
     add("--data", type=Path, metavar="FOLDER", help="CSV files of your own, one a device")
     where = parser.add_mutually_exclusive_group()
     inside: dict[str, Any] = {"action": "store_const", "dest": "is_inside"}

@@ -70,6 +70,15 @@ def test_a_fleet_runs_its_rounds_and_tells_what_they_cost(tmp_path, where):
     assert left_of(tmp_path) == []
 
 
+def test_cells_learn_their_traffic_a_day_ahead(tmp_path):
+    options = ["--devices", "3", "--rounds", "2", "--steps", "2", "--samples", "cells"]
+    done = sim("fleet", *options, "--bundle", "cells-mlp-24", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["rounds"], told["refused"]) == (2, {})
+    assert told["per_device_and_round"]["bytes_up"] > 4 * 10584
+
+
 def test_the_demo_judges_every_device_and_writes_its_page(tmp_path):
     scenario = tmp_path / "small.toml"
     scenario.write_text(SMALL)
