@@ -23,9 +23,7 @@ class MechanismSection:
     clip: Positive | None = None  # largest norm of an update, or of one window's gradient
     bound: Positive | None = None  # largest size of one coordinate, for sign_gaussian without clip
     multiplier: Positive | None = None  # noise over clip (or over the range); else from the budget
-    epsilon: float | None = (
-        None  # of one release; at the input: of now, below the budget's
-    )
+    epsilon: float | None = None  # of one release; at the input: of now, below the budget's
     calibration: Literal["analytic", "classical", "nbafl", "udp"] = "analytic"  # of Gaussian noise
     neighbours: Literal["replace", "add-remove"] = "replace"  # what two indistinct inputs are
     grid: bool = False  # take the last bits away: values on steps of 2^-20 of the sensitivity

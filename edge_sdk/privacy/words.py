@@ -189,7 +189,8 @@ def as_text(said: Mapping[str, Any]) -> str:
         if isinstance(value, list):
             lines += [f"{key}:", *(f"- {item}" for item in value)]
         else:
-            lines.append(f"{key}: {_shown(value)}")
+            is_amount = key in {"releases left", "epsilon allowed"}
+            lines.append(f"{key}: {'no limit' if value is None and is_amount else _shown(value)}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,87 @@
+"""The page about privacy says what the code computes, and shows what the code accepts."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge_sdk.bundle import Bundle as OpenBundle
+from edge_sdk.bundle import Trust
+from edge_sdk.privacy.gaussian import classical_sigma, epsilon_of, sigma_for
+from edge_sdk.privacy.ledger import Account, composed
+from edge_sdk.privacy.plan import Facts, Plan
+from edge_sdk.privacy.section import PrivacySection
+from edge_sdk.privacy.terms import plan_of
+from edge_sdk.privacy.words import NO_CLAIM, as_text, explained, sheet
+from edge_sdk.settings import from_table
+from edge_sdk.wire.manifest import CLIPPED_GRADIENT, SIGNATURES, GraphFile
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text("utf-8")
+SHOWN = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+DELTA = 1e-5
+
+
+def planned(block: str) -> Plan:
+    section = from_table(PrivacySection, tomllib.loads(block)["privacy"], "page")
+    manifest = OpenBundle.open("load-mlp", trust=Trust()).manifest
+    clipped = GraphFile("clipped.onnx", *SIGNATURES[CLIPPED_GRADIENT])
+    manifest = replace(manifest, graphs={**manifest.graphs, CLIPPED_GRADIENT: clipped})
+    return plan_of(section, Facts(manifest, keep=17_568, max_steps=64, shared=5760))
+
+
+def test_every_row_of_the_table_is_computed():
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 9
+    for row in rows:
+        epsilon, needed, textbook, true = map(float, row)
+        assert sigma_for(epsilon, DELTA) == pytest.approx(needed, abs=6e-5)
+        assert classical_sigma(epsilon, DELTA) == pytest.approx(textbook, abs=6e-5)
+        worth = epsilon_of(classical_sigma(epsilon, DELTA), DELTA)
+        assert worth == pytest.approx(true, abs=6e-5)
+
+
+def test_the_numbers_in_the_text_are_computed():
+    said = {
+        "91.8": epsilon_of(0.1, DELTA),
+        "494": sigma_for(1.0, DELTA, math.sqrt(17_520)),
+        "25.8": sigma_for(1.0, DELTA, math.sqrt(48)),
+        "noise of 12 clips": 2 * 10 * sigma_for(8.0, DELTA),
+        "911 times": 2 * 10 * sigma_for(8.0, DELTA) * math.sqrt(5760),
+        "13.2067": epsilon_of(0.4, DELTA),
+        "9.9973": epsilon_of(0.5, DELTA),
+        "24.382": epsilon_of(0.25, DELTA),
+    }
+    for text, value in said.items():
+        assert text in PAGE
+        number = re.search(r"[\d.]+", text).group()
+        assert value == pytest.approx(float(number), rel=3e-3), text
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=range(len(SHOWN)))
+def test_every_configuration_shown_is_accepted_and_explained(block):
+    plan = planned(block)
+    account = Account(limit=plan.limit).plus(plan.charge(releases=1))
+    told = explained(plan, account)
+    assert "not protected:" in told
+    assert "1 updates released so far" in told
+    text = as_text(sheet(plan, account, "0.1.0"))
+    assert ("formal claim: yes" in text) == (plan.section.mode == "honest")
+    assert (NO_CLAIM in text) == (plan.section.mode == "paper")
+
+
+def test_the_papers_example_is_worth_what_the_page_says():
+    plan = planned(next(block for block in SHOWN if "nbafl" in block))
+    worth = composed([plan.charge()], DELTA)
+    assert worth == pytest.approx(2.1e6, rel=0.03)
+
+
+def test_the_updates_example_lasts_as_long_as_it_says():
+    plan = planned(next(block for block in SHOWN if "releases = 100" in block))
+    account = Account(limit=plan.limit)
+    assert account.left(plan.release()) == 100
+    assert account.plus(plan.charge(count=100)).epsilon() == pytest.approx(8.0, rel=1e-6)
