@@ -1,7 +1,6 @@
 """FedAsync and FedBuff: worked numbers, faults, and both real halves on a clock of events."""
 
 import heapq
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,14 +12,9 @@ from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.methods.buffered import Buffered
 from aggregator.rules import bind
-from edge_sdk.chance import keyed
-from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Batch, Lent
-from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
 from edge_sdk.wire.method import CONTRACTS, Closed, Due, Member, Task, Up, Update, answered
-from edge_sdk.wire.spec import ParamSpec
 from edge_sdk.wire.strict import Misfit
+from tests.pairs.line import device
 
 
 def server(method, rounds, rule="mean", parameters=None, **settings):
@@ -249,44 +243,17 @@ class TestAsking:
                 seen[name] = (asked.round, asked.base)
 
 
-class Window:
-    """One window, the target its only number."""
-
-    def __init__(self, target):
-        self.batch = Batch(np.ones((1, 1, 1), np.float32), np.full((1, 1), target, np.float32))
-
-    def __len__(self):
-        return 1
-
-    def draw(self, _rng, _size):
-        return self.batch
-
-
-def line(p, x, y):
-    """Squared error of shared * x + personal, with x = 1, and its gradient."""
-    error = p.sum() * x[:, 0, 0] - y[:, 0]
-    return np.float32((error**2).mean()), np.full(p.size, 2 * error.mean(), np.float32)
-
-
 class Clock:
     """Both halves, and events in order of (time, client): who takes how long answers when."""
 
     def __init__(self, method, latency, rounds, **settings):
-        self.spec = ParamSpec.of([("phi", (1,)), ("psi", (1,))], ("phi",))
         self.half, self.latency = server(method, rounds, **settings), latency
-        self.devices = {name: self._device(method, name, n) for n, name in enumerate(latency)}
+        self.devices = {name: device(method, name, 1.0 + 2 * n) for n, name in enumerate(latency)}
         whole = np.zeros(2, np.float32)
         self.states = {name: half.init(whole) for name, half in self.devices.items()}
         self.state, self.queue, self.now, self.firings = self.half.init(whole[:1]), [], 0.0, []
         for event in (OPEN, *(Member(name, True) for name in sorted(latency))):
             self.say(event)
-
-    def _device(self, method, name, number):
-        window = Window(1.0 + 2 * number)
-        local = Lent(
-            name, self.spec, {"gradient": line}, lambda: window, 64, partial(keyed, 0, name)
-        )
-        return DEVICES[method](local, Steps(optimiser=sgd))
 
     def say(self, event):
         self.state, effects = self.half.apply(self.state, event)

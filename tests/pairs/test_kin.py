@@ -1,7 +1,5 @@
 """AFL, FedAtt, FedDA, FedGRU, Fed-NTP, NbAFL and UDP: worked numbers, invariants, both halves."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,14 +12,10 @@ from aggregator.methods.agnostic import ascended, capped, joined
 from aggregator.methods.attentive import labelled
 from aggregator.methods.noised import nbafl
 from aggregator.rules import bind
-from edge_sdk.chance import keyed
-from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Batch, Lent
-from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
 from edge_sdk.wire.method import CONTRACTS, Closed, Task, Update, answered
 from edge_sdk.wire.spec import ParamSpec
 from edge_sdk.wire.strict import Misfit, build
+from tests.pairs.line import SPEC, device
 
 KIN = ("afl", "fedatt", "fedda", "fedgru", "fedntp", "nbafl", "udp")
 QUIET = {"nbafl": {"downlink": False}}
@@ -400,43 +394,16 @@ def test_settings_that_cannot_be_meant_are_refused_by_their_key(method, wrong):
     assert caught.value.path.startswith(f"run.settings.{key}")
 
 
-class Window:
-    """One window, the target its only number."""
-
-    def __init__(self, target):
-        self.batch = Batch(np.ones((1, 1, 1), np.float32), np.full((1, 1), target, np.float32))
-
-    def __len__(self):
-        return 1
-
-    def draw(self, _rng, _size):
-        return self.batch
-
-
-def line(p, x, y):
-    """Squared error of shared * x + personal, with x = 1, and its gradient."""
-    error = p.sum() * x[:, 0, 0] - y[:, 0]
-    return np.float32((error**2).mean()), np.full(p.size, 2 * error.mean(), np.float32)
-
-
 class Pair:
     """Both halves of a method and, in the place of the shells, a driver that can restart either."""
 
     def __init__(self, method, targets, **settings):
-        self.spec = ParamSpec.of([("phi", (1,)), ("psi", (1,))], ("phi",))
-        spec = None if method in {"fedgru", "fedntp"} else self.spec
+        spec = None if method in {"fedgru", "fedntp"} else SPEC
         self.server = half_of(method, len(targets), spec, **settings)
-        self.devices = {name: self._device(method, name, t) for name, t in targets.items()}
+        self.devices = {name: device(method, name, t) for name, t in targets.items()}
         whole = np.zeros(2, np.float32)
         self.states = {name: half.init(whole) for name, half in self.devices.items()}
         self.state, (self.task, _) = self.server.apply(self.server.init(whole[:1]), OPEN)
-
-    def _device(self, method, name, target):
-        window = Window(target)
-        local = Lent(
-            name, self.spec, {"gradient": line}, lambda: window, 64, partial(keyed, 0, name)
-        )
-        return DEVICES[method](local, Steps(optimiser=sgd))
 
     def round(self, *, restart=False):
         answers = []
