@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import tomllib
 
 import numpy as np
 import pytest
 
 from aggregator.audit import recompute
+from firmware_sim.folders import toml
 
 ROUNDS = 6
 SETTINGS = {
+    "aspire_ease": {"steps": 2, "rate": 0.01, "check_every": 2, "cut_every": 2},
     "bsfdp": {"steps": 2, "rate": 0.003, "regulariser": "off", "check_every": 2},
     "rsa": {"steps": 2, "rate": 0.01},
     "rsa_weights": {"steps": 2, "rate": 0.01},
@@ -97,3 +100,31 @@ def test_half_of_the_fleet_fires_and_a_lost_store_begins_anew(world):
     finish(one, 20)
     cohorts = [version.report["cohort"] for version in one.daemon._store.versions(1)]
     assert any("home-1" in cohort for cohort in cohorts[8:])
+
+
+@pytest.mark.parametrize("name", ["sign_flip", "sign_gaussian"])
+def test_signs_are_made_noisy_by_the_device_and_take_a_bit_each(world, name):
+    one = world(run={"method": "dp_rsa", "quorum": 3, "rounds": 4, "settings": SETTINGS["rsa"]})
+    noise = {"sign_flip": {"epsilon": 3.0}, "sign_gaussian": {"clip": 1.0, "multiplier": 0.5}}[name]
+    mechanism = {"name": name, "point": "sign"} | noise
+    for path in one.folder.glob("home-*.toml"):
+        table = tomllib.loads(path.read_text("utf-8"))
+        budget = {"epsilon": 1e9}  # a message of many signs costs so many times as much as one
+        privacy = {"mode": "honest", "mechanism": mechanism, "budget": budget}
+        accept = {"methods": ["dp_rsa"]}  # no other method's answers are signs
+        path.write_text(toml(table | {"privacy": privacy, "accept": accept}))
+    one.start_all()
+    finish(one, 4)
+    assert one.daemon.metrics.refusals() == {}
+    norms = [v.report["norms"] for v in one.daemon._store.versions(1)]
+    size = one.clients[0].learner.spec.shared_size
+    assert {round(norm**2) for report in norms for norm in report.values()} == {size}
+
+
+def test_a_device_without_such_noise_refuses_to_tell_one_bit_signs(world):
+    one = world(run={"method": "dp_rsa", "quorum": 3, "rounds": 4, "settings": SETTINGS["rsa"]})
+    one.start_all()
+    for _ in range(60):
+        one.turn()
+    assert one.version == 0
+    assert {client.learner.role.method for client in one.clients.values()} != {"dp_rsa"}
