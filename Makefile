@@ -40,7 +40,7 @@ bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
-oracles: $(VENV)/.oracles ## add second oracles: flwr for the averaging rules, dp-accounting for privacy
+oracles: $(VENV)/.oracles ## add second oracles: flwr and byzfl for the rules, dp-accounting for privacy
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) site demo-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -68,6 +68,6 @@ $(VENV)/.torch: $(VENV)/bin/python
 # Only its arithmetic is imported: the rest of what it declares (a web stack, uv, a newer certifi) is not.
 $(VENV)/.oracles: $(VENV)/.dev
 	@$(PIP) install -c constraints/dev.txt grpcio httpx iterators protobuf pycryptodome typer
-	@$(PIP) install --no-deps flwr==1.42.0
+	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11
 	@$(PIP) install -c constraints/dev.txt dp-accounting==0.6.0
 	@touch $@

@@ -49,8 +49,7 @@ def test_alie_is_defined_for_every_share_of_liars(devices, liars):
     assert np.isfinite(model.alie(scene)).all()
 
 
-def test_byzfl_agrees_but_for_the_sign_of_its_tau():
-    byzfl = pytest.importorskip("byzfl")
+def test_byzfl_agrees_but_for_the_sign_of_its_tau(byzfl):
     np.testing.assert_allclose(
         byzfl.InnerProductManipulation(tau=0.5)(HONEST.copy()), model.ipm(AMONG)
     )
