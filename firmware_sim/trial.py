@@ -28,6 +28,9 @@ HOLDS = 0.15
 DOUBLES = 1.0
 """One that rose by at least so much is said to double."""
 
+TENFOLD = 10.0
+"""A rise beyond is written as a factor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -196,17 +199,27 @@ def table(rows: Sequence[Row], unit: str) -> str:
     names = [(row.learning.method, row.learning.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
-    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>9}{'refused':>9}  "]
+    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>10}{'refused':>9}  "]
     for (method, rule), row in zip(names, rows, strict=True):
         attack = row.assault.attack if row.assault else "none"
-        rise = "" if row.rise is None else f"{row.rise:+.1%}"
         lines.append(
             f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
-            f"{row.errors.rmse:10.4g}{rise:>9}{sum(row.refused.values()):9}  {row.says}"
+            f"{row.errors.rmse:10.4g}{_rise(row.rise):>10}{sum(row.refused.values()):9}  {row.says}"
         )
     judged = len(rows[0].errors.each) if rows else 0
     lines += [f"means over the {judged} devices that never lie, {unit}", ""]
     return "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
+
+
+def _rise(share: float | None) -> str:
+    """Write a rise for a person.
+
+    >>> _rise(0.129), _rise(-0.01), _rise(1.7e39), _rise(None)
+    ('+12.9 %', '-1.0 %', 'x 1.7e+39', '')
+    """
+    if share is None:
+        return ""
+    return f"{share:+.1%}".replace("%", " %") if share < TENFOLD else f"x {1 + share:.3g}"
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
