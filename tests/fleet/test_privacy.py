@@ -1,0 +1,81 @@
+"""Fleets that hide their readings: rounds move, power cuts change no noise, budgets end."""
+
+from __future__ import annotations
+
+import tomllib
+
+import numpy as np
+import pytest
+
+from edge_sdk.store import Store
+from firmware_sim.folders import toml
+
+PUBLIC = ["weather.temperature", "weather.wind_speed"]
+INPUT = {
+    "mode": "honest",
+    "mechanism": {"name": "gaussian", "point": "input", "range": [0.0, 10.0], "public": PUBLIC},
+    "budget": {"epsilon": 30.0, "delta": 1e-5},
+}
+UPDATE = {
+    "mode": "honest",
+    "mechanism": {"name": "gaussian", "point": "update", "clip": 0.1, "multiplier": 1.0},
+    "budget": {"epsilon": 12.0, "delta": 1e-5},
+}
+
+
+def hide(one, privacy, numbers=(0, 1, 2)):
+    for number in numbers:
+        path = one.folder / f"home-{number}.toml"
+        table = tomllib.loads(path.read_text("utf-8"))
+        path.write_text(toml(table | {"privacy": privacy}))
+
+
+def noised(one, number):
+    with Store.open(one.folder / f"home-{number}", read_only=True) as store:
+        return store.noised()
+
+
+def charged(one, number):
+    with Store.open(one.folder / f"home-{number}", read_only=True) as store:
+        return sum(charge.releases for charge in store.ledger()), store.numbers().spent
+
+
+@pytest.mark.parametrize("method", ["fedavg", "afl"])
+def test_perturbed_readings_are_learned_from_and_stay_as_they_are_over_power_cuts(world, method):
+    run = {"method": method, "rounds": 4}
+    if method == "afl":
+        run["settings"] = {"steps": 2, "rate": 0.003}
+    one = world(run=run)
+    hide(one, INPUT)
+    one.start_all()
+    one.until(lambda: one.version >= 2)
+    before = noised(one, 1)
+    for number in range(3):
+        one.die(number)
+        one.start(number)
+    one.until(lambda: one.version >= 4)
+    assert noised(one, 1) == before
+    assert {stream for stream, _ in before} == {"elec.import.energy"}
+    assert one.daemon.metrics.refusals() == {}
+    for client in one.clients.values():
+        clean = client.learner.series.values("elec.import.energy")
+        seen = client.learner.learnable().frame.raw
+        assert np.nanmean(np.abs(seen - clean)) > 1.0
+        assert client.status()["budget"]["epsilon"] == pytest.approx(30.0, rel=1e-6)
+        assert client.forecast().source == "model"
+
+
+def test_who_has_spent_his_budget_leaves_the_round_and_the_others_go_on(world):
+    one = world(run={"rounds": 8, "quorum": 2, "deadline": "20s"}, pace={"alone_every": "1s"})
+    hide(one, UPDATE, numbers=[0])
+    one.start_all()
+    one.until(lambda: one.version >= 8)
+    told = one.clients[0].status()
+    assert told["budget"]["left"] == 0
+    assert told["budget"]["epsilon"] <= 12.0
+    assert 1 <= told["spent"] < 8
+    assert charged(one, 0) == (told["spent"], told["spent"])
+    assert one.clients[1].status()["spent"] >= 7
+    assert told["counts"]["rounds alone"] > 0
+    ledger = one.daemon._store.ledger("home-0")
+    assert ledger.spent == told["spent"]
