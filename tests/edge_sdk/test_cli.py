@@ -87,6 +87,11 @@ def enrolled(config):
     [
         (("load-lstm", "load-lsdm"), "neither shipped nor a folder"),
         (('name = "none"', 'name = "gauss"'), "privacy.mechanism.name"),
+        (('privacy = { mechanism = { name = "none" } }\n', ""), "privacy: missing"),
+        (
+            ('{ name = "none" } }', '{ name = "gaussian", point = "update" }, mode = "honest" }'),
+            "privacy.budget.epsilon: missing",
+        ),
         (("floor-area = 100.0, ", ""), "[site] lacks"),
         (("load.csv", "lood.csv"), "there is no file"),
         (('type = "csv"', 'type = "cvs"'), "source[0].type: unknown 'cvs'"),
@@ -101,6 +106,43 @@ def test_what_is_wrong_is_said_in_one_sentence(config, capsys, change, blame):
     err = said(capsys).err
     assert blame in err
     assert "Traceback" not in err
+
+
+PRIVACY = """
+[privacy]
+mode = "honest"
+mechanism = { name = "gaussian", point = "update", clip = 1.0 }
+budget = { epsilon = 8.0, delta = 1e-5, releases = 50 }
+"""
+
+
+def test_the_budget_is_explained_and_printed_as_a_sheet(config, capsys):
+    enrolled(config)
+    plain = TOML.replace('privacy = { mechanism = { name = "none" } }\n', "")
+    config.write_text(plain + PRIVACY)
+    assert main(["budget", str(config)]) == 0
+    out = said(capsys).out
+    assert "one device's whole contribution is (epsilon 8, delta 1e-05)-private" in out
+    assert "updates left: 50" in out
+    assert "not protected:" in out
+    assert main(["budget", str(config), "--json"]) == 0
+    told = json.loads(said(capsys).out)
+    assert told["budget"]["left"] == 50
+    assert "text" not in told
+    assert main(["budget", str(config), "--datasheet"]) == 0
+    sheet = said(capsys).out
+    for word in ("unit of privacy", "neighbouring inputs: replace", "trust model", "composition"):
+        assert word in sheet
+    assert main(["budget", str(config), "--datasheet", "--json"]) == 0
+    assert json.loads(said(capsys).out)["releases left"] == 50
+
+
+def test_with_none_the_sheet_claims_nothing(config, capsys):
+    enrolled(config)
+    assert main(["budget", str(config), "--datasheet", "--json"]) == 0
+    sheet = json.loads(said(capsys).out)
+    assert (sheet["formal claim"], sheet["mechanism"]) == (False, "none")
+    assert sheet["noise over the bound"] is None
 
 
 def test_a_key_others_can_read_is_refused(config, capsys):
