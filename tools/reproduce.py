@@ -1,18 +1,19 @@
 """Repeat the papers' experiments on real data and say what holds.
 
     python tools/reproduce.py e5 e6 --data DATA --out runs
+    python tools/reproduce.py e9 e10 e11 e12 e13 --data DATA --out runs
+    python tools/reproduce.py e13 --quick                                   # a corner, without data
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
 
 One JSON per arm and seed is kept in --out; an interrupted call continues where it stopped. Tables
-are printed and written to RESULTS.md and RESULTS.html there. Numbers of the paper stand beside ours
-and are never asserted.
+are printed and written to RESULTS.md and RESULTS.html there (e9 to e13: one of each an experiment).
+Numbers of the paper stand beside ours and are never asserted.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import os
 import subprocess
@@ -32,7 +33,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.experiments import buildings, claims, plfl, traffic
+from tools.experiments import buildings, claims, pages, plfl, robust, traffic
 from tools.experiments.plfl import Arm
 
 E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
@@ -228,52 +229,15 @@ def _preamble(options: argparse.Namespace) -> str:
     )
 
 
-def as_html(markdown: str) -> str:
-    """Wrap the page for a browser: tables become tables, the rest stays text."""
-    body = []
-    for line in markdown.splitlines():
-        cells = [html.escape(x.strip()) for x in line.strip("|").split("|")]
-        if line.startswith("|---"):
-            continue
-        if line.startswith("|"):
-            body.append(
-                "<tr>" + "".join(f"<td>{x.replace('**', '')}</td>" for x in cells) + "</tr>"
-            )
-        else:
-            level = len(line) - len(line.lstrip("#"))
-            text = html.escape(line.lstrip("# "))
-            body.append(f"<h{level}>{text}</h{level}>" if level else f"<p>{text}</p>")
-    style = "body{font:15px sans-serif;margin:2em}td{border:1px solid #ccc;padding:.3em .6em}"
-    return f"<!doctype html><meta charset=utf-8><style>{style}</style>" + "\n".join(
-        f"<table>{x}</table>" if x.startswith("<tr>") else x for x in _joined(body)
-    )
-
-
-def _joined(lines: Iterable[str]) -> Iterable[str]:
-    rows = ""
-    for line in lines:
-        if line.startswith("<tr>"):
-            rows += line
-        else:
-            if rows:
-                yield rows
-            rows = ""
-            yield line
-    if rows:
-        yield rows
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiments", nargs="+", choices=("e5", "e6"))
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of data sets (tools/fetch.py)"
-    )
+    parser.add_argument("experiments", nargs="+", choices=("e5", "e6", *robust.EXPERIMENTS))
+    parser.add_argument("--data", type=Path, help="folder of data sets (tools/fetch.py)")
     parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--rounds", type=int, default=300, help="server rounds K (paper: 2000)")
+    parser.add_argument("--rounds", type=int, default=300, help="e5, e6: server rounds K (2000)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=buildings.CLIENTS)
     parser.add_argument("--sets", nargs="+", default=buildings.SETS, choices=buildings.SETS)
@@ -285,12 +249,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-traffic", action="store_true", help="leave out the federation that counts bytes"
     )
-    return parser.parse_args(arguments)
+    robust.add_options(parser)
+    options = parser.parse_args(arguments)
+    if options.data is None and set(options.experiments) - {"e13"}:
+        parser.error("--data is needed for all experiments but e13")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print and write the page."""
+    """Run what was asked for, print and write the pages."""
     options = parse(arguments)
+    code = robust.main(options) if set(options.experiments) & set(robust.EXPERIMENTS) else 0
+    return code or (_buildings(options) if set(options.experiments) & {"e5", "e6"} else 0)
+
+
+def _buildings(options: argparse.Namespace) -> int:
+    """Run E5 and E6."""
     missing = [x for x in options.sets if not (options.data / x).is_dir()]
     if missing:
         print(
@@ -304,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     page = report(results, options)
     (options.out / "RESULTS.md").write_text(page)
-    (options.out / "RESULTS.html").write_text(as_html(page))
+    (options.out / "RESULTS.html").write_text(pages.as_html(page))
     print(page)
     return 0
 

@@ -76,7 +76,9 @@ def test_no_target_crosses_a_boundary(folder, manifest):
 def test_a_day_stays_a_day_on_another_step(folder, manifest):
     (station,) = cells.load(folder, cells.BARCELONA)
     made = cells.form(plain(manifest), station)
-    assert {x.lag_steps for x in made.features if x.kind == "lag"} == {144, 7 * 144}
+    assert {x.lag_steps for x in made.features if x.kind == "lag"} == {144, 2 * 144}
+    hourly = replace(station, step=3600)
+    assert cells.form(plain(manifest), hourly) == plain(manifest)
 
 
 def test_forecasts_read_nothing_after_their_origin(folder, manifest):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,11 @@ from edge_sdk.wire.method import CONTRACTS
 from edge_sdk.wire.spec import Vector
 from tools.experiments import cells as data
 from tools.experiments.cells import Cell, Split
-from tools.experiments.field import FIELD, Row
+from tools.experiments.field import FIELD, Case, Row
 from tools.experiments.liars import liars
-from tools.experiments.noise import noised
+from tools.experiments.noise import mechanism, noised, rebuilt, spread, told_apart
 from tools.experiments.together import Plan, Pooled, gather, key, redrawn, rounds
-from tools.experiments.virtual import Latency, Moment, World, at_once, log_normal
+from tools.experiments.virtual import Latency, Moment, World, at_once, drawn, log_normal
 
 BATCH = 64
 LONG = 2000
@@ -126,7 +126,9 @@ def ground(arm: Arm, folder: Path) -> Ground:
     served = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
     learnt = served
     if arm.budget is not None:
-        noisy = {name: noised(x, arm.budget, arm.seed) for name, x in cells.items()}
+        noisy = {
+            name: noised(x, arm.budget, arm.seed, bundle.manifest) for name, x in cells.items()
+        }
         learnt = {
             name: data.frame(x, bundle.manifest, scale=cells[name].scale)
             for name, x in noisy.items()
@@ -145,7 +147,9 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
         vectors = alone(arm, base)
     else:
         vectors, path = _federated(arm, base)
+    told = {"attack": _attacked(arm, base)} if arm.experiment == "e10" else {}
     return {
+        **told,
         "arm": {name: getattr(arm, name) for name in Arm.__slots__},
         "seconds": round(time.perf_counter() - began, 1),
         "liars": _liars(arm, base),
@@ -154,16 +158,32 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
     }
 
 
+def _attacked(arm: Arm, base: Ground) -> dict[str, float]:
+    """Return what an attacker gets out of the noisy readings, averaged over cells."""
+    sigma = 0.0 if arm.budget is None else spread(arm.budget)
+    rows = [
+        rebuilt(cell, replace(cell, traffic=base.learnt[name].raw), sigma)
+        for name, cell in base.cells.items()
+    ]
+    close, usual = (float(np.mean(x)) for x in zip(*rows, strict=True))
+    apart = told_apart(arm.budget, arm.seed)
+    return {"told apart": apart, "rebuilt": close, "usual": usual}
+
+
 def judged(base: Ground, vectors: Mapping[str, Vector]) -> dict[str, dict[str, float]]:
     """Score every cell's vector on its own part of the truth, raw scale."""
     return {name: _scored(base, base.served[name], name, p) for name, p in vectors.items()}
 
 
 def _scored(base: Ground, cut: Frame, name: str, p: Vector) -> dict[str, float]:
+    """Score one cell; a forecast that left the finite numbers is infinitely wrong."""
     rows = data.origins(base.cells[name], cut, base.part)
     truth = cut.truth(rows)
-    scores = data.scored({name: rolling(base.bundle.forecast, p, cut, rows)}, {name: truth})
-    return {"RMSE": scores["RMSE"], "MAE": scores["MAE"], "n": float(np.isfinite(truth).sum())}
+    with np.errstate(over="ignore", invalid="ignore"):
+        told = rolling(base.bundle.forecast, p, cut, rows)
+        scores = data.scored({name: told}, {name: truth})
+    errors = scores if np.isfinite(told).all() else dict.fromkeys(scores, math.inf)
+    return {"RMSE": errors["RMSE"], "MAE": errors["MAE"], "n": float(np.isfinite(truth).sum())}
 
 
 def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -191,18 +211,36 @@ def _liars(arm: Arm, base: Ground) -> list[str]:
 
 
 def _federated(arm: Arm, base: Ground) -> tuple[dict[str, Vector], list[dict[str, float]]]:
-    row = FIELD[arm.name]
-    world, common = _world(arm, base, row)
-    firings = row.firings(arm.work, len(base.cells))
-    every = max(1, firings // LOOKS)
+    world, common = _world(arm, base, FIELD[arm.name])
     path: list[dict[str, float]] = []
-    for number, moment in enumerate(world.moments(common), 1):
-        if number % every == 0 or number == firings:
-            common = np.asarray(world.server.model(moment.state)["p"], np.float32)
-            path.append(_look(arm, base, moment, number, common))
-        if number == firings:
-            break
+    for number, moment in _looked_at(arm, base, world.moments(common)):
+        common = np.asarray(world.server.model(moment.state)["p"], np.float32)
+        path.append(_look(arm, base, moment, number, common))
     return dict.fromkeys(base.cells, common), path
+
+
+def _looked_at(arm: Arm, base: Ground, moments: Iterable[Moment]) -> Iterator[tuple[int, Moment]]:
+    """Yield numbered firings, ``LOOKS`` of them in even steps, the last one among them.
+
+    A run is so many firings long, or on a clock so many seconds that its slowest device could give
+    ``work`` answers.
+    """
+    firings = FIELD[arm.name].firings(arm.work, len(base.cells))
+    end = STRAGGLER * arm.work if arm.clock == "straggler" else math.inf
+    looks, last = 0, None
+    for number, moment in enumerate(moments, 1):
+        if moment.time > end:
+            break
+        share = number / firings if math.isinf(end) else moment.time / end
+        last = (number, moment)
+        if share >= (looks + 1) / LOOKS:
+            looks = math.floor(share * LOOKS)
+            yield last
+            last = None
+        if share >= 1.0:
+            break
+    if last is not None:
+        yield last
 
 
 def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -> dict[str, float]:
@@ -212,8 +250,9 @@ def _look(arm: Arm, base: Ground, moment: Moment, number: int, common: Vector) -
     seen = {"time": moment.time, "firing": float(number), **together(judged(base, honest))}
     if arm.experiment == "e11":
         seen["loss"] = _loss(base, common)
-    told = FIELD[arm.name].watched(moment.state)
-    return seen | {name: float(value) for name, value in told.items()}
+    if "eps" in moment.closed.report:
+        seen["epsilon"] = float(moment.closed.report["eps"])
+    return seen
 
 
 def _loss(base: Ground, p: Vector) -> float:
@@ -228,21 +267,36 @@ def _loss(base: Ground, p: Vector) -> float:
 
 def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
     spec = base.bundle.manifest.spec(("",))
-    method = SERVER[row.method]
-    enough = row.quorum(len(base.cells))
-    setup = Setup(
-        bind(row.rule), method.settings(**row.settings), Rounds(quorum=enough), spec, arm.seed
+    windows = base.windows()
+    enough = row.quorum(len(windows))
+    case = Case(
+        tuple(sorted(windows)),
+        min(map(len, windows.values())),
+        row.firings(arm.work, len(windows)),
+        arm.budget,
     )
+    name = row.plain if row.plain and arm.net != row.net else row.method
+    method = SERVER[name]
+    settings = method.settings(**row.settings(case))
+    course = Rounds(quorum=enough, limit=case.rounds if arm.clock == "even" else None)
+    layout = spec if row.is_told else None
+    setup = Setup(bind("mean"), settings, course, layout, arm.seed)
     first = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
-    devices, states = {}, {}
-    for name, windows in base.windows().items():
-        keyed = partial(key, arm.seed, name)
-        lent = Lent(name, spec, base.bundle.graphs, _given(windows), BATCH, keyed)
-        devices[name] = DEVICE[row.method](lent, Steps(adam, minibatch="fresh"))
-        states[name] = devices[name].init(first)
-    named = _liars(arm, base)
-    lies = liars(arm.attack, named, len(devices), CONTRACTS[row.method], arm.seed)
-    world = World(method.half(setup), devices, _latency(arm, base), lies, states)
+    devices, states, release = {}, {}, {}
+    for client, some in windows.items():
+        keyed = partial(key, arm.seed, client)
+        lent = Lent(client, spec, base.bundle.graphs, _given(some), BATCH, keyed)
+        devices[client] = DEVICE[name](lent, Steps(adam, minibatch="fresh"))
+        states[client] = devices[client].init(first)
+        if (section := row.privacy(case)) is not None:
+            cell = base.cells[client]
+            manifest = base.bundle.manifest
+            release[client] = mechanism(section, manifest, cell, arm.seed, spec.size).release
+    lies = liars(arm.attack, _liars(arm, base), len(devices), CONTRACTS[name], arm.seed)
+    clock = _latency(arm, base)
+    world = World(method.half(setup), devices, clock, lies, release, states=states)
+    if row.is_drawn:
+        world.partakes = drawn(case.names, enough, arm.seed)
     return world, spec.shared(first)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edge_sdk.scores import mae, rmse
 from edge_sdk.series import Row, Series
 from edge_sdk.windows import Frame, Scale
-from edge_sdk.wire.manifest import Feature, Manifest
+from edge_sdk.wire.manifest import Manifest
 
 MILAN, BARCELONA, TRENTO = "cellular_milan", "cellular_barcelona_lte", "cellular_trento"
 SETS = (MILAN, BARCELONA, TRENTO)
@@ -125,16 +125,21 @@ READERS: Mapping[str, Callable[[Path], Iterator[Cell]]] = {
 
 
 def form(base: Manifest, cell: Cell) -> Manifest:
-    """Return a bundle's manifest on a cell's own step: a lag of a day stays a lag of a day."""
-    old = DAY // base.window.step_seconds
+    """Return a bundle's manifest on a cell's own step.
 
-    def scaled(feature: Feature) -> Feature:
-        if feature.lag_steps is None:
-            return feature
-        return replace(feature, lag_steps=feature.lag_steps * cell.day // old)
-
+    The bundle's lags hold the target's hours on days before. On another step they hold the same
+    slots of yesterday, the day before and so on, as far as the channels go.
+    """
+    if cell.step == base.window.step_seconds:
+        return base
     window = replace(base.window, step_seconds=cell.step)
-    return replace(base, window=window, features=tuple(scaled(x) for x in base.features))
+    lags = sorted({x.lag_steps for x in base.features if x.lag_steps is not None})
+    first = 1 if cell.day > window.horizon else 2
+    days = {old: (first + i) * cell.day - window.horizon + 1 for i, old in enumerate(lags)}
+    features = tuple(
+        x if x.lag_steps is None else replace(x, lag_steps=days[x.lag_steps]) for x in base.features
+    )
+    return replace(base, window=window, features=features)
 
 
 def frame(cell: Cell, base: Manifest, *, scale: Scale | None = None) -> Frame:

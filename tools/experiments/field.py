@@ -7,16 +7,44 @@ where it gives it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edge_sdk.privacy.section import MechanismSection, PrivacySection
 
 STEPS = 4
 RATE = 1e-3
+UPLOADS = 1
+"""How many uploads NbAFL's calibration counts; counting all of them drowns every model."""
+
+CLIP = 10.0
+"""Length to which NbAFL shortens weights; the common model's own stays below it."""
 
 
-def _nothing(_: Any) -> Mapping[str, float]:  # noqa: ANN401 - every half has its own state
-    return {}
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a row may want to know of the arm it is run for.
+
+    Attributes:
+        names: The devices, sorted.
+        samples: The fewest windows of any of them.
+        rounds: How many firings there will be.
+        budget: Epsilon of the noise on the readings, where there is some.
+    """
+
+    names: Sequence[str]
+    samples: int
+    rounds: int
+    budget: float | None
+
+
+def _local(_: Case) -> Mapping[str, Any]:
+    return {"steps": STEPS, "rate": RATE}
+
+
+def _open(_: Case) -> PrivacySection | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +57,22 @@ class Row:
         settings: Of the server half.
         steps: Gradient steps behind one answer.
         share: Of the devices, whose answers make a firing.
-        rule: What combines the rows, where the method takes a rule.
-        watched: What to note of the server's state on the way.
+        privacy: What stands between an answer and the link.
+        is_told: Whether the server half is told the layout. FedGRU's looks for layers named after
+            the net, which the cells' bundles call ``body``; the nets are the right ones.
+        is_drawn: Whether only so many are asked, another draw each round; else all are.
+        plain: The method that does the same with a net that its own refuses.
     """
 
     method: str
     net: str = "mlp"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Callable[[Case], Mapping[str, Any]] = _local
     steps: int = STEPS
     share: float = 1.0
-    rule: str = "mean"
-    watched: Callable[[Any], Mapping[str, float]] = _nothing
+    privacy: Callable[[Case], PrivacySection | None] = _open
+    is_told: bool = True
+    is_drawn: bool = False
+    plain: str = ""
 
     def quorum(self, devices: int) -> int:
         """How many answers make a firing.
@@ -58,8 +91,72 @@ class Row:
         return max(1, round(work / self.steps * devices / self.quorum(devices)))
 
 
-_LOCAL = {"steps": STEPS, "rate": RATE}
+def _districts(case: Case) -> Mapping[str, Any]:
+    """FedDA's clusters: the rows of Milan's grid; stations elsewhere are one cluster."""
+    rows: dict[str, list[str]] = {}
+    for name in case.names:
+        grid = name.removeprefix("cell_")
+        rows.setdefault(f"row-{grid[:2]}" if grid != name else "all", []).append(name)
+    return {**_local(case), "clusters": {x: tuple(names) for x, names in rows.items()}}
+
+
+def _nbafl(case: Case) -> Mapping[str, Any]:
+    numbers = {"bound_weights": CLIP, "samples": case.samples, "uploads": UPLOADS}
+    return {**_local(case), **numbers}
+
+
+def _nbafl_noise(case: Case) -> PrivacySection:
+    return _paper("nbafl", CLIP, {"samples": float(case.samples), "uploads": float(UPLOADS)})
+
+
+def _udp_noise(case: Case) -> PrivacySection:
+    told = {"rate": RATE, "steps": float(STEPS), "rounds": float(case.rounds)}
+    return _paper("udp", 1.0, {"samples": float(case.samples), **told})
+
+
+def _paper(
+    calibration: Literal["nbafl", "udp"], clip: float, told: Mapping[str, float]
+) -> PrivacySection:
+    """Noise on an update as a paper calibrates it: a label, and no claim."""
+    at_update = MechanismSection(
+        "gaussian", point="update", clip=clip, epsilon=30.0, calibration=calibration, paper=told
+    )
+    return PrivacySection(at_update, "paper", metrics="told")
+
+
+def _noisy_signs(_: Case) -> PrivacySection:
+    """DP-RSA's signs of ``z - w`` under noise as large as the largest difference that counts."""
+    at_sign = MechanismSection("sign_gaussian", point="sign", bound=0.01, multiplier=1.0)
+    return PrivacySection(at_sign, "paper", metrics="told")
+
+
+def _bafdp(case: Case) -> Mapping[str, Any]:
+    return {"steps": 1, "rate": RATE, "eps_cap": case.budget or 30.0}
+
+
+def _aspire(_: Case) -> Mapping[str, Any]:
+    return {"steps": 1, "rate": RATE, "optimiser": "adam", "server_rate": 0.5, "kappa": 0.1}
+
+
+def _rsa(_: Case) -> Mapping[str, Any]:
+    """Adam and constant steps, as BAFDP has them; the published falling rates stand still here."""
+    steady = {"decay": "none", "normalise": "mean", "server_rate": 0.1, "l1": 0.05}
+    return {"steps": 1, "rate": RATE, "optimiser": "adam", **steady}
+
 
 FIELD: Mapping[str, Row] = {
-    "FedAvg": Row("fedavg", settings=_LOCAL),
+    "FedAvg": Row("fedavg"),
+    "FedGRU": Row("fedgru", "gru", share=0.5, is_told=False, is_drawn=True, plain="fedavg"),
+    "Fed-NTP": Row("fedntp", "lstm", share=0.5, is_told=False, is_drawn=True, plain="fedavg"),
+    "FedAtt": Row("fedatt", "lstm"),
+    "FedDA": Row("fedda", "branches", _districts),
+    "AFL": Row("afl"),
+    "ASPIRE-EASE": Row("aspire_ease", settings=_aspire, steps=1, share=0.5),
+    "NbAFL": Row("nbafl", settings=_nbafl, privacy=_nbafl_noise),
+    "UDP": Row("udp", privacy=_udp_noise),
+    "BAFDP": Row("bafdp", settings=_bafdp, steps=1, share=0.5),
+    "BSFDP": Row("bsfdp", settings=_bafdp, steps=1),
+    "RSA": Row("rsa", settings=_rsa, steps=1),
+    "DP-RSA": Row("dp_rsa", settings=_rsa, steps=1, privacy=_noisy_signs),
 }
+"""Every method by its name in the tables."""

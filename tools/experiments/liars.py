@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edge_sdk.wire.method import Contract, Task, Up, Update
-from edge_sdk.wire.spec import Vector
 from firmware_sim.attacks import ATTACKS, bind
 from firmware_sim.attacks.scene import Row, Scene, sendable, told_in
 from tools.experiments.together import key
@@ -83,7 +82,7 @@ def liars(
     return {x: Liar(x, attack, contract, devices, len(names), seed) for x in names}
 
 
-def lied_to(attack: str, traffic: Vector, name: str, seed: int) -> Row:
+def lied_to(attack: str, traffic: Row, name: str, seed: int) -> Row:
     """Return a series as a data attack leaves it, in the unit interval of the device."""
     known, _, options = attack.partition(":")
     words = dict(x.split("=") for x in options.split(",") if x)

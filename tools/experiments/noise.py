@@ -1,20 +1,27 @@
-"""Noise on the readings, and what an attacker still gets out of them.
+"""The device's own mechanisms in an experiment, and what an attacker still gets out of them.
 
-The honest mode of the privacy account: every reading is clipped to the cell's declared range and
-noised once; inputs and targets of every window come from that one noisy series. Here the noise has
-a seed, so that experiments repeat; a device draws from its operating system.
+At the input every reading is clipped to the cell's declared range and noised once; inputs and
+targets of every window come from that one noisy series. Here randomness has a seed, so that
+experiments repeat; a device draws from its operating system.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.charge import Charge
 from edge_sdk.privacy.gaussian import sigma_for
+from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
+from edge_sdk.privacy.plan import Facts, planned
+from edge_sdk.privacy.section import BudgetSection, MechanismSection, PrivacySection
+from edge_sdk.series import Row
+from edge_sdk.wire.manifest import Manifest
 from tools.experiments.cells import Cell
 from tools.experiments.together import key
 
@@ -36,12 +43,45 @@ def spread(budget: float) -> float:
     return sigma_for(budget, DELTA)
 
 
-def noised(cell: Cell, budget: float, seed: int) -> Cell:
+@dataclass(slots=True)
+class Shelf:
+    """Perturbed readings in memory, where a device has its store."""
+
+    rows: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def noised(self) -> Mapping[tuple[str, int], float]:
+        """Return every perturbed reading by stream and slot."""
+        return self.rows
+
+    def add_noised(self, rows: list[Row], charge: Charge) -> None:  # noqa: ARG002 - nobody asks here
+        """Keep new ones; one that is there stays."""
+        for row in rows:
+            self.rows.setdefault((row.stream, row.slot), row.value)
+
+    def noised_since(self) -> int:
+        """Nothing was lost."""
+        return 0
+
+
+def mechanism(
+    section: PrivacySection, manifest: Manifest, cell: Cell, seed: int, shared: int = 1
+) -> Mechanism:
+    """Return the device's mechanism for a privacy section, with seeded randomness."""
+    facts = Facts(manifest, len(cell.traffic), max_steps=64, shared=shared)
+    entropy = key(seed, cell.name, "noise", 0).bytes
+    told = frozenset[str]()
+    return mechanism_of(planned(section, facts), Shelf(), int, measured=told, entropy=entropy)
+
+
+def noised(cell: Cell, budget: float, seed: int, manifest: Manifest) -> Cell:
     """Return the cell as a device at this budget would learn from it: drawn once, kept."""
-    unit = np.clip(cell.scale.shrink(cell.traffic), 0.0, 1.0)
-    noise = key(seed, cell.name, "noise", 0).standard_normal(len(unit))
-    noisy = unit + spread(budget) * noise
-    return replace(cell, traffic=cell.scale.low + cell.scale.width * noisy)
+    scale, stream = cell.scale, manifest.target.stream
+    at_input = MechanismSection("gaussian", point="input", range=(scale.low, scale.high))
+    section = PrivacySection(at_input, "honest", BudgetSection(budget, DELTA))
+    released = mechanism(section, manifest, cell, seed).learnable(cell.series(stream))
+    slots = cell.start // cell.step + np.arange(len(cell.traffic))
+    known = dict(zip(released.times() // cell.step, released.values(stream), strict=True))
+    return replace(cell, traffic=np.array([known.get(x, np.nan) for x in slots.tolist()]))
 
 
 def told_apart(budget: float | None, seed: int) -> float:
@@ -81,20 +121,24 @@ def bound_by_sigma(budget: float) -> float:
     return NormalDist().cdf(0.5 / spread(budget))
 
 
-def rebuilt(cell: Cell, budget: float | None, seed: int) -> tuple[float, float]:
-    """Rebuild a cell's readings from the noisy series as whoever holds it would.
+def rebuilt(cell: Cell, noisy: Cell, sigma: float) -> tuple[float, float]:
+    """Rebuild a cell's readings from the noisy ones as whoever holds them would.
 
     The attacker knows the noise level, that days resemble each other and that hours do: it takes
     for each reading the best linear mix of the noisy reading and the noisy usual value of that slot
     of the day (Wiener's, from what the noisy series itself shows).
+
+    Args:
+        cell: What was read.
+        noisy: What the attacker holds.
+        sigma: The noise in units of the range; 0 for none.
 
     Returns:
         The share of readings known to within ``CLOSE`` of the range, and the same for an attacker
         who has only the usual values.
     """
     truth = np.clip(cell.scale.shrink(cell.traffic), 0.0, 1.0)
-    seen = truth if budget is None else cell.scale.shrink(noised(cell, budget, seed).traffic)
-    sigma = 0.0 if budget is None else spread(budget)
+    seen = cell.scale.shrink(noisy.traffic) if sigma else truth
     usual = _usual(seen, cell.day)
     left = seen - usual
     signal = max(float(np.nanvar(left)) - sigma**2, 0.0)

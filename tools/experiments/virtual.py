@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,12 @@ None is silence."""
 Release = Callable[[Update], Update]
 """What a privacy mechanism lets out of an answer."""
 
+Partakes = Callable[[str, Task], bool]
+"""Whether a client takes part in a round that all are asked to join."""
+
 OPEN = Due(round=0, ask="open")
+GIVEN_UP = 3
+"""Rounds in a row that came to nothing: a model that has left the finite numbers stays there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class World:
         liars: What is done to the answers of some clients.
         release: What stands between an honest client's answer and the link.
         states: The device states, by client.
+        partakes: Who joins a round that is open to all.
     """
 
     server: Half[Any]
@@ -70,6 +76,7 @@ class World:
     liars: Mapping[str, Tamper] = field(default_factory=dict)
     release: Mapping[str, Release] = field(default_factory=dict)
     states: dict[str, Any] = field(default_factory=dict)
+    partakes: Partakes = lambda _client, _task: True
     _queue: list[tuple[float, int, str, int, Event]] = field(default_factory=list)
     _count: Iterator[int] = field(default_factory=itertools.count)
     _waiting: dict[str, Task] = field(default_factory=dict)
@@ -77,12 +84,13 @@ class World:
     _asked_of: dict[str, Task] = field(default_factory=dict)
     _answers: dict[str, int] = field(default_factory=dict)
     _newest: dict[str, Update] = field(default_factory=dict)
+    _idle: int = 0
 
     def moments(self, common: Vector) -> Iterator[Moment]:
         """Start the run from a common vector and yield every firing.
 
-        The states of the devices must be there. The run ends when nothing is left to happen or the
-        method says that it is done; usually the caller stops asking.
+        The states of the devices must be there. The run ends when nothing is left to happen, when
+        ``GIVEN_UP`` rounds in a row moved nothing, or when the method says that it is done.
         """
         state = self.server.init(common)
         pooled: dict[str, int] = {}
@@ -91,7 +99,7 @@ class World:
         for start in (*came, OPEN):
             state, effects = self.server.apply(state, start)
             yield from self._told(effects, state, now, pooled)
-        while self._queue:
+        while self._queue and self._idle < GIVEN_UP:
             now, _, client, _, event = heapq.heappop(self._queue)
             arrived = self._uploaded(event)
             if isinstance(arrived, Update):
@@ -127,12 +135,15 @@ class World:
         for effect in effects:
             match effect:
                 case Task():
-                    names = sorted(self.devices) if effect.to == ALL else [effect.to]
-                    for name in names:
+                    everybody = (x for x in sorted(self.devices) if self.partakes(x, effect))
+                    for name in everybody if effect.to == ALL else [effect.to]:
                         self._asked(name, effect, now)
                 case Due(after=after):
                     self._push(now + after, 1, "", effect)
-                case Closed(moved=True):
+                case Closed(moved=False):
+                    self._idle += 1
+                case Closed():
+                    self._idle = 0
                     late = {x: effect.version - 1 - base for x, base in sorted(pooled.items())}
                     moved.append(Moment(now, effect, state, late))
         return moved
@@ -165,6 +176,21 @@ class World:
 
     def _push(self, when: float, rank: int, client: str, event: Event) -> None:
         heapq.heappush(self._queue, (when, rank, client, next(self._count), event))
+
+
+def drawn(names: Sequence[str], count: int, seed: int) -> Partakes:
+    """Let ``count`` clients take part in each round, drawn anew for every round.
+
+    >>> some = drawn(["a", "b", "c"], 2, seed=0)
+    >>> sum(some(x, Task("_all", 1, "train")) for x in "abc")
+    2
+    """
+
+    def partakes(client: str, task: Task) -> bool:
+        order = key(seed, "_cohort", "who", task.round).permutation(len(names))
+        return client in {names[i] for i in order[:count]}
+
+    return partakes
 
 
 def log_normal(

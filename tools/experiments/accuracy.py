@@ -1,0 +1,200 @@
+"""The reports of E9 (accuracy), E10 (the budget) and E11 (waiting)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tools.experiments import noise, papers, pictures, verdicts
+from tools.experiments.claims import Results
+from tools.experiments.field import FIELD
+from tools.experiments.pages import Page, called, said, states, table
+from tools.experiments.verdicts import score, tasks, where
+
+PARTS = {
+    "As the paper has it": (
+        "Every method with its paper's net; BAFDP on noisy readings, NbAFL and UDP with noise on "
+        "what they send, the others without any."
+    ),
+    "Control: one net for all, no noise on the readings": (
+        "The same MLP everywhere. `local long` is every cell alone to convergence, `pooled` one "
+        "model on all readings in one place."
+    ),
+    "Control: one net and one noise for all": (
+        "Everybody learns from the same noisy readings: what is left of an advantage is the "
+        "method's."
+    ),
+}
+SWEEP = (
+    "Every reading is noised once (analytic Gaussian, delta = 1e-5); targets too. The attacker "
+    "holds the noisy readings and knows the noise. First: the share of right answers when asked "
+    "which end of the range was read (guessing: 50 %), in 10 000 trials. Then the share of real "
+    "readings rebuilt to within a tenth of the cell's range, beside that of an attacker who only "
+    "has the usual value of the hour."
+)
+
+
+def e9(results: Results, *, marks: Mapping[str, Mapping[str, str]], missing: Sequence[str]) -> Page:
+    """Accuracy: as the paper has it, and with the controls that it lacks."""
+    paper = [r for r in results if _is_papers(r["arm"])]
+    clean = where(results, net="mlp", budget=None)
+    noisy = [r for r in where(results, net="mlp") if r["arm"]["budget"] is not None]
+    lines = states(results, missing)
+    parts = zip(PARTS.items(), (paper, clean, noisy), strict=True)
+    for (title, text), some in parts:
+        lines += ["", f"### {title}", "", text, "", *_accuracy(some)]
+    lines += ["", "### What needs no learning, and the anchors' marks, on the same windows", ""]
+    names = list(dict.fromkeys(x for row in marks.values() for x in row))
+    lines += table(
+        ("forecast", *marks), ([x, *(marks[t].get(x, "") for t in marks)] for x in names)
+    )
+    return Page(
+        "E9: accuracy of BAFDP and eight others (Table I)",
+        verdicts.of_e9(paper, clean, noisy),
+        lines,
+    )
+
+
+def _is_papers(arm: Mapping[str, Any]) -> bool:
+    """Whether an arm is a cell of the paper's own table."""
+    name = arm["name"]
+    if name not in verdicts.NINE or name not in FIELD or arm["net"] != FIELD[name].net:
+        return False
+    return bool((arm["budget"] is not None) == (name == "BAFDP"))
+
+
+def _accuracy(results: Results) -> list[str]:
+    """RMSE / MAE by method and task, the paper's beside it where it has the task."""
+    if not results:
+        return ["Nothing of it has been run."]
+    names = list(dict.fromkeys(r["arm"]["name"] for r in results))
+    found = tasks(results)
+    ranks = verdicts.ranks(results, names)
+    head = ["method", *(called(t) for t in found), "average rank"]
+    head += ["paper: Milan H=1", "paper: Milan H=24", "paper's rank"]
+    rows = []
+    for name in sorted(names, key=lambda x: ranks.get(x, 99.0)):
+        ours = [said(where(results, name=name, dataset=d, horizon=h)) for d, h in found]
+        rank = f"{ranks[name]:.2f}" if name in ranks else ""
+        rows.append([name, *ours, rank, *papers.TABLE_I.get(name, ("", "", ""))])
+    return table(head, rows)
+
+
+def e10(results: Results) -> Page:
+    """The budget sweep, with what an attacker gets at every level."""
+    lines = states(results)
+    budgets = sorted({_a(r) for r in results})
+    found = tasks(results)
+    head = ["a", "noise (of the range)", *(f"BAFDP, {called(t)}" for t in found)]
+    head += ["which of two extremes", "readings rebuilt to a tenth", "with the usual value alone"]
+    head += ["paper H=1", "paper H=24"]
+    rows = []
+    for a in budgets:
+        level = None if np.isinf(a) else a
+        here = [r for r in results if _a(r) == a]
+        ours = [said(where(here, dataset=d, horizon=h)) for d, h in found]
+        seen = [r["attack"] for r in here if "attack" in r]
+        spread = "0" if level is None else f"{noise.spread(level):.3f}"
+        rows.append(
+            [
+                "none" if level is None else f"{a:g}",
+                spread,
+                *ours,
+                _share(seen, "told apart"),
+                _share(seen, "rebuilt"),
+                _share(seen, "usual"),
+                *papers.TABLE_II.get(a, ("", "")),
+            ]
+        )
+    lines += [
+        "",
+        "### Accuracy and attack success together",
+        "",
+        SWEEP,
+        "",
+        *table(head, rows),
+    ]
+    lines += _sweep_pictures(results, found)
+    return Page("E10: the privacy budget (Tables II and III)", verdicts.of_e10(results), lines)
+
+
+def _a(result: Mapping[str, Any]) -> float:
+    budget = result["arm"]["budget"]
+    return float("inf") if budget is None else float(budget)
+
+
+def _share(seen: Sequence[Mapping[str, float]], name: str) -> str:
+    return f"{np.mean([x[name] for x in seen]):.1%}" if seen else ""
+
+
+def _sweep_pictures(results: Results, found: Sequence[verdicts.Task]) -> list[str]:
+    lines = []
+    for dataset, horizon in found:
+        here = where(results, dataset=dataset, horizon=horizon)
+        points = sorted((_a(r), score(r)["RMSE"]) for r in here if np.isfinite(_a(r)))
+        free = [score(r)["RMSE"] for r in here if not np.isfinite(_a(r))]
+        lines.append(
+            pictures.marks(
+                {"BAFDP": points},
+                x="budget a of a reading",
+                y="RMSE",
+                title=f"{called((dataset, horizon))}; the line is without noise",
+                level=float(np.mean(free)) if free else None,
+            )
+        )
+    paths = {
+        f"a={_a(r):g}": [(x["firing"], x["epsilon"]) for x in r["path"] if "epsilon" in x]
+        for r in results
+        if r["arm"]["seed"] == 0 and r["arm"]["horizon"] == 1 and np.isfinite(_a(r))
+    }
+    shown = {name: path for name, path in paths.items() if path}
+    lines.append(pictures.curves(shown, x="firing", y="mean epsilon of the devices"))
+    return [x for x in lines if x]
+
+
+def e11(results: Results) -> Page:
+    """Synchronous against asynchronous on the simulated clock."""
+    lines = states(results)
+    lines += [
+        "",
+        (
+            "Answers take log-normal times with a median of one second; one device is ten times "
+            "slower. BSFDP waits for everybody, BAFDP for half. Both run for the same simulated "
+            "time."
+        ),
+        "",
+    ]
+    head = (
+        "seed",
+        "method",
+        "firings",
+        "seconds to BSFDP's final loss",
+        "final loss",
+        "RMSE / MAE",
+    )
+    rows = []
+    for ours in where(results, name="BAFDP"):
+        seed = ours["arm"]["seed"]
+        for theirs in where(results, name="BSFDP", seed=seed):
+            level = theirs["path"][-1]["loss"]
+            for r in (ours, theirs):
+                when, last = verdicts.reached(r["path"], "loss", level), r["path"][-1]
+                scores = score(r)
+                rows.append(
+                    [
+                        str(seed),
+                        r["arm"]["name"],
+                        f"{last['firing']:.0f}",
+                        f"{when:.0f}",
+                        f"{last['loss']:.5f}",
+                        f"{scores['RMSE']:.1f} / {scores['MAE']:.1f}",
+                    ]
+                )
+    lines += table(head, rows)
+    first = [r for r in results if r["arm"]["seed"] == 0]
+    for metric in ("loss", "RMSE", "MAE"):
+        paths = {r["arm"]["name"]: [(x["time"], x[metric]) for x in r["path"]] for r in first}
+        lines.append(pictures.curves(paths, x="simulated seconds", y=metric, is_log=True))
+    return Page("E11: with and without waiting (Figures 4 to 6)", verdicts.of_e11(results), lines)

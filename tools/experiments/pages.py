@@ -1,0 +1,122 @@
+"""What the reports of E9 to E13 are made of: claims first, then tables, then pictures."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.experiments import cells, verdicts
+from tools.experiments.claims import Claim, Results
+from tools.experiments.verdicts import score
+
+IMAGE = "<img "
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One experiment's report.
+
+    Attributes:
+        title: Its heading.
+        claims: What was judged.
+        lines: Markdown, with images as HTML elements on lines of their own.
+    """
+
+    title: str
+    claims: Sequence[Claim]
+    lines: Sequence[str]
+
+    def markdown(self) -> str:
+        """Return the page without its pictures."""
+        kept = [x for x in self.lines if not x.startswith(IMAGE)]
+        return "\n".join([f"## {self.title}", "", *judged(self.claims), "", *kept]) + "\n"
+
+    def html(self) -> str:
+        """Return the page for a browser; it loads nothing from anywhere."""
+        return as_html("\n".join([f"# {self.title}", "", *judged(self.claims), "", *self.lines]))
+
+
+def judged(claims: Iterable[Claim]) -> list[str]:
+    """One row a claim."""
+    rows = [f"| {x.text} | **{x.verdict}** | {x.detail} |" for x in claims]
+    return ["| claim | on our data | by |", "|---|---|---|", *rows] if rows else []
+
+
+def as_html(markdown: str) -> str:
+    """Wrap Markdown of headings, tables and plain lines; images pass as they are."""
+    body = []
+    for line in markdown.splitlines():
+        cells = [html.escape(x.strip()) for x in line.strip("|").split("|")]
+        if line.startswith("|---") or not line.strip():
+            continue
+        if line.startswith(IMAGE):
+            body.append(line)
+        elif line.startswith("|"):
+            row = "".join(f"<td>{x.replace('**', '')}</td>" for x in cells)
+            body.append(f"<tr>{row}</tr>")
+        else:
+            level = len(line) - len(line.lstrip("#"))
+            text = html.escape(line.lstrip("# "))
+            body.append(f"<h{level}>{text}</h{level}>" if level else f"<p>{text}</p>")
+    style = "body{font:15px sans-serif;margin:2em}td{border:1px solid #ccc;padding:.3em .6em}"
+    joined = (f"<table>{x}</table>" if x.startswith("<tr>") else x for x in _joined(body))
+    return f"<!doctype html><meta charset=utf-8><style>{style}</style>" + "\n".join(joined)
+
+
+def _joined(lines: Iterable[str]) -> Iterable[str]:
+    rows = ""
+    for line in lines:
+        if line.startswith("<tr>"):
+            rows += line
+        else:
+            if rows:
+                yield rows
+            rows = ""
+            yield line
+    if rows:
+        yield rows
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table.
+
+    >>> table(("a", "b"), [["1", "2"]])
+    ['| a | b |', '|---|---|', '| 1 | 2 |']
+    """
+    top = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return top + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def said(results: Results) -> str:
+    """RMSE / MAE over seeds."""
+    if not results:
+        return ""
+    rmse, mae = (np.array([score(r)[x] for r in results]) for x in ("RMSE", "MAE"))
+    if len(results) == 1:
+        return f"{rmse[0]:.4g} / {mae[0]:.4g}"
+    return f"{rmse.mean():.4g} ± {rmse.std():.2g} / {mae.mean():.4g} ± {mae.std():.2g}"
+
+
+def called(task: verdicts.Task) -> str:
+    """Return a task's name for a heading."""
+    return f"{cells.TITLES[task[0]]} H={task[1]}"
+
+
+def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
+    """Say what was run."""
+    if not results:
+        return ["Nothing of it has been run."]
+    work = sorted({r["arm"]["work"] for r in results})
+    seeds = len({r["arm"]["seed"] for r in results})
+    many = sorted({(r["arm"]["dataset"], len(r["cells"])) for r in results})
+    said = ", ".join(f"{cells.TITLES[d]} with {n} cells" for d, n in many)
+    line = (
+        f"{said}; up to {seeds} seeds; {' and '.join(map(str, work))} gradient steps of an average "
+        "device (alone: to convergence); batch 64. Errors are on the raw scale, over all cells and "
+        "windows of the test part at once. ± is the deviation over seeds."
+    )
+    gone = [f"{cells.TITLES[x]} is not in the data folder and was not run." for x in missing]
+    return [line, *gone]

@@ -1,0 +1,173 @@
+"""The reports of E12 (liars) and E13 (rules against attacks)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tools.experiments import matrix, papers, pictures, verdicts, wire
+from tools.experiments.claims import Claim, Results
+from tools.experiments.pages import Page, said, states, table
+from tools.experiments.verdicts import where
+
+LIARS = (
+    "At least the stated share of the devices lies from the first round to the last; errors are "
+    "those of the devices that do not, and a rise compares with the same devices in a run without "
+    "liars. Everybody learns from clean readings, so that nothing else differs."
+)
+
+
+def e12(results: Results, found: dict[str, float]) -> Page:
+    """Liars."""
+    lines = states(results)
+    lines += [
+        "",
+        LIARS,
+    ]
+    for horizon in sorted({r["arm"]["horizon"] for r in results}):
+        here = where(results, horizon=horizon)
+        names = [x for x in ("BAFDP", "RSA", "DP-RSA", "FedAvg") if where(here, name=x)]
+        kinds = sorted({(r["arm"]["attack"], r["arm"]["ratio"]) for r in here})
+        rows = [
+            [
+                attack or "nobody lies",
+                f"{ratio:.0%}",
+                *(_hit(here, x, attack, ratio) for x in names),
+            ]
+            for attack, ratio in kinds
+        ]
+        lines += ["", f"### Milan, H={horizon}", ""]
+        lines += ["RMSE / MAE, and by how much the RMSE rises.", ""]
+        lines += table(("attack", "liars", *names), rows)
+    lines += ["", "The paper (kind of attack not stated), H=1 and H=24:", "", *papers.TABLE_IV]
+    paths = {
+        f"{r['arm']['ratio']:.0%} lie": [(x["time"], x["RMSE"]) for x in r["path"]]
+        for r in where(results, name="BAFDP", horizon=1, seed=0)
+        if r["arm"]["attack"] in {"", "flipping"}
+    }
+    text = "BAFDP under flipping; from half on outside any guarantee"
+    lines.append(pictures.curves(paths, x="simulated seconds", y="RMSE", title=text, is_log=True))
+    claims = verdicts.of_e12(results)
+    if found:
+        lines += wire.lines(found)
+        claims.append(wire.judge(found))
+    return Page("E12: liars (Table IV, Figures 7 and 8)", claims, lines)
+
+
+def _hit(results: Results, name: str, attack: str, ratio: float) -> str:
+    found = where(results, name=name, attack=attack, ratio=ratio)
+    if not found:
+        return ""
+    if not attack:
+        return said(found)
+    horizon = found[0]["arm"]["horizon"]
+    rises = verdicts.rises(results, name, attack, ratio, horizon)
+    return f"{said(found)} ({_rise(float(np.mean(rises)))})" if rises else said(found)
+
+
+def _rise(value: float) -> str:
+    return f"{value:+.0%}" if abs(value) < 10 else f"{value + 1:.3g} times"
+
+
+def e13(results: Sequence[Mapping[str, Any]]) -> Page:
+    """The matrix of rules and attacks."""
+    return Page(
+        "E13: every rule against every attack", matrix_claims(results), matrix_lines(results)
+    )
+
+
+def matrix_claims(results: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Judge what an operator must be able to rely on."""
+    found = matrix.ratios(results)
+    if not found:
+        return []
+    broken = [a for r, a, b in found if r == "mean" and not b and np.mean(found[r, a, b]) >= 2.0]
+    ranks = matrix.rank_table(found)
+    safe = {x: worst for x, (_, worst) in ranks.items() if worst <= 1.0 + verdicts.RISE}
+    within = f"within {verdicts.RISE:.0%} of the undisturbed mean under every attack"
+    named = ", ".join(f"{_named(x)} {safe[x]:.2f}" for x in sorted(safe, key=lambda x: safe[x]))
+    lost = "the plain mean at least doubles its error under some attack"
+    return [
+        Claim(lost, bool(broken), ", ".join(broken)),
+        Claim(f"some rule stays {within}", bool(safe), named),
+    ]
+
+
+def _named(pair: tuple[str, str]) -> str:
+    rule, before = pair
+    return f"{rule} after {before}" if before else rule
+
+
+def matrix_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the tables that the page on rules and the report both show."""
+    found = matrix.ratios(results)
+    attacks = [a for a in matrix.ATTACKS_RUN if any(a == x for _, x, _ in found)]
+    seeds = len({r["square"]["seed"] for r in results})
+    rounds = max((r["square"]["rounds"] for r in results), default=0)
+    lines = [
+        (
+            f"{matrix.CLIENTS} clients, {matrix.LIARS} of them lie; FedAvg, {rounds} rounds of "
+            f"{matrix.STEPS} steps on the synthetic task, {seeds} seeds. A number is the error of "
+            "the honest clients' common model over that of the plain mean with nobody lying: 1.00 "
+            "is undisturbed."
+        )
+    ]
+    for before in matrix.BEFORE:
+        rules = [x for x in matrix.RULES if any((x, before) == (r, b) for r, _, b in found)]
+        if rules:
+            lines += ["", f"### {'After ' + before if before else 'The rule alone'}", ""]
+            lines += _one_table(found, before, rules, attacks)
+        lines += _short(results, before)
+    return lines + _ranking(found)
+
+
+def _one_table(
+    found: matrix.Ratios, before: str, rules: Sequence[str], attacks: Sequence[str]
+) -> list[str]:
+    means = {
+        (rule, attack or "nobody lies"): float(np.mean(found[rule, attack, before]))
+        for rule in rules
+        for attack in attacks
+        if (rule, attack, before) in found
+    }
+    named = [x or "nobody lies" for x in attacks]
+    rows = [
+        [
+            f"`{rule}`",
+            *(_ratio(means.get((rule, x))) for x in named),
+            _ratio(max(v for (r, _), v in means.items() if r == rule)),
+        ]
+        for rule in rules
+    ]
+    picture = pictures.shades(rules, named, means, title=before or "alone")
+    return [*table(("rule", *named, "worst"), rows), "", picture]
+
+
+def _short(results: Sequence[Mapping[str, Any]], before: str) -> list[str]:
+    """Say which rules have too few clients to decide on."""
+    needs = {
+        r["square"]["rule"]: r["needs"]
+        for r in results
+        if r.get("needs") and r["square"]["before"] == before
+    }
+    if not needs:
+        return []
+    said = ", ".join(f"`{rule}` ({count})" for rule, count in sorted(needs.items()))
+    return ["", f"Refused {'after ' + before if before else 'alone'}, for want of answers: {said}."]
+
+
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value < 100 else "diverged"
+
+
+def _ranking(found: matrix.Ratios) -> list[str]:
+    ranks = matrix.rank_table(found)
+    rows = [
+        [_named(x), f"{place:.1f}", _ratio(worst)]
+        for x, (place, worst) in sorted(ranks.items(), key=lambda item: item[1])
+    ]
+    return ["", "### Over all attacks", "", *table(("rule", "average rank", "worst"), rows)]
