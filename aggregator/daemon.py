@@ -336,14 +336,22 @@ class Daemon:
         notify("WATCHDOG=1")
 
     def _remind(self, now: float) -> None:
-        """Say again what was not answered, and ask anew who was refused before the model moved."""
+        """Say again what was not answered, and ask who is there and has nothing to work on.
+
+        That is who was refused before the model moved, and who came while nothing could be saved.
+        """
         if self._fold.phase != "train":
             return
         for device, words in self._asking.again(now, lambda x: self._registry.presence(x).is_there):
             self._outgoing.answer([self._sealed(device, words)])
-        for one in self._store.tasks(self._fold.number, "refused"):
-            if one.round < self.state.round and not self._registry.is_quarantined(one.device):
-                self._journal(self._fold.meet, Member(one.device, present=True))
+        if not self._fold.run.ask.personal:
+            return
+        refused = self._store.tasks(self._fold.number, "refused")
+        free = [one.device for one in refused if one.round < self.state.round]
+        free += sorted(self._registry.there() - self._store.ever_asked(self._fold.number))
+        for device in free:
+            if not self._registry.is_quarantined(device):
+                self._journal(self._fold.meet, Member(device, present=True))
 
     def _obey(self) -> None:
         """Carry out what commands left for us; a device hears at once if it is there."""

@@ -135,6 +135,10 @@ class Registry:
         """Count the devices by the state they last told."""
         return Counter(p.state for p in self._presence.values() if p.state)
 
+    def there(self) -> set[str]:
+        """Return the devices that take part in the fleet now."""
+        return {name for name, presence in self._presence.items() if presence.is_there}
+
     def _mark(self, device: str, state: str, why: str) -> None:
         client = self._clients.get(device)
         if client is not None:

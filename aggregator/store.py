@@ -362,6 +362,11 @@ class SqliteStore:
         """Return the newest tasks of all devices that are in a state, by device."""
         return self._tasks("run = ? AND state = ?", run, state)
 
+    def ever_asked(self, run: int) -> set[str]:
+        """Return the devices that have, or had, a task in a run."""
+        rows = self._db.execute("SELECT device FROM tasks WHERE run = ?", (run,))
+        return {device for (device,) in rows}
+
     def record(self, run: int, event: Event) -> Entry:
         """Write an event that is no update into the journal."""
         kinds: dict[type[Any], str] = {Due: "due", Member: "member"}

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from aggregator.audit import recompute
+from aggregator.store import StoreFullError
 from edge_sdk.wire.loopback import Faults
+from edge_sdk.wire.method import Member
 
 ROUNDS = 6
 LONG = {"run": {"deadline": "600s"}}
@@ -204,3 +206,22 @@ def test_a_pause_keeps_every_task(world):
     one.daemon._intake.open(one.daemon._fold.turn)
     assert finish(one).tobytes() == together(world).tobytes()
     assert held < ROUNDS
+
+
+def test_who_came_while_the_disk_was_full_is_asked_when_it_is_not(world, monkeypatch):
+    one = fleet_of(world)
+    one.start_daemon()
+    store, left = one.daemon._store, iter(range(4))
+    record = store.record
+
+    def full(run, event):
+        if isinstance(event, Member) and next(left, None) is not None:
+            raise StoreFullError("no space")
+        return record(run, event)
+
+    monkeypatch.setattr(store, "record", full)
+    for number in range(one.devices):
+        one.start(number)
+    finish(one)
+    assert next(left, None) is None
+    assert set(answers(one)) == {"home-0", "home-1", "home-2"}
