@@ -99,6 +99,7 @@ class Client:
             self._watched: tuple[int, int | None] | None = None
             self._work_with(open_bundle(config, self._session.announced), self._session.announced)
             self._recall()
+            self._charge_start()
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport))
         except BaseException:
@@ -300,6 +301,18 @@ class Client:
     def _is_common(self) -> bool:
         """Whether everybody is asked at once: then a newer round makes an older one useless."""
         return not self._ask.personal
+
+    def _charge_start(self) -> None:
+        """Charge what a restored image may have forgotten, if the configuration says so."""
+        count = self.config.privacy.budget.at_start
+        if not count:
+            return
+        up, plan = self._session.up, self._learner.mechanism.plan
+        numbers = replace(up.numbers, spent=up.numbers.spent + count)
+        charges = plan.unseen(self._clock.wall(), count)
+        self._store.charge(numbers, charges)
+        self._session.up = replace(up, numbers=numbers)
+        self._account = self._account.plus(*charges)
 
     def _watch_budget(self) -> None:
         """Stop answering when nothing more may be told, and say so once."""

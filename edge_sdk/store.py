@@ -235,6 +235,12 @@ class Store:
         rows = self._db.execute(f"SELECT {_CHARGE} FROM ledger ORDER BY line")  # noqa: S608 - a constant
         yield from (Charge(*row) for row in rows)
 
+    def charge(self, numbers: Numbers, charges: Iterable[Charge]) -> None:
+        """Keep charges for what may have left, and the count that goes with them."""
+        with self._writing() as db:
+            _write_numbers(db, numbers)
+            _write_charges(db, charges)
+
     def noised(self) -> dict[tuple[str, int], float]:
         """Read every reading that was perturbed, by stream and slot."""
         rows = self._db.execute("SELECT stream, slot, value FROM noised")

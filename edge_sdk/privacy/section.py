@@ -39,6 +39,7 @@ class BudgetSection:
     unit: Literal["reading", "window", "day", "device"] | None = None  # what one claim is about
     releases: Annotated[int, Between(1, 1_000_000_000)] | None = None  # updates at most
     outside: Annotated[int, Between(0, 1_000_000_000)] = 0  # first releases outside the claim
+    at_start: Annotated[int, Between(0, 8)] = 0  # releases charged at every start of the program
     amplification: bool = False  # no sampling here earns any: true is refused
 
 

@@ -37,6 +37,13 @@ NEVER = (
 """What no mechanism here protects."""
 
 
+def unit_of(plan: Plan) -> str:
+    """Name what one claim is about."""
+    if plan.mechanism.point == "input" and plan.limit.unit == "device":
+        return f"stretch of {plan.facts.keep} slots of readings"
+    return UNIT[plan.limit.unit]
+
+
 def promise(plan: Plan) -> str:
     """Say in one sentence what a mechanism promises."""
     mechanism, point = plan.mechanism, plan.mechanism.point
@@ -59,7 +66,7 @@ def promise(plan: Plan) -> str:
         else ""
     )
     return (
-        f"{how}; over everything that leaves, one {UNIT[limit.unit]} is "
+        f"{how}; over everything that leaves, one {unit_of(plan)} is "
         f"(epsilon {limit.epsilon:g}, delta {limit.delta:g})-private{serving}"
     )
 
@@ -97,7 +104,7 @@ def explained(plan: Plan, account: Account) -> str:
         lines.append(f"the first {plan.section.budget.outside} of them are outside the claim")
     if plan.mechanism.name != "none":
         lines.append(
-            f"they are worth epsilon {_shown(said['epsilon'])} for one {UNIT[limit.unit]}, at "
+            f"they are worth epsilon {_shown(said['epsilon'])} for one {unit_of(plan)}, at "
             f"delta {limit.delta:g}; {_shown(said['allowed'])} is allowed"
         )
         lines.append(f"updates left: {_left(said['left'], plan)}")
@@ -143,7 +150,7 @@ def sheet(plan: Plan, account: Account, version: str) -> dict[str, Any]:
         "device software": f"gridfed {version}, numpy {np.__version__}",
         "claim": promise(plan),
         "formal claim": honest,
-        "unit of privacy": UNIT[limit.unit] if honest else "none",
+        "unit of privacy": unit_of(plan) if honest else "none",
         "neighbouring inputs": mechanism.neighbours if honest else "none",
         "trust model": "local: noise is added on the device, nobody else is trusted with readings",
         "mechanism": mechanism.name,
@@ -173,8 +180,9 @@ def sheet(plan: Plan, account: Account, version: str) -> dict[str, Any]:
         "readings older than the loss are not learned from"
         if mechanism.point == "input"
         else "the account goes on from the aggregator's count of releases",
-        "after a restored disk image": "releases that nobody saw are not counted: do not restore "
-        "one",
+        "after a restored disk image": f"{budget.at_start} releases are charged at every start"
+        if budget.at_start
+        else "releases that nobody saw are not counted: do not restore one",
         "not protected": gaps(plan),
         "charges": table(account),
     }

@@ -334,6 +334,17 @@ def test_after_a_lost_store_no_older_reading_is_perturbed_again(make):
         assert min(slot for _, slot in store.noised()) * 3600 >= 1_800_000_000
 
 
+def test_a_restored_image_is_paid_for_at_every_start(make):
+    fleet = started(make, UPDATE, epsilon=50.0, at_start=2)
+    rounds(fleet, [0])
+    assert fleet.server.updates[0].spent == 3
+    fleet.device.kill()
+    fleet.device.start()
+    fleet.run()
+    assert fleet.device.client.status()["spent"] == 5
+    assert sum(charge.releases for charge in ledger(fleet)) == 5
+
+
 def remember(fleet, spent):
     """Let the server tell a new store what it has counted."""
     tell = fleet.server.tell
