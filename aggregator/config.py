@@ -317,6 +317,9 @@ def _check_faulty(config: Config, rule: Bound, rounds: Rounds) -> None:
     """A rule cannot outvote half of its rows, nor may liars choose what they count."""
     f, rows = rule.f, rounds.enough
     where = "(run.quorum, run.least)"
+    if f and not rule.withstands:
+        why = f"{rule.name!r} withstands no liar; choose another rule, or clip norms before it"
+        raise _wrong(config, "run.rule.f", why)
     if f and rows <= 2 * f:
         why = f"{f} liars among {rows} updates cannot be outvoted; a round must have more than"
         raise _wrong(config, "run.rule.f", f"{why} {2 * f} {where}")
@@ -325,12 +328,9 @@ def _check_faulty(config: Config, rule: Bound, rounds: Rounds) -> None:
         if rows < least:
             why = f"{rule.name!r} needs at least {least} updates, a round may have {rows} {where}"
             raise _wrong(config, f"run.rule.{key}", why)
-    if f and rounds.weighting == "samples" and config.run.weight_cap is None:
-        raise _wrong(
-            config,
-            "run.weighting",
-            "'samples' lets a liar choose what it counts; set run.weight_cap, or use 'uniform'",
-        )
+    if f and rounds.weighting == "samples":
+        why = "'samples' lets a liar choose what it counts; where f rows may lie, use 'uniform'"
+        raise _wrong(config, "run.weighting", why)
 
 
 def _max_norm(admission: AdmissionSection) -> float:

@@ -52,7 +52,7 @@ RULES: Mapping[str, Entry] = MappingProxyType(
 
 BEFORE: Mapping[str, Step] = MappingProxyType(
     {
-        "nnm": Step(nnm, withstands=True),
+        "nnm": Step(nnm),
         "bucketing": Step(bucketing, lambda s, needed: s.size * (needed - 1) + 1),
         "norm_clipping": Step(norm_clipping, withstands=True),
     }

@@ -54,7 +54,7 @@ class Entry(NamedTuple):
     Attributes:
         function: The pure function.
         least: The fewest rows that its settings (with ``f``) can decide on.
-        withstands: Whether it can be told that f rows may lie.
+        withstands: Whether any number of liars is too few to carry it off.
     """
 
     function: Callable[..., Verdict]
@@ -68,7 +68,7 @@ class Step(NamedTuple):
     Attributes:
         function: The pure function; gives rows.
         least: The fewest rows, from its settings and how many what follows needs.
-        withstands: Whether it takes from liars what even a mean can bear.
+        withstands: Whether it takes from liars so much that a mean can bear the rest.
     """
 
     function: Callable[..., Rows]
@@ -98,6 +98,11 @@ class Bound:
         return int(self.settings.f)
 
     @property
+    def withstands(self) -> bool:
+        """Whether a single liar is too few to take the result anywhere it likes."""
+        return self.entry.withstands or any(step.withstands for step, _ in self.before)
+
+    @property
     def least(self) -> int:
         """The fewest clients that a verdict can be had for."""
         needed = max(self.entry.least(self.settings), 2 * self.f + 1)
@@ -115,7 +120,8 @@ class Bound:
             raise TooFewRows(self.least, len(rows))
         draw = int(memory[DRAWS]) if DRAWS in memory else 0
         mixed = self._mixed(rows, draw)
-        counted = shares if len(mixed) == len(rows) else uniform(len(mixed))
+        told = not self.f and len(mixed) == len(rows)  # where some lie, nobody's claim counts
+        counted = shares if told else uniform(len(mixed))
         given = {"rows": mixed, "shares": counted, "memory": memory}
         verdict: Verdict = _called(self.entry.function, given, self.settings)
         kept = verdict.memory
@@ -153,9 +159,6 @@ def bound(
         _found(steps, f"before[{i}]", "pre-aggregation", table.pop("name"))
         for i, table in enumerate(tables)
     ]
-    if settings.f and not (entry.withstands or any(step.withstands for step in found)):
-        why = f"{name!r} withstands no liar; choose another rule, or put 'nnm' before it"
-        raise UnknownRuleError("f", why)
     before = tuple(
         (step, _read(_settings(step.function), table, f"before[{i}]"))
         for i, (step, table) in enumerate(zip(found, tables, strict=True))
