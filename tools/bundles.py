@@ -13,6 +13,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from aggregator.models.catalogue import MODELS
 from aggregator.models.export import export, make
 from edge_sdk.bundle import Bundle, Trust, shipped_folder
@@ -24,6 +26,7 @@ VERSION = 1
 
 def write(out: Path, names: Sequence[str] = tuple(MODELS)) -> None:
     """Write these models of the catalogue below ``out``, checked on the engine devices use."""
+    torch.set_num_threads(1)  # small graphs: more threads only wait for one another
     key = SigningKey.generate()
     out.mkdir(parents=True, exist_ok=True)
     save_public(out / "release.pub", key.public)

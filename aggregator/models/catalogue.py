@@ -12,10 +12,12 @@ test), all hours put it before (289).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Literal
 
 from torch import nn
 
@@ -29,6 +31,7 @@ from edge_sdk.wire.manifest import (
     ROBUST_GRADIENT,
     Feature,
     Loss,
+    Stage,
     Target,
     Training,
     Window,
@@ -97,8 +100,23 @@ def _cells(horizon: int) -> Recipe:
     )
 
 
-_CELLS = {1: _cells(1), 24: _cells(24)}
-_FULL = (ROBUST_GRADIENT, CLIPPED_GRADIENT)
+_HEAD = Stage("linear", "head")
+_DENSE = (Stage("linear", "body.0"), Stage("linear", "body.2"), _HEAD)
+_BRANCHES = tuple(
+    (Stage("lstm", f"branches.{name}", steps=3), _HEAD) for name in ("closeness", "period")
+)
+
+
+def _plain(horizon: int, *stages: Stage) -> Recipe:
+    """One path, and every graph. A day ahead, period holds the hours of closeness once more."""
+    read = Stage("read", times=math.sqrt(2)) if horizon == 24 else Stage("read")
+    graphs = (ROBUST_GRADIENT, CLIPPED_GRADIENT)
+    return replace(_cells(horizon), graphs=graphs, paths=((read, *stages),))
+
+
+def _recurrent(kind: Literal["gru", "lstm"]) -> tuple[Stage, Stage]:
+    return Stage(kind, "body", steps=3), _HEAD
+
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
     {
@@ -106,14 +124,14 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
         "load-lstm-week": (LoadLstm, _HOURLY),
         "load-gru": (LoadGru, replace(_HOURLY, shared=("gru.",))),
         "load-mlp": (LoadMlp, replace(_HOURLY, shared=("body.",))),
-        "cells-mlp-1": (CellsMlp, replace(_CELLS[1], graphs=_FULL)),
-        "cells-mlp-24": (partial(CellsMlp, 24), replace(_CELLS[24], graphs=_FULL)),
-        "cells-gru-1": (CellsGru, replace(_CELLS[1], graphs=_FULL)),
-        "cells-gru-24": (partial(CellsGru, 24), replace(_CELLS[24], graphs=_FULL)),
-        "cells-lstm-1": (CellsLstm, replace(_CELLS[1], graphs=_FULL)),
-        "cells-lstm-24": (partial(CellsLstm, 24), replace(_CELLS[24], graphs=_FULL)),
-        "cells-branches-1": (CellsBranches, _CELLS[1]),
-        "cells-branches-24": (partial(CellsBranches, 24), _CELLS[24]),
+        "cells-mlp-1": (CellsMlp, _plain(1, *_DENSE)),
+        "cells-mlp-24": (partial(CellsMlp, 24), _plain(24, *_DENSE)),
+        "cells-gru-1": (CellsGru, _plain(1, *_recurrent("gru"))),
+        "cells-gru-24": (partial(CellsGru, 24), _plain(24, *_recurrent("gru"))),
+        "cells-lstm-1": (CellsLstm, _plain(1, *_recurrent("lstm"))),
+        "cells-lstm-24": (partial(CellsLstm, 24), _plain(24, *_recurrent("lstm"))),
+        "cells-branches-1": (CellsBranches, replace(_cells(1), paths=_BRANCHES)),
+        "cells-branches-24": (partial(CellsBranches, 24), replace(_cells(24), paths=_BRANCHES)),
     }
 )
 """Name to what makes the module, and what it is fed."""

@@ -11,10 +11,18 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from torch.func import grad_and_value, vmap
 
+from aggregator.certificate import certificate
 from aggregator.models.errors import ExportError
 from aggregator.models.lowering import Lowering
 from aggregator.models.trace import Traced, losses_of
-from edge_sdk.wire.manifest import CLIPPED_GRADIENT, FORECAST, GRADIENT, ROBUST_GRADIENT, Loss
+from edge_sdk.wire.manifest import (
+    CLIPPED_GRADIENT,
+    FORECAST,
+    GRADIENT,
+    ROBUST_GRADIENT,
+    Loss,
+    Manifest,
+)
 
 BATCHES = (1, 2, 3, 17, 37, 64, 200)
 """1 and 2 are special to many operators; 37 is the size that was traced; the rest are not."""
@@ -120,6 +128,28 @@ def _each(
     with Lowering("twice"):  # torch's own recurrent layers have no batching rule
         found: tuple[torch.Tensor, torch.Tensor] = vmap(grad_and_value(one), (None, 0, 0))(p, x, y)
     return found
+
+
+def check_paths(traced: Traced, manifest: Manifest) -> None:
+    """Hold the certificate's bound against slopes that are really there; nothing without ``paths``.
+
+    Raises:
+        ExportError: The loss is steeper somewhere than the bound: a path is missing or wrong.
+        CertificateError: A path names a layer that is not there.
+    """
+    if manifest.paths is None:
+        return
+    p = traced.initial
+    x, y = (part.requires_grad_() for part in traced.example(max(BATCHES), seed=2))
+    error = traced.predict(p, x) - y
+    slopes = torch.autograd.grad(losses_of(manifest.loss, error).sum(), (x, y))
+    steepest = float(torch.cat([part.flatten(1) for part in slopes], 1).norm(dim=1).max())
+    bound = certificate(manifest, p.double().numpy(), error=float(error.detach().abs().max()))
+    if steepest > bound.data * (1 + TOLERANCE):
+        raise ExportError(
+            f"paths: the loss changes by {steepest:.3g} with its data, the bound is "
+            f"{bound.data:.3g}: a path from window to forecast is missing or wrong"
+        )
 
 
 def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:

@@ -17,8 +17,9 @@ import onnx
 import torch
 from torch import nn
 
+from aggregator.certificate import CertificateError
 from aggregator.models.catalogue import MODELS
-from aggregator.models.check import Engine, check, reference_engine
+from aggregator.models.check import Engine, check, check_paths, reference_engine
 from aggregator.models.clipped import clipped_graph
 from aggregator.models.errors import ExportError
 from aggregator.models.recipe import Recipe
@@ -91,7 +92,8 @@ def export(
     try:
         manifest = _manifest(traced, recipe, name, version, contents)
         manifest.spec()
-    except (ValueError, ManifestError) as error:
+        check_paths(traced, manifest)
+    except (ValueError, ManifestError, CertificateError) as error:
         raise ExportError(str(error)) from error
     raw = manifest.canonical()
     contents |= {MANIFEST: raw, SIGNATURE: seal(signer, raw)}
@@ -241,6 +243,7 @@ def _manifest(
         graphs={name: GraphFile(f"{name}.onnx", *SIGNATURES[name]) for name in _names(recipe)},
         golden=_golden(traced),
         files=digests,
+        paths=recipe.paths,
     )
     return Manifest.parse(written.canonical())  # as strict with ourselves as with anybody
 

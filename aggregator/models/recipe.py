@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_sdk.wire.manifest import Feature, Loss, Target, Training, Window
+from edge_sdk.wire.manifest import Feature, Loss, Stage, Target, Training, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Recipe:
         training: The local optimiser.
         shared: Name prefixes of the parameters that a run shares by default; ``("",)`` is all.
         graphs: What its bundle has besides ``gradient`` and ``forecast``.
+        paths: From the window to the forecast, for the certificate; None for none.
     """
 
     window: Window
@@ -28,6 +29,7 @@ class Recipe:
     training: Training
     shared: tuple[str, ...] = ("",)
     graphs: tuple[str, ...] = ()
+    paths: tuple[tuple[Stage, ...], ...] | None = None
 
     @property
     def sample(self) -> tuple[int, int]:

@@ -172,6 +172,27 @@ class GraphFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """One factor of the bound on how fast a forecast changes with its window.
+
+    Attributes:
+        kind: ``read`` (cut out of the window, ``times`` being the root of how often a value is
+            read at most), ``linear``, ``prelu``, or ``gru`` and ``lstm`` with all layers of one
+            module, forwards, from a zero state.
+        layer: The module's name: its parameters are ``layer.weight`` and so on.
+        times: Of ``read``.
+        steps: That a recurrent module takes.
+        whole: Whether all of its steps are passed on, or the last one only.
+    """
+
+    kind: Literal["read", "linear", "prelu", "gru", "lstm"]
+    layer: Annotated[str, Length(0, 128)] = ""
+    times: Annotated[float, Between(0.0, 1e6)] = 1.0
+    steps: Count = 1
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Golden:
     """One input window and what the initial vector forecasts on it, in scaled units.
 
@@ -205,6 +226,7 @@ class Manifest:
         graphs: By name, as ``SIGNATURES`` has them; ``gradient`` and ``forecast`` always.
         golden: The canary sample.
         files: SHA-256 in hexadecimal of every other file of the bundle but the signature.
+        paths: From the window to the forecast, added at their ends: what a certificate multiplies.
     """
 
     name: Name
@@ -221,6 +243,7 @@ class Manifest:
     golden: Golden
     files: Mapping[str, Hash] = field(default_factory=lambda: MappingProxyType({}))
     format: Literal[1] = FORMAT
+    paths: Annotated[tuple[tuple[Stage, ...], ...], Length(1, 64)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no single field can see."""

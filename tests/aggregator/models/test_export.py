@@ -23,6 +23,7 @@ from aggregator.models.trace import Traced
 from edge_sdk.bundle import Bundle, Trust
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.keys import from_seed, save_signing_key
+from edge_sdk.wire.manifest import Stage
 from edge_sdk.wire.method import CONTRACTS, Ask
 
 pytestmark = pytest.mark.torch
@@ -194,6 +195,18 @@ def test_a_graph_that_cannot_be_written_is_refused_by_name(tmp_path, module, gra
     with pytest.raises(ExportError, match=says):
         exported(module(), tmp_path / "mine", replace(RECIPE, graphs=(graph,), shared=("",)))
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        (Stage("linear", "haed"), "no layer 'haed.weight'"),
+        (Stage("read", times=1e-3), "paths: the loss changes by .* a path .* is missing or wrong"),
+    ],
+)
+def test_paths_that_bound_nothing_are_refused(tmp_path, stage, says):
+    with pytest.raises(ExportError, match=says):
+        exported(LoadMlp(), tmp_path / "mine", replace(RECIPE, paths=((stage,),)))
 
 
 def test_models_by_name_module_and_file(tmp_path):
