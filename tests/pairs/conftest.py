@@ -53,26 +53,30 @@ class Fleet:
         due: The deadline that was asked for last.
     """
 
-    def __init__(self, server, device, targets, spec=None, start="own"):
+    def __init__(self, server, device, targets, *, spec=None, start="own", first=None, local=None):
         self.spec = spec or ParamSpec.of([("w", (1,))])
-        self.server, self.make, self.start = server, device, start
+        self.first = np.zeros(self.spec.size, np.float32) if first is None else first
+        self.server, self.make, self.start, self.local = server, device, start, local or self.lend
         self.halves, self.states, self.tasks = {}, {}, {}
         self.closed, self.due, self.targets = [], None, dict(targets)
-        self.state = server.init(np.zeros(self.spec.shared_size, np.float32))
+        self.state = server.init(self.spec.shared(self.first))
         self.deliver(OPEN)
         for name in targets:
             self.join(name)
 
     def half(self, name):
-        graphs = {"gradient": distance, "robust_gradient": robust_distance}
-        windows = Target(self.targets[name])
-        local = Lent(name, self.spec, graphs, lambda: windows, 1, partial(keyed, 0, name))
+        local = self.local(name, self.targets[name])
         return self.make(local, Steps(optimiser=sgd, start=self.start))
+
+    def lend(self, name, target):
+        graphs = {"gradient": distance, "robust_gradient": robust_distance}
+        windows = Target(target)
+        return Lent(name, self.spec, graphs, lambda: windows, 1, partial(keyed, 0, name))
 
     def join(self, name):
         if name not in self.halves:
             self.halves[name] = self.half(name)
-            self.states[name] = self.halves[name].init(np.zeros(self.spec.size, np.float32))
+            self.states[name] = self.halves[name].init(self.first.copy())
         self.deliver(Member(name, present=True))
 
     def place(self, z=None, **weights):
@@ -113,7 +117,7 @@ class Fleet:
 
     def restart(self):
         """Stop the server and start it again from its saved leaves."""
-        fresh = self.server.init(np.zeros(self.spec.shared_size, np.float32))
+        fresh = self.server.init(self.spec.shared(self.first))
         self.state = leaves.rebuild(fresh, leaves.flatten(self.state))
 
     def reboot(self, name):
