@@ -96,8 +96,11 @@ def said(results: Results) -> str:
         return ""
     rmse, mae = (np.array([score(r)[x] for r in results]) for x in ("RMSE", "MAE"))
     if len(results) == 1:
-        return f"{rmse[0]:.4g} / {mae[0]:.4g}"
-    return f"{rmse.mean():.4g} ± {rmse.std():.2g} / {mae.mean():.4g} ± {mae.std():.2g}"
+        return f"{rmse[0]:.4g} / {mae[0]:.4g} (1 seed)"
+    if not np.isfinite(rmse).all():
+        return f"diverged ({len(results)} seeds)"
+    spread = f"{rmse.mean():.4g} ± {rmse.std():.2g} / {mae.mean():.4g} ± {mae.std():.2g}"
+    return f"{spread} ({len(results)} seeds)"
 
 
 def called(task: verdicts.Task) -> str:
