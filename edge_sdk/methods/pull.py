@@ -93,13 +93,16 @@ def soft(x: Vector, reach: float) -> Vector:
 def ascent(asked: Scalars) -> Ascent:
     """Return how the dual climbs, as a task's numbers say; no bound is what they leave out.
 
+    A floor of the damping that would drive it apart is lowered to what is stable.
+
     >>> ascent({"cons_rate": 0.05, "cons_max": 0.01}).most, ascent({"cons_rate": 0.05}).most
     (0.01, inf)
     """
+    rate, least = asked.get("cons_rate", 0.0), asked.get("kappa_min", 0.0)
     return Ascent(
-        rate=asked.get("cons_rate", 0.0),
+        rate=rate,
         most=asked.get("cons_max", math.inf),
-        least=asked.get("kappa_min", 0.0),
+        least=least if rate * least <= 1.0 else 0.999 / rate,
         fading=asked.get("fading", 0.25),
         is_damped=asked.get("undamped", 0.0) == 0.0,
     )
