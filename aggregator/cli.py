@@ -125,6 +125,16 @@ def _export(parser: ArgumentParser) -> None:
     )
 
 
+def _certificate(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument(
+        "--error",
+        type=float,
+        metavar="E",
+        help="largest error that can occur, in scaled units; a squared error needs it",
+    )
+
+
 COMMANDS = {
     "run": Command(
         "Serve a fleet until SIGTERM.",
@@ -166,6 +176,12 @@ COMMANDS = {
     ),
     "audit": Command(
         "Recompute every round from the journal and compare.", _later("audit"), _config
+    ),
+    "certificate": Command(
+        "Bound how steep the model's loss is in its data.",
+        _later("certify"),
+        _certificate,
+        "A product of norms of the weights: no readings are needed, and none is steeper.",
     ),
     "backup": Command("Copy the database while the daemon runs.", _later("backup"), _backup),
     "broker": Command(

@@ -228,6 +228,13 @@ def audit(args: Namespace) -> Answer:
     return Answer(data, "\n".join(lines), 0 if found.is_sound else RUNTIME)
 
 
+def certify(args: Namespace) -> Answer:
+    """Bound how steep the run's present model can be in its data."""
+    from aggregator.certifying import certify as certified  # noqa: PLC0415 - only here
+
+    return certified(args)
+
+
 def backup(args: Namespace) -> Answer:
     """Copy the database while the daemon runs."""
     config = _require(configs.Config.load(args.config))
