@@ -74,6 +74,7 @@ class AdmissionSection:
     inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest body sent unasked
     window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time
     hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
+    releases: Positive | None = None  # updates of one device in all; left out: no limit
     quota: Positive = 64_000_000  # bytes a day a device may use, both directions
     control: Positive = 60  # messages a minute a device may send besides chunks
 

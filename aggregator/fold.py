@@ -137,6 +137,7 @@ class Fold:
             is_paused=self.phase == "pause",
             share=said.share,
             cohort=salt,
+            releases=self.run.config.admission.releases,
             is_personal=self.run.ask.personal,
         )
 

@@ -79,3 +79,13 @@ def test_who_has_spent_his_budget_leaves_the_round_and_the_others_go_on(world):
     assert told["counts"]["rounds alone"] > 0
     ledger = one.daemon._store.ledger("home-0")
     assert ledger.spent == told["spent"]
+
+
+def test_the_aggregators_own_count_stops_a_device_too(world):
+    one = world(run={"rounds": 6, "quorum": 3, "deadline": "5s"}, admission={"releases": 3})
+    one.start_all()
+    clients = one.clients.values()
+    one.until(lambda: all(client.status()["stopped"] == "budget" for client in clients))
+    assert one.version == 3
+    assert {client.status()["counts"]["refused BUDGET_SPENT"] for client in clients} == {1}
+    assert {client.status()["spent"] for client in clients} == {4}
