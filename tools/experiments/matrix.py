@@ -236,6 +236,8 @@ def rank_table(found: Ratios) -> dict[tuple[str, str], tuple[float, float]]:
     pairs = sorted({(rule, before) for rule, _, before in found})
     attacks = sorted({attack for _, attack, _ in found})
     complete = [x for x in pairs if all((x[0], a, x[1]) in found for a in attacks)]
+    if not complete or not attacks:
+        return {}
     columns = [[float(np.mean(found[rule, a, b])) for rule, b in complete] for a in attacks]
     places = np.mean([ranked(x) for x in columns], axis=0)
     worst = np.max(columns, axis=0)
