@@ -8,7 +8,7 @@ retained, nothing here outlives the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.records import Asked, Content
@@ -149,9 +149,9 @@ class Asking:
         if device in self._reminders:
             self._reminders[device] = _Reminder(now, REMIND)
 
-    def again(self, now: float, is_there: Callable[[str], bool]) -> list[tuple[str, messages.Task]]:
+    def again(self, now: float, there: Container[str]) -> list[tuple[str, messages.Task]]:
         """Return the reminders that are due, for devices that are there."""
-        due = [name for name, one in self._reminders.items() if one.at <= now and is_there(name)]
+        due = [name for name, one in self._reminders.items() if one.at <= now and name in there]
         told = []
         for device in sorted(due):
             wait = min(RARELY, 2 * self._reminders[device].wait)

@@ -126,6 +126,7 @@ class Daemon:
         self._snapshot = Snapshot()
         self._time_at = self._look_at = clock.monotonic()
         self._done_since: float | None = None
+        self._shut_out: set[str] = set()
 
     # --- life
 
@@ -237,6 +238,8 @@ class Daemon:
     def _meet_member(self, member: Member, *, is_greeting: bool) -> None:
         """Tell the half who came or went; who says hello hears its open task again, once."""
         device, now = member.client, self._clock.monotonic()
+        if member.present and device in self._registry.shut_out():
+            return
         before = self._asking.said.get(device, 0)
         self._journal(self._fold.meet, member)
         if is_greeting and self._asking.said.get(device, 0) == before:
@@ -339,19 +342,20 @@ class Daemon:
         """Say again what was not answered, and ask who is there and has nothing to work on.
 
         That is who was refused before the model moved, and who came while nothing could be saved.
+        Who was shut out has left, whatever it says itself.
         """
-        if self._fold.phase != "train":
+        if self._fold.phase != "train" or not self._fold.run.ask.personal:
             return
-        for device, words in self._asking.again(now, lambda x: self._registry.presence(x).is_there):
+        there, shut_out = self._registry.there(), self._registry.shut_out()
+        for device, words in self._asking.again(now, there):
             self._outgoing.answer([self._sealed(device, words)])
-        if not self._fold.run.ask.personal:
-            return
         refused = self._store.tasks(self._fold.number, "refused")
-        free = [one.device for one in refused if one.round < self.state.round]
-        free += sorted(self._registry.there() - self._store.ever_asked(self._fold.number))
-        for device in free:
-            if not self._registry.is_quarantined(device):
-                self._journal(self._fold.meet, Member(device, present=True))
+        free = {one.device for one in refused if one.round < self.state.round} - shut_out
+        for device in sorted(free | (there - self._store.ever_asked(self._fold.number))):
+            self._journal(self._fold.meet, Member(device, present=True))
+        for device in sorted(shut_out - self._shut_out):
+            self._journal(self._fold.meet, Member(device, present=False))
+        self._shut_out = shut_out
 
     def _obey(self) -> None:
         """Carry out what commands left for us; a device hears at once if it is there."""

@@ -119,15 +119,16 @@ class Registry:
     def follow(self, device: str, status: Status) -> Member | None:
         """Take a status; return who came or went because of it.
 
-        A will may arrive long after the device is back: the smaller ``(life, conn)`` is the older
-        word and changes nothing.
+        The first word since our own start is always news: nobody knows who left meanwhile. A will
+        may arrive long after the device is back: the smaller ``(life, conn)`` is the older word and
+        changes nothing.
         """
         before = self.presence(device)
         if (status.life, status.conn) < (before.life, before.conn):
             return None
         after = replace(before, state=status.state, life=status.life, conn=status.conn)
         self._presence[device] = after
-        if before.is_there == after.is_there:
+        if before.state and before.is_there == after.is_there:
             return None
         return Member(device, after.is_there)
 
@@ -136,8 +137,12 @@ class Registry:
         return Counter(p.state for p in self._presence.values() if p.state)
 
     def there(self) -> set[str]:
-        """Return the devices that take part in the fleet now."""
-        return {name for name, presence in self._presence.items() if presence.is_there}
+        """Return the devices that take part in the fleet now, and may."""
+        return {name for name, at in self._presence.items() if at.is_there} - self.shut_out()
+
+    def shut_out(self) -> set[str]:
+        """Return the devices that an operator, or a forgery, has shut out."""
+        return {client.id for client in self._clients.values() if client.state != "enrolled"}
 
     def _mark(self, device: str, state: str, why: str) -> None:
         client = self._clients.get(device)

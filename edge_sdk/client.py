@@ -409,8 +409,9 @@ class Client:
         """
         if task.ask == END:
             return True
-        has_windows = self._is_common or len(self._learner.windows()) > 0
-        return self._session.may_learn and has_windows
+        if not self._session.may_learn or not self._session.agreed_on(self._ask.enc):
+            return False
+        return self._is_common or len(self._learner.windows()) > 0
 
     def _between_batches(self) -> None:
         """Serve the network while training; give up what a newer round or a stop made useless.

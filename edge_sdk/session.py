@@ -164,6 +164,11 @@ class Session:
             and self.up.may_release
         )
 
+    def agreed_on(self, enc: str) -> bool:
+        """Whether an answer may have this encoding: the least one, or one we were allowed."""
+        welcome = self.up.welcome
+        return enc == "f4" or (welcome is not None and enc in welcome.caps)
+
     @property
     def is_common(self) -> bool:
         """Whether manifests ask: everybody at once, until a time; otherwise tasks do."""

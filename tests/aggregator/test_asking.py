@@ -22,6 +22,7 @@ CONTRACT = {
     "share": Ask(up=Up.WEIGHTS, personal=True),
 }
 Z = np.array([1.0, -2.0, 0.5], np.float32)
+BOTH = {"meter-1", "meter-2"}
 RUN = Run(1, "toy", "{}", "toy", SPEC.digest, bytes(16))
 
 
@@ -173,7 +174,7 @@ class TestSayingAgain:
         commit(store, task("meter-1"), task("meter-2"))
         asking, said = Asking(store, 1, SPEC.digest, 0.0), []
         for now in range(3600):
-            said += [(now, who) for who, _ in asking.again(now, lambda x: x == "meter-1")]
+            said += [(now, who) for who, _ in asking.again(now, {"meter-1"})]
         assert {who for _, who in said} == {"meter-1"}
         times = [now for now, _ in said]
         assert times[:3] == [REMIND, 3 * REMIND, 7 * REMIND]
@@ -182,20 +183,20 @@ class TestSayingAgain:
     def test_a_reminder_has_no_vectors_and_ends_with_the_answer(self, store):
         commit(store, task())
         asking = Asking(store, 1, SPEC.digest, 0.0)
-        ((who, words),) = asking.again(REMIND, lambda _: True)
+        ((who, words),) = asking.again(REMIND, BOTH)
         assert (who, words.blob) == ("meter-1", b"")
         assert words.size is not None
         store.refuse("meter-1", Ledger(cur=1), (1, 1), Row(bytes(32), 24, 1, 1))
-        assert asking.again(1000.0, lambda _: True) == []
+        assert asking.again(1000.0, BOTH) == []
         assert asking.tell("meter-1", 1000.0) is None
 
     def test_who_comes_back_and_everybody_after_a_lost_link_is_reminded_soon(self, store):
         commit(store, task("meter-1"), task("meter-2"))
         asking = Asking(store, 1, SPEC.digest, 0.0)
         asking.returned("meter-2", 1.0)
-        assert [who for who, _ in asking.again(1.0, lambda _: True)] == ["meter-2"]
+        assert [who for who, _ in asking.again(1.0, BOTH)] == ["meter-2"]
         asking.hurry(2.0)
-        assert [who for who, _ in asking.again(2.0, lambda _: True)] == ["meter-1", "meter-2"]
+        assert [who for who, _ in asking.again(2.0, BOTH)] == ["meter-1", "meter-2"]
 
 
 def test_the_order_of_tasks():

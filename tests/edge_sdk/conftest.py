@@ -105,7 +105,7 @@ class Aggregator:
     def __init__(self, broker: LoopbackBroker, *, inline: int = 32768, chunk: int = 8192) -> None:
         self.link = broker.link(AGGREGATOR)
         self.link.open()
-        self.inline, self.chunk = inline, chunk
+        self.inline, self.chunk, self.caps = inline, chunk, ()
         self.highest, self.hello = 0, None
         self.rows: dict[tuple[int, int], bytes] = {}
         self.updates: list[m.Update] = []
@@ -252,7 +252,7 @@ class Aggregator:
                 spent=hello.spent,
                 time=1_800_000_000_000,
                 wire=1,
-                caps=(),
+                caps=self.caps,
                 run=1,
                 inline=self.inline,
                 window=4,

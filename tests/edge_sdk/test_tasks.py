@@ -47,7 +47,8 @@ def asked(make):
 
     def begin(method="fedbuff", hours=60, **options):
         one = make(**options)
-        one.server.publish_bundle(serial=2, method=method, run=1)
+        encs = (CONTRACTS[method]["step" if method == "rsa" else "train"].enc,)
+        one.server.publish_bundle(serial=2, method=method, run=1, encs=encs)
         one.device.start()
         one.device.observe(hours)
         one.run()
@@ -281,3 +282,18 @@ def test_a_content_of_another_number_of_vectors_is_refused(scalars):
     with pytest.raises(Refused) as caught:
         vectors(("z", "dual"), np.zeros(scalars, np.float32), 2)
     assert caught.value.reason is Reason.WRONG_SIZE
+
+
+def test_an_encoding_that_was_not_agreed_on_is_not_sent(asked):
+    one = asked("rsa")
+    numbers = {"steps": 1.0, "rate": 0.1, "l1": 0.1, "l1_mode": 0.0}
+    task = replace(task_of(one.server), ask="step", vals=numbers)
+    tell(one, task)
+    assert one.server.updates == []
+    one.server.caps = ("b1", "b2")
+    one.device.kill()
+    one.device.start()
+    one.run()
+    (update,) = tell(one, task)
+    assert (update.part, update.enc) == ("sign", "b2")
+    assert set(codec.unpack_tensor(update.blob, "b2", 4)) <= {-1.0, 0.0, 1.0}

@@ -128,3 +128,30 @@ def test_a_device_without_such_noise_refuses_to_tell_one_bit_signs(world):
         one.turn()
     assert one.version == 0
     assert {client.learner.role.method for client in one.clients.values()} != {"dp_rsa"}
+
+
+WAITING = {"method": "bsfdp", "quorum": 2, "rounds": 12, "settings": SETTINGS["bsfdp"]}
+
+
+def test_who_left_while_the_aggregator_was_away_is_not_waited_for(world):
+    one = world(run=WAITING)
+    one.start_all()
+    one.until(lambda: one.version >= 3)
+    one.kill_daemon()
+    one.die(2)
+    for _ in range(5):
+        one.turn()
+    one.start_daemon()
+    finish(one, 12)
+    assert one.daemon._store.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
+
+
+def test_who_is_shut_out_is_not_waited_for_either_nor_asked(world):
+    one = world(run=WAITING)
+    one.start_all()
+    one.until(lambda: one.version >= 3)
+    one.daemon._registry.quarantine("home-2", "a forgery")
+    asked = one.daemon._store.asked("home-2", 1)
+    finish(one, 12)
+    assert one.daemon._store.versions(1)[-1].report["cohort"] == ["home-0", "home-1"]
+    assert one.daemon._store.asked("home-2", 1).turn == asked.turn
