@@ -261,6 +261,7 @@ def _check_graphs(config: Config, bundle: ModelBundle, graphs: tuple[str, ...]) 
                 "run.bundle",
                 f"{bundle.manifest.name!r} has no graph {graph!r}, which method "
                 f"{config.run.method!r} asks for; it has: {_list(bundle.manifest.graphs)}",
+                hint=f"gridfed-aggregator export … --for {config.run.method}",
             )
 
 
@@ -364,8 +365,8 @@ def broker_of(config: Config, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wir
         raise _wrong(config, "broker", str(error)) from error
 
 
-def _wrong(config: Config, key: str, why: str) -> SettingsError:
-    return SettingsError(f"{config.file.name}: {key}: {why}")
+def _wrong(config: Config, key: str, why: str, *, hint: str = "") -> SettingsError:
+    return SettingsError(f"{config.file.name}: {key}: {why}", hint=hint)
 
 
 def _list(names: Any) -> str:  # noqa: ANN401 - any iterable of names

@@ -14,6 +14,7 @@ pytest.importorskip("onnx")
 import numpy as np
 from torch import nn
 
+from aggregator.cli import main
 from aggregator.models.catalogue import MODELS
 from aggregator.models.check import reference_engine
 from aggregator.models.errors import ExportError
@@ -24,7 +25,6 @@ from edge_sdk.bundle import Bundle, Trust
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.keys import from_seed, save_signing_key
 from edge_sdk.wire.manifest import Stage
-from edge_sdk.wire.method import CONTRACTS, Ask
 
 pytestmark = pytest.mark.torch
 
@@ -176,12 +176,23 @@ def test_a_bundle_has_the_graphs_that_were_asked_for_and_no_other(tmp_path, want
     assert not bundle.graphs._loaded.keys() - {"forecast"}  # a device starts with what it needs
 
 
-def test_a_methods_contract_names_its_graphs(monkeypatch):
-    robust = {"step": Ask(("robust_gradient",)), "serve": Ask(("forecast",))}
-    monkeypatch.setattr("aggregator.models.export.CONTRACTS", CONTRACTS | {"flat": robust})
-    assert asked_by(["fedavg", "flat"]) == ("gradient", "robust_gradient", "forecast")
+def test_a_methods_contract_names_its_graphs():
+    assert set(asked_by(["fedavg"])) == {"gradient"}
+    assert set(asked_by(["fedavg", "bafdp"])) == {"gradient", "robust_gradient"}
     with pytest.raises(ExportError, match=r"unknown method 'fedag'.*fedavg"):
         asked_by(["fedag"])
+
+
+def test_the_command_writes_what_a_method_asks_for(tmp_path, capsys):
+    key, out = tmp_path / "root.key", tmp_path / "mine"
+    save_signing_key(key, KEY)
+    words = ["export", "aggregator.models.cells:CellsMlp", str(out), "--key", str(key)]
+    assert main([*words, "--like", "cells-mlp-1", "--graphs", "--for", "bafdp"]) == 0
+    assert "written, checked against torch, and signed" in capsys.readouterr().out
+    assert not (out / "clipped_gradient.onnx").exists()
+    assert (out / "robust_gradient.onnx").exists()
+    assert main([*words, "--like", "cells-mlp-1", "--for", "bafpd"]) == 2
+    assert "unknown method 'bafpd'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
