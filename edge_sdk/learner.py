@@ -17,7 +17,7 @@ from edge_sdk.methods import Factory
 from edge_sdk.methods.local import Graph, Lent, nothing
 from edge_sdk.methods.optim import Rated, adam, sgd
 from edge_sdk.methods.steps import Fitted, Steps, steps
-from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.privacy.gate import Mechanism
 from edge_sdk.series import Reading, Row, Seen, Series
 from edge_sdk.windows import Drawable, Frame, Scale
 from edge_sdk.wire.manifest import Manifest, Training

@@ -16,8 +16,9 @@ from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.learner import Bundle, Learner, Role, series_for
 from edge_sdk.methods import Factory
 from edge_sdk.post import Will
+from edge_sdk.privacy.gate import Mechanism
 from edge_sdk.privacy.ledger import Account
-from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
+from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.plan import Facts, Plan
 from edge_sdk.privacy.terms import plan_of, refuse_method
 from edge_sdk.series import Series

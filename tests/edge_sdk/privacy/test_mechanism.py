@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from edge_sdk.privacy.mechanism import AtInput, mechanism_of
+from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.plan import Facts, Plan
+from edge_sdk.privacy.readings import AtInput
 from edge_sdk.privacy.section import PrivacySection
 from edge_sdk.privacy.terms import plan_of
 from edge_sdk.series import Reading, Series
