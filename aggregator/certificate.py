@@ -195,9 +195,10 @@ def lstm_steps(w_ih: Floats, w_hh: Floats, steps: int) -> Floats:
 def gru_steps(w_ih: Floats, w_hh: Floats, bias: Floats | None, steps: int) -> Floats:
     """Bound what step s's input does to step t's output: ``M[t, s] >= |d h_t / d x_s|``.
 
-    States and candidates lie in -1 to 1, so with ``q = max_i sum_j |U_n,ij| + |b_n,i|``::
+    Candidates and states lie in -1 to 1, the first state is zero. So with ``s`` = 0 at the first
+    step and 1 later, and ``q = max_i s sum_j |U_n,ij| + |b_n,i|``::
 
-        |dh_t| <= |dh_(t-1)| + (|W_n| + q |W_r| / 4 + |W_z| / 2)(|dx_t|, |dh_(t-1)|)
+        |dh_t| <= |dh_(t-1)| + (|W_n| + q |W_r| / 4 + (1 + s) |W_z| / 4)(|dx_t|, |dh_(t-1)|)
 
     Args:
         w_ih: ``[3H, I]``, gates in torch's order: reset, update, new.
@@ -210,10 +211,12 @@ def gru_steps(w_ih: Floats, w_hh: Floats, bias: Floats | None, steps: int) -> Fl
     """
     into, back = ([spectral_norm(block) for block in np.split(w, 3)] for w in (w_ih, w_hh))
     new = np.abs(np.split(w_hh, 3)[2]).sum(1)
-    gain = float((new if bias is None else new + np.abs(np.split(bias, 3)[2])).max())
-    cell, last = (n[2] + gain * n[0] / 4 + n[1] / 2 for n in (into, back))
+    added = np.zeros_like(new) if bias is None else np.abs(np.split(bias, 3)[2])
     out, rows = np.zeros(steps), []
     for t in range(steps):
+        reach = min(t, 1)
+        gain = float((reach * new + added).max())
+        cell, last = (n[2] + gain * n[0] / 4 + (1 + reach) * n[1] / 4 for n in (into, back))
         out = (1 + last) * out + cell * np.eye(steps)[t]
         rows.append(out)
     return np.array(rows)

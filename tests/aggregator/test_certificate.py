@@ -104,7 +104,7 @@ def test_no_forecast_moves_faster_than_its_bound(name):
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_one_step_by_hand(kind):
-    """One unit, from a zero state: an LSTM's first step knows no forget gate."""
+    """One unit, from a zero state: an LSTM's first step knows no forget gate, a GRU's no state."""
     if kind == "lstm":
         w = np.array([[1.0], [100.0], [2.0], [4.0]])
         assert lstm_steps(w, np.zeros((4, 1)), 1) == pytest.approx(
@@ -112,13 +112,13 @@ def test_one_step_by_hand(kind):
         )
     else:
         w, u, b = np.array([[1.0], [2.0], [4.0]]), np.array([[0.0], [0.0], [3.0]]), np.ones(3)
-        assert gru_steps(w, u, b, 1) == pytest.approx(np.array([[4 + (3 + 1) / 4 + 1]]))
+        assert gru_steps(w, u, b, 1) == pytest.approx(np.array([[4 + 1 / 4 + 2 / 4]]))
 
 
 def test_without_a_way_back_a_step_only_remembers():
     """No recurrent weights: what a GRU took in lasts undiminished, and nothing comes from ahead."""
     found = gru_steps(np.ones((3, 1)), np.zeros((3, 1)), None, 3)
-    assert found == pytest.approx(np.tril(np.full((3, 3), 1.5)))
+    assert found == pytest.approx(np.tril(np.tile([1.25, 1.5, 1.5], (3, 1))))
 
 
 def test_what_a_step_does_grows_with_the_steps_behind_it():
