@@ -1,5 +1,8 @@
 """The dual that both ends compute: what bounds it, and when two ends differ."""
 
+import hashlib
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,6 +72,12 @@ def test_single_precision_does_not_show_in_a_check_and_a_missed_firing_does():
     assert len(check(dual)) == CHECK_BYTES
     missed = next_dual(dual, np.zeros(500), dual, 3, Ascent(0.05, 0.01))
     assert check(missed) != check(dual)
+
+
+def test_a_check_is_what_the_protocol_says():
+    said = hashlib.sha256(struct.pack("<2i", 5000, -713)).digest()[:8]
+    assert check(np.array([0.5, -0.0713])) == said
+    assert said.hex() == "d4cc731fd521aa20"
 
 
 def test_a_check_takes_any_size_of_number():
