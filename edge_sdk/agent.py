@@ -78,11 +78,14 @@ def read_all(
 
 def _serve(client: Client, is_stopping: Callable[[], bool], *, until_done: bool) -> None:
     """The loop: tick, tell the service manager, leave when asked."""
-    every, told, is_announced = watchdog_seconds(), client.now, False
+    every, told, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_done):
         client.tick(_TURN)
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True
+        if client.why_stopped != stopped:
+            stopped = client.why_stopped
+            notify(f"STATUS=answers nothing: {stopped}" if stopped else "STATUS=linked")
         if every is not None and client.now - told >= every:
             told = client.now
             notify("WATCHDOG=1")

@@ -166,6 +166,11 @@ class Client:
         return self._session.is_linked
 
     @property
+    def why_stopped(self) -> str:
+        """Why no answers leave now, such as ``command`` or ``budget``; empty if they do."""
+        return self._session.why_stopped
+
+    @property
     def is_done(self) -> bool:
         """Whether the run has ended, its final model is here, and nothing is owed."""
         return self._session.is_done

@@ -295,7 +295,7 @@ def _clashes(plan: Plan, contract: Contract) -> Iterator[Complaint]:
         yield "mechanism.point", "computes on both ends with what was sent: put noise at 'input'"
     withheld = [n.name for n in ask.report if n.measured and n.needed]
     if withheld and not plan.tells:
-        yield "metrics", f"needs {withheld[0]!r}, a measured number that {point} noise withholds"
+        yield "metrics", f"needs {withheld[0]!r}, a measured number that stays here"
 
 
 def _is_range(span: tuple[float, ...]) -> bool:
