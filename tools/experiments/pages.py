@@ -123,3 +123,19 @@ def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
     )
     gone = [f"{cells.TITLES[x]} is not in the data folder and was not run." for x in missing]
     return [line, *gone]
+
+
+def pasted(text: str, name: str, page: str) -> str:
+    r"""Put a page between the marks ``<!-- name -->`` and ``<!-- /name -->``, one heading lower.
+
+    >>> pasted("a\n<!-- e9 -->\nold\n<!-- /e9 -->\nb", "e9", "## New\n")
+    'a\n<!-- e9 -->\n\n### New\n\n<!-- /e9 -->\nb'
+    """
+    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if first not in text or last not in text:
+        return text
+    before, rest = text.split(first, 1)
+    after = rest.split(last, 1)[1]
+    lines = (f"#{x}" if x.startswith("#") else x for x in page.strip().splitlines())
+    body = "\n".join(lines)
+    return f"{before}{first}\n\n{body}\n\n{last}{after}"

@@ -18,7 +18,7 @@ from tools.experiments import accuracy, bafdp, cells, matrix, resilience, wire
 from tools.experiments.bafdp import Arm
 from tools.experiments.field import FIELD
 from tools.experiments.matrix import Square
-from tools.experiments.pages import Page, called
+from tools.experiments.pages import Page, called, pasted
 from tools.experiments.verdicts import NINE
 
 EXPERIMENTS = ("e9", "e10", "e11", "e12", "e13")
@@ -166,6 +166,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cells", type=int, help="at most so many cells of a set")
     group.add_argument("--cellular", nargs="+", default=list(cells.SETS), choices=cells.SETS)
     group.add_argument("--quick", action="store_true", help="few cells, few steps, one seed")
+    group.add_argument(
+        "--docs", type=Path, help="folder whose pages have marks for the results, e.g. docs"
+    )
     group.add_argument("--json", action="store_true", help="print claims as JSON, not the pages")
 
 
@@ -186,6 +189,9 @@ def main(options: argparse.Namespace) -> int:
     for name, one in made.items():
         (options.out / f"{name.upper()}.md").write_text(one.markdown())
         (options.out / f"{name.upper()}.html").write_text(one.html())
+        if options.docs is not None:
+            for path in sorted(options.docs.glob("*.md")):
+                path.write_text(pasted(path.read_text(), name, one.markdown()))
         if not options.json:
             print(one.markdown())
     if options.json:
