@@ -20,6 +20,7 @@ from edge_sdk.methods import METHODS
 from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.plan import Plan
+from edge_sdk.session import SPENT
 from edge_sdk.store import FILE, Store
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, encode
@@ -92,6 +93,8 @@ def status(config: Config) -> dict[str, Any]:
         numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
         announced = _announced(store)
         plan = _plan(config, announced)
+        account, one = _account(store, plan), plan.release()
+        told = "" if account.has_room(one) else SPENT
         return {
             "id": config.id,
             "fleet": config.fleet,
@@ -105,11 +108,11 @@ def status(config: Config) -> dict[str, Any]:
             "outbox": [{"round": e.round, "attempts": e.attempts} for e in outbox],
             "starts": store.fact("starts"),
             "connections": store.fact("conn"),
-            "stopped": bool(store.fact("stopped")),
+            "stopped": "command" if store.fact("stopped") else told,
             "readings": store.count_readings(),
             "bytes": store.size(),
             "privacy": words.promise(plan),
-            "budget": _account(store, plan).summary(plan.release()),
+            "budget": account.summary(one),
         }
 
 

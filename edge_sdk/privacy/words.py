@@ -113,7 +113,7 @@ def explained(plan: Plan, account: Account) -> str:
     if rows:
         lines += ["", "unit      at        mechanism      noise/sens.   draws  releases  epsilon"]
     lines += [
-        f"{row['unit']:<9} {row['at']:<9} {row['mechanism']:<14} {_shown(row['multiplier']):>11} "
+        f"{row['unit']:<9} {row['at']:<9} {row['mechanism']:<14} {_noise(row['multiplier']):>11} "
         f"{row['draws']:>7} {row['releases']:>9}  {_shown(row['epsilon'])}"
         for row in rows
     ]
@@ -260,6 +260,11 @@ def _odds(epsilon: float | None) -> list[str]:
             f"{math.exp(epsilon):.3g} at most"
         )
     ]
+
+
+def _noise(multiplier: float | None) -> str:
+    """Show what noise hides behind; what is computed from noisy data needs none of its own."""
+    return "-" if not multiplier else f"{multiplier:.6g}"
 
 
 def _shown(value: object) -> str:

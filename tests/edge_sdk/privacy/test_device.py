@@ -253,6 +253,7 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
     assert len(fleet.server.updates) == sent
     found = review.budget(fleet.device.config)
     assert found["spent"]
+    assert review.status(fleet.device.config)["stopped"] == "budget"
     assert "none; the device goes on learning for itself" in found["text"]
 
 
