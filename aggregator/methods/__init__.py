@@ -13,6 +13,7 @@ from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
 from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
+from aggregator.methods.fesem import FeSEM, fesem
 from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
 from aggregator.methods.optim import adam, averaged, sgd
 from aggregator.methods.ranges import Rate, Steps
@@ -156,6 +157,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "fedntp": Method(Recurrent, fedntp),
         "nbafl": Method(NbAFL, nbafl),
         "udp": Method(UDP, udp),
+        "fesem": Method(FeSEM, fesem),
         "bafdp": Method(Bafdp, bafdp),
         "bsfdp": Method(Bafdp, bsfdp),
         "aspire_ease": Method(AspireEase, aspire_ease),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edge_sdk.methods.answers import bounded_difference, bounded_weights, weights
+from edge_sdk.methods.centred import centred
 from edge_sdk.methods.local import Local
 from edge_sdk.methods.pulled import pulled
 from edge_sdk.methods.steps import Steps, gradient, steps
@@ -32,6 +33,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "fedntp": steps,
         "nbafl": bounded_weights,
         "udp": bounded_difference,
+        "fesem": centred,
         "bafdp": pulled,
         "bsfdp": pulled,
         "aspire_ease": pulled,

@@ -280,6 +280,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "fedntp": {"train": _TRAIN},
         "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
         "udp": {"train": _BOUNDED},
+        "fesem": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
         "bafdp": {"step": _BAFDP},
         "bsfdp": {"step": _BAFDP},
         "aspire_ease": {"step": _ASPIRE},

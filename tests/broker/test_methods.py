@@ -16,7 +16,11 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
 DEVICES = 2
 BUNDLES = {"fedgru": "load-gru", "fedntp": "load-lstm-week"}
-SETTINGS = {"nbafl": {"samples": 100, "epsilon": 50.0}, "udp": {"crd": True, "factor": 1.0}}
+SETTINGS = {
+    "nbafl": {"samples": 100, "epsilon": 50.0},
+    "udp": {"crd": True, "factor": 1.0},
+    "fesem": {"centres": 2},
+}
 QUORUM = {"fedasync": 1}
 NOISY = {"dp_rsa"}  # a device takes part with a mechanism at its signs only
 
