@@ -125,6 +125,7 @@ class Asking:
         self._run = run
         self._spec = spec
         self._reminders = {one.device: _Reminder(now + REMIND, REMIND) for one in store.tasks(run)}
+        self._whole: dict[str, tuple[tuple[int, int, int], float]] = {}
         self.said: dict[str, int] = {}
 
     def tell(self, device: str, now: float, *, whole: bool = True) -> messages.Task | None:
@@ -135,9 +136,21 @@ class Asking:
             return None
         if whole:
             self._reminders[device] = _Reminder(now + REMIND, REMIND)
+            whole = self._is_fresh(asked, now)
         self.said[device] = self.said.get(device, 0) + 1
         content = self._store.content(asked.content) if asked.content else None
         return message(asked, content, self._spec, whole=whole)
+
+    def _is_fresh(self, asked: Asked, now: float) -> bool:
+        """Whether the vectors may ride along: not so soon again, for whoever says hello and hello.
+
+        A device that truly lost them asks.
+        """
+        turn, at = self._whole.get(asked.device, ((0, 0, 0), -REMIND))
+        if turn == asked.turn and now - at < REMIND:
+            return False
+        self._whole[asked.device] = asked.turn, now
+        return True
 
     def hurry(self, now: float) -> None:
         """The link was away, and with it whatever waited to be said: remind everybody soon."""

@@ -190,6 +190,14 @@ class TestSayingAgain:
         assert asking.again(1000.0, BOTH) == []
         assert asking.tell("meter-1", 1000.0) is None
 
+    def test_whoever_says_hello_and_hello_gets_the_vectors_once(self, store):
+        commit(store, task())
+        asking = Asking(store, 1, SPEC.digest, 0.0)
+        said = [bool(asking.tell("meter-1", now).blob) for now in (0.0, 1.0, REMIND - 1, REMIND)]
+        assert said == [True, False, False, True]
+        commit(store, task(number=2, base=1), upto=2)
+        assert asking.tell("meter-1", REMIND + 1).blob
+
     def test_who_comes_back_and_everybody_after_a_lost_link_is_reminded_soon(self, store):
         commit(store, task("meter-1"), task("meter-2"))
         asking = Asking(store, 1, SPEC.digest, 0.0)
