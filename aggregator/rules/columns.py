@@ -26,9 +26,9 @@ Values = NDArray[Any]
 Block = Callable[[int, int], Values]
 """Some columns of all rows, shape ``(n, stop - start)``."""
 
-_SPAN = 32_768  # columns of a running sum: 128 KiB of float32 stay in the cache beside a row
-_PANEL = 16_384  # columns whose squares are added up in the precision of the rows
-_DEEP = 4096  # columns whose products are
+_SPAN = 65_536  # columns of a running sum: 256 KiB of float32 stay in the cache beside a row
+_PANEL = 8192  # columns whose squares are added up in the precision of the rows
+_DEEP = 4096  # columns whose products are; more of few rows
 _GROUP = 16  # rows that are added up in their own precision
 _CACHE = 1 << 18  # scalars of a block that is sorted: 1 MiB of float32
 _TILE = 64  # rows turned into columns at a time
@@ -74,28 +74,33 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
     Deliberately not a matrix product: a BLAS may add in another order on another day, and a
     journal that is replayed must give the same bits.
     """
-    total = np.empty(values.shape[1])
     used = np.flatnonzero(weights)
-    some = values if len(used) == len(values) else None
-    alike = len(used) > 0 and np.ptp(weights[used]) == 0.0
-    factors = weights.astype(values.dtype)
+    if not len(used):
+        return np.zeros(values.shape[1])
+    total = np.empty(values.shape[1])
+    alike = bool((weights[used] == weights[used[0]]).all())
+    factors = weights[used].astype(values.dtype)
+    groups = [slice(at, at + _GROUP) for at in range(0, len(used), _GROUP)]
+    every = len(used) == len(values)
 
     def add(start: int, stop: int) -> None:
         part = total[start:stop]
-        part[:] = 0.0
-        for at in range(0, len(used), _GROUP):
-            rows = used[at : at + _GROUP]
-            block = (
-                some[at : at + _GROUP, start:stop] if some is not None else values[rows, start:stop]
-            )
+        for group in groups:
+            rows = values[group, start:stop] if every else values[used[group], start:stop]
             if alike:
-                np.add(part, np.add.reduce(block, axis=0), out=part)
+                some = np.add.reduce(rows, axis=0)
             else:
-                np.add(part, np.einsum("i,ij->j", factors[rows], block), out=part)
-        if alike:
+                some = np.einsum("i,ij->j", factors[group], rows)
+            if group.start:
+                np.add(part, some, out=part)
+            elif alike and len(groups) == 1:
+                np.multiply(some, weights[used[0]], out=part, dtype=np.float64)
+            else:
+                part[:] = some
+        if alike and len(groups) > 1:
             np.multiply(part, weights[used[0]], out=part)
 
-    each(add, values.shape[1], _SPAN, least=4)
+    each(add, values.shape[1], _SPAN if every else _SPAN // 8, least=4)
     return total
 
 
@@ -107,11 +112,9 @@ def squares(block: Block, width: int, count: int, point: Matrix | None = None) -
         away = block(start, stop)
         if point is not None:
             away = away - point[start:stop].astype(away.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = np.einsum("ij,ij->i", away, away)
+        found = _dots(away)
         if not np.isfinite(found).all():
-            wide = away.astype(np.float64)
-            found = np.einsum("ij,ij->i", wide, wide)
+            found = _dots(away.astype(np.float64))
         parts[start // _PANEL] = found
 
     each(measure, width, _PANEL, least=4)
@@ -120,42 +123,51 @@ def squares(block: Block, width: int, count: int, point: Matrix | None = None) -
 
 
 def along(block: Block, width: int, count: int, point: Values) -> Matrix:
-    """Return every row's inner product with a vector, added up in float64."""
-    parts = np.zeros((len(spans(width, _DEEP)), count))
-
-    def measure(start: int, stop: int) -> None:
-        parts[start // _DEEP] = block(start, stop) @ point[start:stop].astype(np.float64)
-
-    each(measure, width, _DEEP, least=4)
-    total: Matrix = parts.sum(axis=0)
+    """Return every row's inner product with a vector, in its precision over one panel."""
+    total = np.zeros(count)
+    for start, stop in spans(width, _DEEP):
+        rows, part = block(start, stop), point[start:stop]
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = rows.astype(part.dtype, copy=False) @ part
+        if not np.isfinite(found).all():
+            found = rows.astype(np.float64) @ part.astype(np.float64)
+        total += found
     return total
 
 
-def products(values: Values, centre: Values) -> tuple[Matrix, Matrix]:
-    """Return the inner products of ``values - centre`` with each other and with the centre.
+def products(block: Block, width: int, count: int, centre: Values) -> Matrix:
+    """Return the inner products of rows less a centre with each other.
 
     Float32 rows are multiplied in float32 over one panel of columns and added up over panels in
     float64; where a sum of float32 leaves the finite numbers, or is too coarse to tell the rows
     apart, all is done again in float64.
     """
-    about, cross = _products(values, centre, values.dtype)
-    if values.dtype == np.float32 and not _is_fine(about):
-        about, cross = _products(values, centre, np.dtype(np.float64))
-    return about, cross
+    about = _products(block, width, count, centre)
+    if centre.dtype == np.float32 and not _is_fine(about):
+        about = _products(block, width, count, centre.astype(np.float64))
+    return about
 
 
-def _products(values: Values, centre: Values, kind: np.dtype[Any]) -> tuple[Matrix, Matrix]:
-    n, width = values.shape
-    about, cross = np.zeros((n, n)), np.zeros(n)
-    scratch = np.empty(n * min(_DEEP, width), kind)
-    for start, stop in spans(width, _DEEP):
-        middle = centre[start:stop].astype(kind)
-        away = scratch[: n * (stop - start)].reshape(n, stop - start)
-        np.subtract(values[:, start:stop], middle, out=away, dtype=kind)
+def _products(block: Block, width: int, count: int, centre: Values) -> Matrix:
+    step = min(max(_DEEP, _CACHE // (2 * count)), width)
+    about, scratch = np.zeros((count, count)), np.empty(count * step, centre.dtype)
+    for start, stop in spans(width, step):
+        away = scratch[: count * (stop - start)].reshape(count, stop - start)
+        np.subtract(block(start, stop), centre[start:stop], out=away, dtype=centre.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            about += away @ away.T
-            cross += away @ middle
-    return about, cross
+            if count <= FEW:  # a product of so flat matrices is mostly copying them
+                for i in range(count):
+                    about[i, i:] += away[i:] @ away[i]
+            else:
+                about += away @ away.T
+    return np.triu(about) + np.triu(about, 1).T if count <= FEW else about
+
+
+def _dots(rows: Values) -> Values:
+    """Return every row's inner product with itself."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Values = np.matmul(rows[:, None, :], rows[:, :, None])[:, 0, 0]
+    return found
 
 
 def _is_fine(about: Matrix) -> bool:

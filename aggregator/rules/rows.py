@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.rules import columns
 from aggregator.rules.mixes import Mix, Picked
+from aggregator.rules.networks import FEW
 
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]  # float32 or float64
@@ -55,20 +56,15 @@ class Rows:
         ids: Names of the rows, ascending: client ids, or buckets of them.
         values: What the clients sent, shape ``(m, d)``, float32 or float64, finite.
         mixes: How rows are made of values, in order; empty if they are the values.
-        senders: Names of the values: client ids.
+        sent: The rows before any mix; None for these themselves.
         refused: Clients whose vector is in no row, each with the reason.
     """
 
     ids: tuple[str, ...]
     values: Values
     mixes: tuple[Mix, ...] = ()
-    senders: tuple[str, ...] = ()
+    sent: Rows | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Without a mix, the rows are the values."""
-        if not self.mixes:
-            object.__setattr__(self, "senders", self.ids)
 
     @classmethod
     def of(cls, vectors: Mapping[str, NDArray[np.floating]]) -> Rows:
@@ -99,16 +95,18 @@ class Rows:
         return len(self.ids)
 
     @property
+    def senders(self) -> tuple[str, ...]:
+        """Names of the values: client ids."""
+        return self.ids if self.sent is None else self.sent.ids
+
+    @property
     def width(self) -> int:
         """How many columns there are."""
         return int(self.values.shape[1])
 
     def mixed(self, mix: Mix, ids: tuple[str, ...] | None = None) -> Rows:
         """Return the rows that a pre-aggregation makes of these; nothing is computed yet."""
-        after = replace(self, ids=ids or self.ids, mixes=(*self.mixes, mix), senders=self.senders)
-        if "products" in self.__dict__:
-            after.__dict__["products"] = self.products
-        return after
+        return replace(self, ids=ids or self.ids, mixes=(*self.mixes, mix), sent=self.sent or self)
 
     def only(self, kept: NDArray[np.intp]) -> Rows:
         """Return some of the rows, by their positions."""
@@ -117,6 +115,15 @@ class Rows:
     def without(self, name: str) -> Rows:
         """Return the rows less one."""
         return self.only(np.array([i for i, one in enumerate(self.ids) if one != name], np.intp))
+
+    def row(self, i: int) -> Values:
+        """Return one row, shape ``(d,)``, in the precision of the values."""
+        one = np.zeros(len(self))
+        one[i] = 1.0
+        found: Values = (
+            self.combine(one).astype(self.values.dtype) if self.mixes else self.values[i]
+        )
+        return found
 
     def of_columns(self, chosen: NDArray[np.intp]) -> Values:
         """Return any columns of all rows, shape ``(n, len(chosen))``."""
@@ -152,13 +159,26 @@ class Rows:
 
     @cached_property
     def products(self) -> Products:
-        """The inner products of the values, computed once for whatever mixes and rules follow."""
-        return Products.of(self.values)
+        """The inner products of these rows, computed once for whatever mixes and rules follow."""
+        return Products.of(self)
+
+    def _known(self) -> tuple[Products, Matrix | None]:
+        """Return products, and how these rows are made of the rows that the products are of.
+
+        Mixed rows need none of their own, unless there are many, fewer than of what was sent, and
+        nobody has asked for that yet.
+        """
+        sent = self.sent
+        if sent is None:
+            return self.products, None
+        if "products" not in sent.__dict__ and FEW < len(self) < len(sent):
+            return self.products, None
+        return sent.products, self._mixing
 
     @cached_property
-    def _mixing(self) -> Matrix | None:
+    def _mixing(self) -> Matrix:
         """All mixes as one ``(n, m)`` matrix."""
-        return self.shares_of_senders(np.eye(len(self))) if self.mixes else None
+        return self.shares_of_senders(np.eye(len(self)))
 
     def gram(self) -> Matrix:
         """Return the ``(n, n)`` inner products of the rows, relative to a row of middling norm.
@@ -172,11 +192,13 @@ class Rows:
             >>> rows.distances().tolist()
             [[0.0, 1.0], [1.0, 0.0]]
         """
-        return self.products.centred(self._mixing)
+        products, mixing = self._known()
+        return products.centred(mixing)
 
     def plain(self) -> Matrix:
         """Return the ``(n, n)`` inner products of the rows, relative to zero."""
-        return self.products.plain(self._mixing)
+        products, mixing = self._known()
+        return products.plain(mixing)
 
     def along(self, point: Values) -> Matrix:
         """Return every row's inner product with a vector, shape ``(n,)``."""
@@ -210,29 +232,36 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Inner products of the values, taken about one of them.
+    """Inner products of some rows, taken about one of them.
 
     Attributes:
-        about: Inner products of ``x_i - r``, shape ``(m, m)``, where r is the centre.
-        cross: Inner products of ``x_i - r`` with r, shape ``(m,)``.
-        square: The inner product of r with itself.
+        rows: The rows.
+        centre: The one, shape ``(d,)``, in the precision of the rows.
+        about: Inner products of ``x_i - centre``, shape ``(n, n)``.
     """
 
+    rows: Rows
+    centre: Values
     about: Matrix
-    cross: Matrix
-    square: float
 
     @classmethod
-    def of(cls, values: Values) -> Products:
-        """Compute them in two passes over the values: norms, then products.
+    def of(cls, rows: Rows) -> Products:
+        """Compute them in two passes over the rows: norms, then products.
 
         The centre is the row of median norm. Less than half of the rows lie, so some honest row is
         at least as long: subtracting it can cost the honest rows at most a factor of two.
         """
-        norms = _squares(values)
-        centre = values[np.argsort(norms, kind="stable")[(len(norms) - 1) // 2]]
-        about, cross = columns.products(values, centre)
-        return cls(about, cross, float(_squares(centre[None])[0]))
+        middling = np.argsort(rows.norms(), kind="stable")[(len(rows) - 1) // 2]
+        centre = rows.row(int(middling))
+        about = columns.products(rows.block, rows.width, len(rows), centre)
+        return cls(rows, centre, about)
+
+    @cached_property
+    def _full(self) -> Matrix:
+        """Inner products about zero."""
+        centre = self.centre.astype(np.float64)
+        cross, square = self.rows.along(centre), float(centre @ centre)
+        return self.about + cross[:, None] + cross[None, :] - square
 
     def centred(self, mixing: Matrix | None) -> Matrix:
         """Return inner products of mixed rows about the centre, where that is the same for all."""
@@ -245,7 +274,7 @@ class Products:
 
     def plain(self, mixing: Matrix | None) -> Matrix:
         """Return inner products of mixed rows about zero."""
-        full = self.about + self.cross[:, None] + self.cross[None, :] + self.square
+        full = self._full
         return full if mixing is None else _symmetric(mixing @ full @ mixing.T)
 
 
@@ -280,10 +309,6 @@ def _symmetric(matrix: Matrix) -> Matrix:
     """Undo what rounding did: two rows are as far from each other either way."""
     halves: Matrix = (matrix + matrix.T) / 2
     return halves
-
-
-def _squares(values: Values) -> Matrix:
-    return columns.squares(lambda start, stop: values[:, start:stop], values.shape[1], len(values))
 
 
 def _plain(vector: NDArray[np.floating]) -> Values:
