@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from firmware_sim.federation import (
     CLOSING,
     Federation,
     Progress,
+    TooSlow,
     free_port,
     require_broker,
     start_broker,
@@ -51,6 +53,7 @@ class FleetRun:
         judged: Ids of the devices whose forecasts are judged at the end; none of a run in
             processes of their own are.
         errors: What the judged ones came to.
+        stall: Seconds that the model may stand still.
     """
 
     scenario: Scenario
@@ -69,6 +72,7 @@ class FleetRun:
     judged: tuple[str, ...] = ()
     errors: Errors | None = None
     refused: dict[str, int] = field(default_factory=dict)
+    stall: float = math.inf
     moved: int = 0  # how often the model was last seen to have moved
     weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
 
@@ -147,8 +151,13 @@ class FleetRun:
         return meter.cost(list(traffic_of(run.prepared.devices, run.devices).values()))
 
     def _watch(self, run: Federation, meter: Meter, tend: Callable[[], None]) -> None:
+        moved = time.monotonic()
         for now in run.watch(self.limit, tend):
             meter.see(now)
+            if now.version > self.moved:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > self.stall:
+                raise TooSlow(f"the model stands still at {now.version} of {now.rounds}")
             self.refused, self.moved = now.refused, now.version
             self.shown.update(self.name, "done" if now.is_done else "learning", now)
 

@@ -28,8 +28,11 @@ HOLDS = 0.15
 DOUBLES = 1.0
 """One that rose by at least so much is said to double."""
 
-TENFOLD = 10.0
-"""A rise beyond is written as a factor."""
+TENFOLD = 9.0
+"""One that rose beyond is said to diverge, and written as a factor."""
+
+STALL = 45.0
+"""Seconds that the model of an attacked run may stand still before it is judged where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Row:
 
     @property
     def says(self) -> str:
-        """One word for the rise: holds, suffers, doubles or diverges; stalled before all of them.
+        """One word for the rise: holds, suffers, doubles, diverges; or stalled, if it is none.
 
         >>> from firmware_sim.errors import Error
         >>> def row(rmse):
@@ -73,12 +76,12 @@ class Row:
         >>> [row(rmse).says for rmse in (2.3, 2.4, 4.0, float("inf"))]
         ['holds', 'suffers', 'doubles', 'diverges']
         """
-        if self.is_stalled:
-            return "stalled"
         if self.rise is None:
             return ""
-        if not math.isfinite(self.rise):
+        if not self.rise < TENFOLD:
             return "diverges"
+        if self.is_stalled:
+            return "stalled"
         if self.rise <= HOLDS:
             return "holds"
         return "doubles" if self.rise >= DOUBLES else "suffers"
@@ -171,6 +174,7 @@ class Trial:
             limit=self.limit,
             seed=self.seed,
             fleet=f"trial-{len(self.rows)}",
+            stall=STALL if assault else math.inf,
             assault=assault,
             judged=self.judged,
         )

@@ -26,7 +26,7 @@ def test_nothing_is_judged_that_was_learned_from(name):
         part = (times >= first) & (times < last)
         assert part.sum() * samples.step_seconds == last - first
         assert np.isfinite(values[part]).all()
-    assert len(samples.samples) >= chosen.devices
+    assert chosen.assaults or len(samples.samples) >= chosen.devices
     assert chosen.why
 
 
@@ -70,3 +70,12 @@ def test_more_devices_than_samples_get_names_of_their_own():
     given = assigned(samples, 20)
     assert len({name for name, _ in given}) == 20
     assert given[8] == (f"{samples[0].device}-2", samples[0])
+
+
+def test_the_byzantine_scenario_is_the_acceptance_of_the_method():
+    chosen = scenario("byzantine")
+    assert [way.method for way in (chosen.learning, *chosen.against)] == ["fedavg", "bafdp"]
+    attacks = [(one.attack, dict(one.options)) for one in chosen.assaults]
+    assert attacks == [("flipping", {}), ("scaling", {"factor": 10}), ("gaussian", {})]
+    ids = [name for name, _ in assigned(sample_set(chosen.samples).samples, chosen.devices)]
+    assert {len(one.malicious(ids)) for one in chosen.assaults} == {3}
