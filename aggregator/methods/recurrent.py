@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from aggregator.methods.averaging import Averaged, Averaging, Rounds, averaging
 from aggregator.methods.optim import sgd
 from aggregator.methods.ranges import Rate, Steps, task
 from aggregator.methods.setup import Setup
 from edge_sdk.wire.method import Half
+from edge_sdk.wire.spec import Layer
 from edge_sdk.wire.strict import Misfit
 
 LEAST_SHARE = 0.1
+GATES: Mapping[str, int] = MappingProxyType({"gru": 3, "lstm": 4})
+"""Blocks of a recurrent layer's weights: the shipped models of cells call theirs ``body``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,24 @@ def fedntp(setup: Setup) -> Half[Averaged]:
 
 
 def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
-    names = () if setup.spec is None else tuple(one.name for one in setup.spec.layers)
-    if names and not any(layer in name.split(".") for name in names):
+    layers = () if setup.spec is None else setup.spec.layers
+    if layers and not any(_is(layer, one) for one in layers):
+        names = tuple(one.name for one in layers)
         raise Misfit("run.bundle", f"a model with a layer {layer!r}", ", ".join(names)[:60])
     if setup.share < LEAST_SHARE:
         raise Misfit("run.share", f"from {LEAST_SHARE} to 1", str(setup.share))
     return averaging(setup.rule, setup.settings.bound(setup.rounds))
+
+
+def _is(layer: str, one: Layer) -> bool:
+    """Whether a part of the model is named so, or has the gates of such a layer.
+
+    >>> _is("gru", Layer("body.weight_hh_l0", (192, 64), 0))
+    True
+    >>> _is("lstm", Layer("body.weight_hh_l0", (192, 64), 0))
+    False
+    """
+    if layer in one.name.split("."):
+        return True
+    is_square = len(one.shape) == 2 and one.shape[0] == GATES[layer] * one.shape[1]
+    return ".weight_hh_l" in one.name and is_square

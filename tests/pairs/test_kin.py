@@ -339,6 +339,12 @@ class TestRecurrent:
         (first, _), (second, _) = closed(one, first, said), closed(two, second, said)
         assert first.w.tobytes() == second.w.tobytes()
 
+    @pytest.mark.parametrize(("method", "gates"), [("fedgru", 3), ("fedntp", 4)])
+    def test_a_recurrent_layer_is_known_by_its_gates(self, method, gates):
+        half_of(method, 2, ParamSpec.of([("body.weight_hh_l0", (gates * 8, 8))]))
+        with pytest.raises(Misfit, match=r"^run\.bundle"):
+            half_of(method, 2, ParamSpec.of([("body.weight_hh_l0", ((7 - gates) * 8, 8))]))
+
     @pytest.mark.parametrize("method", ["fedgru", "fedntp"])
     def test_another_model_or_too_small_a_share_is_refused(self, method):
         with pytest.raises(Misfit, match=r"^run\.bundle: expected a model with a layer"):

@@ -279,8 +279,7 @@ def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
     method = SERVER[name]
     settings = method.settings(**row.settings(case))
     course = Rounds(quorum=enough, limit=case.rounds if arm.clock == "even" else None)
-    layout = spec if row.is_told else None
-    setup = Setup(bind("mean"), settings, course, layout, arm.seed)
+    setup = Setup(bind("mean"), settings, course, spec, arm.seed)
     first = redrawn(spec, base.bundle.initial, key(arm.seed, "_agg", "initial", 0))
     devices, states, release = {}, {}, {}
     for client, some in windows.items():

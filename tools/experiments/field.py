@@ -73,8 +73,6 @@ class Row:
         steps: Gradient steps behind one answer.
         share: Of the devices, whose answers make a firing.
         privacy: What stands between an answer and the link.
-        is_told: Whether the server half is told the layout. FedGRU's looks for layers named after
-            the net, which the cells' bundles call ``body``; the nets are the right ones.
         is_drawn: Whether only so many are asked, another draw each round; else all are.
         plain: The method that does the same with a net that its own refuses.
     """
@@ -85,7 +83,6 @@ class Row:
     steps: int = STEPS
     share: float = 1.0
     privacy: Callable[[Case], PrivacySection | None] = _open
-    is_told: bool = True
     is_drawn: bool = False
     plain: str = ""
 
@@ -161,8 +158,8 @@ def _rsa(_: Case) -> Mapping[str, Any]:
 
 FIELD: Mapping[str, Row] = {
     "FedAvg": Row("fedavg"),
-    "FedGRU": Row("fedgru", "gru", share=0.5, is_told=False, is_drawn=True, plain="fedavg"),
-    "Fed-NTP": Row("fedntp", "lstm", share=0.5, is_told=False, is_drawn=True, plain="fedavg"),
+    "FedGRU": Row("fedgru", "gru", share=0.5, is_drawn=True, plain="fedavg"),
+    "Fed-NTP": Row("fedntp", "lstm", share=0.5, is_drawn=True, plain="fedavg"),
     "FedAtt": Row("fedatt", "lstm"),
     "FedDA": Row("fedda", "branches", _districts),
     "AFL": Row("afl"),
