@@ -15,7 +15,7 @@ from aggregator.rules import bind
 from edge_sdk.methods.pulled import pulled
 from edge_sdk.runtime import GraphError
 from edge_sdk.wire.method import Due, Member
-from edge_sdk.wire.mirror import Ascent, check, next_dual
+from edge_sdk.wire.mirror import Ascent, check, damping, next_dual
 from edge_sdk.wire.spec import ParamSpec
 from edge_sdk.wire.strict import Misfit, build
 
@@ -229,6 +229,32 @@ def test_no_pull_at_all_is_learning_alone_around_a_consensus_that_rests(consensu
         fleet.activate("a", "b")
     assert fleet.z == 0.0
     assert [fleet.w("a"), fleet.w("b")] == pytest.approx([1.0, 3.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("quorum", [2, 4])
+def test_it_comes_to_a_point_where_the_objective_is_stationary(consensus, quorum):
+    """The theorem's constants cannot be had; what it promises can: every gradient of F vanishes."""
+    chosen = PLAIN | {"rate": 0.1, "server_rate": 0.1, "l1": 0.0, "dual_max": 10.0}
+    fleet = consensus(server(quorum, **chosen), pulled, HONEST)
+    names, residuals = sorted(HONEST), []
+    for past in range(1200):
+        fleet.activate(*(names if quorum == 4 else (names[past % 4], names[(past + 1) % 4])))
+        if past in {20, 1199}:
+            residuals.append(stationarity(fleet))
+    assert residuals[1] < 0.02 < residuals[0]
+    assert fleet.z == pytest.approx(1.5, abs=0.02)
+
+
+def stationarity(fleet):
+    """Return the largest gradient of F in a device's weights, in its dual, and in the consensus."""
+    state, worst = fleet.state, 0.0
+    kappa = damping(0.05, state.version)
+    duals = {name: float(state.dual[name][0]) for name in HONEST}
+    for name, target in HONEST.items():
+        in_w = fleet.w(name) - target - duals[name]
+        in_dual = fleet.z - fleet.w(name) - kappa * duals[name]
+        worst = max(worst, abs(in_w), 0.05 * abs(in_dual))
+    return max(worst, abs(np.mean(list(duals.values()))))
 
 
 def test_personal_layers_learn_alone_and_are_in_no_answer(consensus):
