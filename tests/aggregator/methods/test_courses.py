@@ -1,0 +1,148 @@
+"""Every server half keeps what the shells build on: its course, its leaves, and quiet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aggregator import leaves
+from aggregator.methods import METHODS, OPEN, Rounds, Setup
+from aggregator.rules import bind
+from edge_sdk.wire.codec import pack_leaves, unpack_leaves
+from edge_sdk.wire.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
+from edge_sdk.wire.spec import ParamSpec
+
+SPEC = ParamSpec.of([("gru.lstm", (3,))])
+START = np.array([1.0, -2.0, 0.5], np.float32)
+NEEDED = {"nbafl": {"samples": 100, "epsilon": 50.0}, "fesem": {"centres": 2}}
+ALONE = {"fedasync"}  # every answer fires
+
+
+def half_of(name, limit=9):
+    settings = METHODS[name].settings(**NEEDED.get(name, {}))
+    rounds = Rounds(quorum=1 if name in ALONE else 2, limit=limit)
+    return METHODS[name].half(Setup(bind("mean"), settings, rounds, SPEC))
+
+
+def fed(half, state, *events):
+    effects = ()
+    for event in events:
+        state, more = half.apply(state, event)
+        effects += more
+    return state, effects
+
+
+def answer(name, device, task):
+    _, ask = answered(CONTRACTS[name])
+    signs = np.array([1.0, -1.0, 1.0])
+    vector = signs if ask.enc != "f4" else 0.5 * signs
+    values = {number.name: 0.5 for number in ask.report} | {"n": 10.0}
+    return Update(device, task.round, task.base, vector, values)
+
+
+def asked_of(name, devices=("m-1", "m-2"), limit=9):
+    """A half that is open and has asked some devices; their tasks by device."""
+    half = half_of(name, limit)
+    state, effects = fed(half, half.init(START), OPEN, *(Member(d, True) for d in devices))
+    tasks = [e for e in effects if isinstance(e, Task)]
+    return half, state, {d: next(t for t in tasks if t.to in (d, "_all")) for d in devices}
+
+
+def fired(name, limit=9):
+    half, state, tasks = asked_of(name, limit=limit)
+    return half, *fed(half, state, *(answer(name, d, task) for d, task in tasks.items()))
+
+
+def restored(half, state):
+    kept = unpack_leaves(pack_leaves(dict(leaves.flatten(state))))
+    return leaves.rebuild(half.init(START), kept)
+
+
+every = pytest.mark.parametrize("name", sorted(METHODS))
+
+
+@every
+def test_a_course_begins_at_nothing_and_opens_its_first_round(name):
+    half = half_of(name)
+    state = half.init(START)
+    assert (state.round, state.version, state.is_open, state.waiting) == (0, 0, False, 0)
+    np.testing.assert_array_equal(half.model(state)["p"], START)
+    state, _ = fed(half, state, OPEN)
+    assert (state.round, state.version, state.is_open) == (1, 0, True)
+
+
+@every
+def test_what_changes_nothing_returns_the_very_state(name):
+    half, state, _ = asked_of(name)
+    for event in (OPEN, Due(99, "train"), Member("stranger", False), Member("m-1", True)):
+        after, _ = half.apply(state, event)
+        assert after is state, event
+
+
+@every
+def test_personal_methods_ask_who_comes_and_common_ones_ask_all(name):
+    _, ask = answered(CONTRACTS[name])
+    _, _, tasks = asked_of(name)
+    assert {task.to for task in tasks.values()} == ({"m-1", "m-2"} if ask.personal else {"_all"})
+
+
+@every
+def test_tasks_keep_to_the_contract(name):
+    ask_name, ask = answered(CONTRACTS[name])
+    _, _, tasks = asked_of(name)
+    known = {number.name: number for number in ask.numbers}
+    for task in tasks.values():
+        assert task.ask == ask_name
+        assert task.arrays.keys() <= set(ask.down)
+        assert ask.down[0] in task.arrays
+        assert all(vector.shape == (3,) for vector in task.arrays.values())
+        assert all(vector.dtype == np.float32 for vector in task.arrays.values())
+        assert all(known[key].admits(value) for key, value in task.values.items())
+
+
+@every
+def test_a_firing_closes_a_round_and_rises_by_one(name):
+    _, state, effects = fired(name)
+    closed = [e for e in effects if isinstance(e, Closed)]
+    moved = 2 if name in ALONE else 1
+    assert [(c.round, c.version, c.moved) for c in closed] == [
+        (n, n, True) for n in range(1, moved + 1)
+    ]
+    assert (state.round, state.version, state.is_open) == (moved + 1, moved, True)
+    assert state.waiting == 0
+    assert closed[0].report["cohort"]
+    assert closed[0].report["stop"] is False
+
+
+@every
+def test_the_last_firing_asks_nobody(name):
+    _, state, effects = fired(name, limit=2 if name in ALONE else 1)
+    assert not state.is_open
+    assert [e for e in effects if isinstance(e, Closed)][-1].report["stop"] is True
+    if name in ALONE:
+        effects = effects[[isinstance(e, Closed) for e in effects].index(True) + 2 :]
+    assert not any(isinstance(e, Task) for e in effects)
+
+
+@every
+def test_any_state_comes_back_to_the_bit(name):
+    half, state, tasks = asked_of(name)
+    first = next(iter(tasks))
+    waiting, _ = fed(half, state, answer(name, first, tasks[first]))
+    for one in (half.init(START), state, waiting, fired(name)[1]):
+        again = restored(half, one)
+        assert leaves.digest(again) == leaves.digest(one)
+        assert (again.round, again.version, again.waiting) == (one.round, one.version, one.waiting)
+
+
+@every
+def test_a_restored_state_goes_on_as_the_one_that_was_never_saved(name):
+    half, state, tasks = asked_of(name)
+    events = [answer(name, device, task) for device, task in tasks.items()]
+    straight, effects = fed(half, state, *events)
+    broken, others = state, ()
+    for event in events:
+        broken, more = fed(half, restored(half, broken), event)
+        others += more
+    assert leaves.digest(broken) == leaves.digest(straight)
+    assert [type(e) for e in others] == [type(e) for e in effects]
