@@ -274,6 +274,7 @@ def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
         min(map(len, windows.values())),
         row.firings(arm.work, len(windows)),
         arm.budget,
+        arm.clock != "even",
     )
     name = row.plain if row.plain and arm.net != row.net else row.method
     method = SERVER[name]
