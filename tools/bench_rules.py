@@ -177,7 +177,11 @@ def judged(found: Found) -> list[str]:
     if mean:
         part = 4 * found.n * found.d / mean / found.yardsticks["bandwidth"]
         out.append(f"{'reached' if part >= 0.5 else 'missed'}: mean: {part:.0%} of the bandwidth")
-    extras = {c: s["extra"] for c, s in found.cases["ours"].items() if s.get("extra") is not None}
+    extras = {
+        case: said["extra"]
+        for case, said in found.cases["ours"].items()
+        if said.get("extra") is not None and "written out" not in case  # that holds what it made
+    }
     if extras:
         worst = max(extras, key=lambda case: extras[case])
         word = "reached" if extras[worst] <= 0.5 else "missed"

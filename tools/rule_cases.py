@@ -275,23 +275,25 @@ def _best(call: Call) -> tuple[float, float]:
     """Return the least wall and processor seconds of a few calls, after a first."""
     before = getattr(call, "before", lambda: None)
     before()
+    end = time.perf_counter() + SECONDS
     call()
+    least = 3 if time.perf_counter() < end else 1
     walls: list[float] = []
     cpus: list[float] = []
     end = time.perf_counter() + SECONDS
-    while len(walls) < 3 or (time.perf_counter() < end and len(walls) < 200):
+    while len(walls) < least or (time.perf_counter() < end and len(walls) < 200):
         before()
         wall, cpu = time.perf_counter(), time.process_time()
         call()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-        if walls[-1] > 10 * SECONDS:
-            break
     return min(walls), min(cpus)
 
 
 def _extra_memory(call: Call) -> int:
     """Return the most bytes that numpy held at once for a call, besides the matrix."""
+    getattr(call, "before", lambda: None)()
+    call()
     getattr(call, "before", lambda: None)()
     tracemalloc.start()
     call()

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aggregator.rules.coordinates import middle
 from aggregator.rules.limits import Radius, Shares, Times, Tolerance
 from aggregator.rules.rows import Matrix, Memory, Rows, Verdict, apart
 
@@ -33,8 +32,8 @@ def geometric_median(
 ) -> Verdict:
     """Find the point whose summed distance to the rows, by their shares, is least.
 
-    Weiszfeld's iteration from the coordinate-wise median, in the space of weights: after one look
-    at the rows a step costs n² instead of n d. Survives faulty rows that hold less than half of
+    Weiszfeld's iteration in the space of weights: after one look at the rows a step costs n²
+    instead of n d. Survives faulty rows that hold less than half of
     the shares. O(n² d).
 
     Args:
@@ -52,8 +51,8 @@ def geometric_median(
     Reference:
         Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022, algorithm 2.
     """
-    start = _Start.of(rows, smooth)
-    fitted = weiszfeld(start.gram, shares, start.distances, floor=start.floor, steps=steps)
+    gram, typical, floor = _start(rows, smooth)
+    fitted = weiszfeld(gram, shares, typical, floor=floor, steps=steps)
     report = {"objective": fitted.objective[-1], "steps": float(len(fitted.objective))}
     return Verdict(rows.combine(fitted.weights), rows.named(fitted.weights), report=report)
 
@@ -76,9 +75,9 @@ def autogm(
         Li et al., Auto-weighted Robust Federated Learning with Corrupted Data Sources, ACM TIST
         2022, algorithm 1.
     """
-    start, n = _Start.of(rows, smooth), len(rows)
+    (gram, typical, floor), n = _start(rows, smooth), len(rows)
     weights, before = np.full(n, 1.0 / n), np.inf
-    fitted = weiszfeld(start.gram, weights, start.distances, floor=start.floor, steps=steps)
+    fitted = weiszfeld(gram, weights, typical, floor=floor, steps=steps)
     wide = n * float(np.median(fitted.distances)) if spread is None else spread
     for _ in range(steps):
         weights = water_level(fitted.distances, max(wide, _TINY))
@@ -86,7 +85,7 @@ def autogm(
         if before - objective <= 1e-8 * abs(objective):
             break
         before = objective
-        fitted = weiszfeld(start.gram, weights, fitted.distances, floor=start.floor, steps=steps)
+        fitted = weiszfeld(gram, weights, fitted.distances, floor=floor, steps=steps)
     report = {"objective": objective}
     return Verdict(rows.combine(fitted.weights), rows.named(weights), report=report)
 
@@ -198,15 +197,13 @@ def water_level(distances: Matrix, spread: float) -> Matrix:
     return weights
 
 
-class _Start(NamedTuple):
-    """Where Weiszfeld's iteration begins: the coordinate-wise median, and what is known of it."""
+def _start(rows: Rows, smooth: float) -> tuple[Matrix, Matrix, float]:
+    """Return inner products, where Weiszfeld's iteration begins, and the least distance.
 
-    gram: Matrix
-    distances: Matrix
-    floor: float
-
-    @classmethod
-    def of(cls, rows: Rows, smooth: float) -> _Start:
-        """Look at the rows: once for the median, once for distances, once for inner products."""
-        distances = rows.distances_to(rows.ordered(middle))
-        return cls(rows.gram(), distances, max(smooth * float(np.median(distances)), _TINY))
+    It begins where every row counts by its median distance to the others: a far row counts for
+    little from the first step on, as it does from a coordinate-wise median, without another look
+    at the rows. Where it ends does not depend on that.
+    """
+    gram = rows.gram()
+    typical = np.sqrt(np.median(apart(gram), axis=1))
+    return gram, typical, max(smooth * float(np.median(typical)), _TINY)

@@ -27,7 +27,7 @@ Block = Callable[[int, int], Values]
 """Some columns of all rows, shape ``(n, stop - start)``."""
 
 _SPAN = 65_536  # columns of a running sum: 256 KiB of float32 stay in the cache beside a row
-_PANEL = 8192  # columns whose squares are added up in the precision of the rows
+_PANEL = 8192  # columns whose squares are added up in the precision of the rows; more of few rows
 _DEEP = 4096  # columns whose products are; more of few rows
 _GROUP = 16  # rows that are added up in their own precision
 _CACHE = 1 << 18  # scalars of a block that is sorted: 1 MiB of float32
@@ -75,8 +75,10 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
     journal that is replayed must give the same bits.
     """
     used = np.flatnonzero(weights)
-    if not len(used):
-        return np.zeros(values.shape[1])
+    if len(used) < 2:
+        one = values[used[0]] if len(used) else np.zeros(values.shape[1])
+        only: Matrix = np.multiply(one, weights[used].sum(), dtype=np.float64)
+        return only
     total = np.empty(values.shape[1])
     alike = bool((weights[used] == weights[used[0]]).all())
     factors = weights[used].astype(values.dtype)
@@ -106,7 +108,8 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
 
 def squares(block: Block, width: int, count: int, point: Matrix | None = None) -> Matrix:
     """Return every row's squared distance to a point (None: zero), added up in float64."""
-    parts = np.zeros((len(spans(width, _PANEL)), count))
+    step = max(_PANEL, _CACHE // (2 * count))
+    parts = np.zeros((len(spans(width, step)), count))
 
     def measure(start: int, stop: int) -> None:
         away = block(start, stop)
@@ -115,9 +118,9 @@ def squares(block: Block, width: int, count: int, point: Matrix | None = None) -
         found = _dots(away)
         if not np.isfinite(found).all():
             found = _dots(away.astype(np.float64))
-        parts[start // _PANEL] = found
+        parts[start // step] = found
 
-    each(measure, width, _PANEL, least=4)
+    each(measure, width, step, least=4)
     total: Matrix = parts.sum(axis=0)
     return total
 
