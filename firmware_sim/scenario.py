@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edge_sdk.settings import Duration, load
+from edge_sdk.wire.method import CONTRACTS
 from edge_sdk.wire.strict import Between, Length
 from firmware_sim.attacks.assault import Assault
 from firmware_sim.samples import SampleSet
@@ -46,7 +47,11 @@ class Learning:
 
         >>> Learning(rule={"name": "krum", "f": 1, "before": ["nnm"]}).rule_name
         'nnm+krum'
+        >>> Learning().rule_name, Learning(method="bafdp").rule_name
+        ('mean', 'its own')
         """
+        if not self.rule and "train" not in CONTRACTS.get(self.method, {"train": None}):
+            return "its own"
         before = [
             one if isinstance(one, str) else one["name"] for one in self.rule.get("before", ())
         ]

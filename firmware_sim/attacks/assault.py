@@ -14,7 +14,7 @@ import numpy as np
 from edge_sdk import Client
 from edge_sdk.settings import Duration, seconds
 from edge_sdk.wire.strict import Between
-from firmware_sim.attacks import Bound, bind, protocol
+from firmware_sim.attacks import ATTACKS, Bound, bind, protocol
 from firmware_sim.attacks.clients import LyingClient, SpoiltLink
 from firmware_sim.attacks.coalition import Coalition
 from firmware_sim.attacks.liar import Liar, overheard
@@ -46,6 +46,14 @@ class Assault:
     seed: int = 0
     colluding: bool = False
     patience: Duration = "5s"
+
+    def __post_init__(self) -> None:
+        """Refuse a start that the attack cannot wait for: a link knows of no rounds."""
+        kind = ATTACKS[self.attack].kind if self.attack in ATTACKS else None
+        if self.start_round > 1 and kind in {"link", "twin"}:
+            raise ValueError(
+                f"start_round: {self.attack} is there from the beginning or not at all"
+            )
 
     @property
     def bound(self) -> Bound:

@@ -96,6 +96,7 @@ def test_attacks_are_listed_with_their_definitions(capsys):
             ["--method", "fedsgd", "--attack", "alie", "--attack-option", "target=weights"],
             "an answer 'grad' has no weights",
         ),
+        (["--attack", "twin", "--start-round", "3"], "twin is there from the beginning"),
         (["--attack", "alie", "--processes"], "liars share one process"),
         (["--attack", "alie", "--aggregator", "x.toml"], "every run has its aggregator"),
     ],
