@@ -10,31 +10,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.forecast import rolling
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local import Lent, Windows
 from edge_sdk.methods.optim import adam
 from edge_sdk.methods.steps import Steps
-from edge_sdk.windows import Drawable, Frame
 from edge_sdk.wire.method import CONTRACTS
 from edge_sdk.wire.spec import Vector
-from tools.experiments import cells as data
-from tools.experiments.cells import Cell, Split
 from tools.experiments.field import FIELD, Case, Row
+from tools.experiments.ground import Arm, Ground, ground, judged, scored, together
 from tools.experiments.liars import liars
-from tools.experiments.noise import mechanism, noised, rebuilt, spread, told_apart
+from tools.experiments.noise import mechanism, rebuilt, spread, told_apart
 from tools.experiments.together import Plan, Pooled, gather, key, redrawn, rounds
 from tools.experiments.virtual import Latency, Moment, World, at_once, drawn, log_normal
 
@@ -45,95 +40,6 @@ LONG = 2000
 STRAGGLER = 10.0
 LOOKS = 40
 """How often a run is looked at on its way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One run: everything that its numbers depend on.
-
-    Attributes:
-        experiment: ``e9`` to ``e12``.
-        dataset: Folder name of the set.
-        horizon: Steps ahead, all in one answer.
-        name: Row of the table.
-        net: ``mlp``, ``gru`` or ``lstm``.
-        budget: Epsilon of the noise on every reading that is learnt from; None is no noise.
-        work: Gradient steps that an average device takes.
-        seed: Of vectors, minibatches, noise, latencies and who lies.
-        attack: What the liars do; empty for none.
-        ratio: Share of the devices that lie.
-        clock: ``even``, or ``straggler``: log-normal answers and one device ten times slower.
-        clients: At most so many cells.
-        part: What is scored: ``test``, or ``choose`` while settings are sought.
-    """
-
-    experiment: str
-    dataset: str
-    horizon: int
-    name: str
-    net: str
-    budget: float | None
-    work: int
-    seed: int
-    attack: str = ""
-    ratio: float = 0.0
-    clock: str = "even"
-    clients: int | None = None
-    part: Split = "test"
-
-    @property
-    def file(self) -> str:
-        """Where its result is kept, below the output folder."""
-        noise = "clean" if self.budget is None else f"a{self.budget:g}"
-        liars = f"{self.attack}{self.ratio:g}" if self.attack else "honest"
-        many = "all" if self.clients is None else f"n{self.clients}"
-        words = (self.experiment, self.dataset, f"h{self.horizon}", self.name.replace(" ", ""))
-        more = (self.net, noise, liars, self.clock, many, self.part, f"w{self.work}")
-        return "-".join((*words, *more, f"s{self.seed}")) + ".json"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ground:
-    """What an arm stands on.
-
-    Attributes:
-        bundle: Graphs and initial vector.
-        cells: The clients' series.
-        served: Channels that forecasts are made from: what was read.
-        learnt: Channels that are learnt from: with noise, where the arm has some.
-        part: What is scored.
-    """
-
-    bundle: Bundle
-    cells: Mapping[str, Cell]
-    served: Mapping[str, Frame]
-    learnt: Mapping[str, Frame]
-    part: Split
-
-    def windows(self, part: Split | None = None) -> dict[str, Drawable]:
-        """Return what each device may learn from; nothing of what is scored."""
-        kept: Split = part or ("train" if self.part == "test" else "learn")
-        return {
-            name: Drawable(cut, data.origins(self.cells[name], cut, kept))
-            for name, cut in self.learnt.items()
-        }
-
-
-def ground(arm: Arm, folder: Path) -> Ground:
-    """Read the set and cut it, with noise where the arm has some."""
-    bundle = Bundle.open(f"cells-{arm.net}-{arm.horizon}", trust=Trust())
-    cells = {x.name: x for x in data.load(folder, arm.dataset, arm.clients)}
-    served = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
-    learnt = served
-    if arm.budget is not None:
-        noisy = {
-            name: noised(x, arm.budget, arm.seed, bundle.manifest) for name, x in cells.items()
-        }
-        learnt = {
-            name: data.frame(x, bundle.manifest, scale=cells[name].scale)
-            for name, x in noisy.items()
-        }
-    return Ground(bundle, cells, served, learnt, arm.part)
 
 
 def run(arm: Arm, folder: Path) -> dict[str, Any]:
@@ -168,38 +74,6 @@ def _attacked(arm: Arm, base: Ground) -> dict[str, float]:
     close, usual = (float(np.mean(x)) for x in zip(*rows, strict=True))
     apart = told_apart(arm.budget, arm.seed)
     return {"told apart": apart, "rebuilt": close, "usual": usual}
-
-
-def judged(base: Ground, vectors: Mapping[str, Vector]) -> dict[str, dict[str, float]]:
-    """Score every cell's vector on its own part of the truth, raw scale."""
-    return {name: _scored(base, base.served[name], name, p) for name, p in vectors.items()}
-
-
-def _scored(base: Ground, cut: Frame, name: str, p: Vector) -> dict[str, float]:
-    """Score one cell; a forecast that left the finite numbers is infinitely wrong."""
-    rows = data.origins(base.cells[name], cut, base.part)
-    truth = cut.truth(rows)
-    with np.errstate(over="ignore", invalid="ignore"):
-        told = rolling(base.bundle.forecast, p, cut, rows)
-        scores = data.scored({name: told}, {name: truth})
-    errors = scores if np.isfinite(told).all() else dict.fromkeys(scores, math.inf)
-    return {"RMSE": errors["RMSE"], "MAE": errors["MAE"], "n": float(np.isfinite(truth).sum())}
-
-
-def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Pool cells' scores as if all errors lay in one list.
-
-    >>> some = {"a": {"RMSE": 3.0, "MAE": 3.0, "n": 1.0}, "b": {"RMSE": 1.0, "MAE": 1.0, "n": 3.0}}
-    >>> {k: round(v, 4) for k, v in together(some).items()}
-    {'RMSE': 1.7321, 'MAE': 1.5}
-    """
-    n = np.array([row["n"] for row in rows.values()])
-    squares = np.array([row["RMSE"] for row in rows.values()]) ** 2
-    errors = np.array([row["MAE"] for row in rows.values()])
-    return {
-        "RMSE": float(np.sqrt((n * squares).sum() / n.sum())),
-        "MAE": float((n * errors).sum() / n.sum()),
-    }
 
 
 def _liars(arm: Arm, base: Ground) -> list[str]:
@@ -330,7 +204,7 @@ def _converged(arm: Arm, base: Ground) -> dict[str, Vector]:
     best: dict[str, tuple[float, Vector]] = {}
     for vectors in _alone(arm, base, base.windows("learn")):
         for name, p in vectors.items():
-            error = _scored(choosing, base.learnt[name], name, p)["MAE"]
+            error = scored(choosing, base.learnt[name], name, p)["MAE"]
             if name not in best or error < best[name][0]:
                 best[name] = (error, p)
     return {name: p for name, (_, p) in best.items()}
@@ -344,23 +218,8 @@ def _pooled(arm: Arm, base: Ground) -> dict[str, Vector]:
     best: tuple[float, Vector] | None = None
     for vectors in _alone(arm, base, {"_": everybody}):
         p = vectors["_"]
-        error = together({x: _scored(choosing, base.learnt[x], x, p) for x in base.cells})["MAE"]
+        error = together({x: scored(choosing, base.learnt[x], x, p) for x in base.cells})["MAE"]
         if best is None or error < best[0]:
             best = (error, p)
     assert best is not None
     return dict.fromkeys(base.cells, best[1])
-
-
-def plain(arm: Arm, base: Ground) -> dict[str, dict[str, float]]:
-    """Score the forecasts that need no learning, on the arm's windows."""
-    told: dict[str, dict[str, NDArray[np.float64]]] = {}
-    truth = {}
-    for name, cell in base.cells.items():
-        cut = base.served[name]
-        rows = data.origins(cell, cut, arm.part)
-        truth[name] = cut.truth(rows)
-        told.setdefault("persistence", {})[name] = data.repeated(cut, rows, 1)
-        told.setdefault("same hour yesterday", {})[name] = data.repeated(cut, rows, cell.day)
-        told.setdefault("same hour last week", {})[name] = data.repeated(cut, rows, 7 * cell.day)
-        told.setdefault("median of the hour", {})[name] = data.by_hour(cell, cut, rows)
-    return {name: data.scored(some, truth) for name, some in told.items()}

@@ -34,8 +34,8 @@ from tools.experiments import cells as data
 from tools.experiments import synthetic
 from tools.experiments.cells import Cell
 from tools.experiments.liars import liars, lied_to
+from tools.experiments.standings import ranked
 from tools.experiments.together import key, redrawn
-from tools.experiments.verdicts import ranked
 from tools.experiments.virtual import World, at_once
 
 CLIENTS, LIARS, ROUNDS, STEPS = 11, 2, 40, 4

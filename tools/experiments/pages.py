@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.experiments import cells, verdicts
+from tools.experiments import cells, standings
 from tools.experiments.claims import Claim, Results
-from tools.experiments.verdicts import score
+from tools.experiments.standings import score
 
 IMAGE = "<img "
 
@@ -103,7 +103,7 @@ def said(results: Results) -> str:
     return f"{spread} ({len(results)} seeds)"
 
 
-def called(task: verdicts.Task) -> str:
+def called(task: standings.Task) -> str:
     """Return a task's name for a heading."""
     return f"{cells.TITLES[task[0]]} H={task[1]}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tools.experiments import accuracy, bafdp, cells, matrix, resilience, wire
-from tools.experiments.bafdp import Arm
 from tools.experiments.field import FIELD
+from tools.experiments.ground import Arm
+from tools.experiments.marks import HORIZONS, marks
 from tools.experiments.matrix import Square
-from tools.experiments.pages import Page, called, pasted
+from tools.experiments.pages import Page, pasted
 from tools.experiments.verdicts import NINE
 
 EXPERIMENTS = ("e9", "e10", "e11", "e12", "e13")
-HORIZONS = (1, 24)
 CONTROLS = ("FedAvg", "local long", "pooled")
 PAPER_A = {1: 30.0, 24: 40.0}
 """The budgets of the paper's table on Milan; its own sweep has better ones, chosen on the test."""
@@ -220,40 +220,3 @@ def page(
         return resilience.e12(results, found)
     makers = {"e10": accuracy.e10, "e11": accuracy.e11, "e13": resilience.e13}
     return makers[name](results)
-
-
-Marks = Mapping[str, Mapping[str, str]]
-"""Task to forecast to its RMSE / MAE."""
-
-
-def marks(options: argparse.Namespace) -> Marks:
-    """Score what needs no learning, and read what the anchors reached on the same windows."""
-    out: dict[str, dict[str, str]] = {}
-    for dataset in options.cellular:
-        for horizon in HORIZONS:
-            arm = _arm(options, "e9", 0, dataset=dataset, horizon=horizon, name="plain")
-            scores = bafdp.plain(arm, bafdp.ground(arm, options.data))
-            rows = {x: f"{s['RMSE']:.4g} / {s['MAE']:.4g}" for x, s in scores.items()}
-            out[called((dataset, horizon))] = rows | _anchors(options, dataset, horizon)
-    return out
-
-
-def _anchors(options: argparse.Namespace, dataset: str, horizon: int) -> dict[str, str]:
-    """Return the anchors' nets and trees; they are scored on all cells, so only then comparable."""
-    if options.anchors is None or options.cells is not None:
-        return {}
-    path = options.anchors / "results" / f"{dataset}_p{horizon}.json"
-    if not path.exists():
-        return {}
-    out = {}
-    for name, seeds in json.loads(path.read_text()).items():
-        if name.startswith(ANCHORS):
-            means = [x["mean"] for x in seeds.values()]
-            rmse, mae = (
-                sum(m[k] for m in means) / len(means) for k in ("RMSE_pooled", "MAE_pooled")
-            )
-            out[f"anchor {name}"] = f"{rmse:.4g} / {mae:.4g}"
-    return out
-
-
-ANCHORS = ("lgbm", "gru", "dlinear", "ridge")

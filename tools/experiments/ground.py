@@ -1,0 +1,155 @@
+"""What an arm of E9 to E12 stands on: cells, channels, windows, and how it is scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.forecast import rolling
+from edge_sdk.windows import Drawable, Frame
+from edge_sdk.wire.spec import Vector
+from tools.experiments import cells as data
+from tools.experiments.cells import Cell, Split
+from tools.experiments.noise import noised
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run: everything that its numbers depend on.
+
+    Attributes:
+        experiment: ``e9`` to ``e12``.
+        dataset: Folder name of the set.
+        horizon: Steps ahead, all in one answer.
+        name: Row of the table.
+        net: ``mlp``, ``gru`` or ``lstm``.
+        budget: Epsilon of the noise on every reading that is learnt from; None is no noise.
+        work: Gradient steps that an average device takes.
+        seed: Of vectors, minibatches, noise, latencies and who lies.
+        attack: What the liars do; empty for none.
+        ratio: Share of the devices that lie.
+        clock: ``even``, or ``straggler``: log-normal answers and one device ten times slower.
+        clients: At most so many cells.
+        part: What is scored: ``test``, or ``choose`` while settings are sought.
+    """
+
+    experiment: str
+    dataset: str
+    horizon: int
+    name: str
+    net: str
+    budget: float | None
+    work: int
+    seed: int
+    attack: str = ""
+    ratio: float = 0.0
+    clock: str = "even"
+    clients: int | None = None
+    part: Split = "test"
+
+    @property
+    def file(self) -> str:
+        """Where its result is kept, below the output folder."""
+        noise = "clean" if self.budget is None else f"a{self.budget:g}"
+        liars = f"{self.attack}{self.ratio:g}" if self.attack else "honest"
+        many = "all" if self.clients is None else f"n{self.clients}"
+        words = (self.experiment, self.dataset, f"h{self.horizon}", self.name.replace(" ", ""))
+        more = (self.net, noise, liars, self.clock, many, self.part, f"w{self.work}")
+        return "-".join((*words, *more, f"s{self.seed}")) + ".json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """What an arm stands on.
+
+    Attributes:
+        bundle: Graphs and initial vector.
+        cells: The clients' series.
+        served: Channels that forecasts are made from: what was read.
+        learnt: Channels that are learnt from: with noise, where the arm has some.
+        part: What is scored.
+    """
+
+    bundle: Bundle
+    cells: Mapping[str, Cell]
+    served: Mapping[str, Frame]
+    learnt: Mapping[str, Frame]
+    part: Split
+
+    def windows(self, part: Split | None = None) -> dict[str, Drawable]:
+        """Return what each device may learn from; nothing of what is scored."""
+        kept: Split = part or ("train" if self.part == "test" else "learn")
+        return {
+            name: Drawable(cut, data.origins(self.cells[name], cut, kept))
+            for name, cut in self.learnt.items()
+        }
+
+
+def ground(arm: Arm, folder: Path) -> Ground:
+    """Read the set and cut it, with noise where the arm has some."""
+    bundle = Bundle.open(f"cells-{arm.net}-{arm.horizon}", trust=Trust())
+    cells = {x.name: x for x in data.load(folder, arm.dataset, arm.clients)}
+    served = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
+    learnt = served
+    if arm.budget is not None:
+        noisy = {
+            name: noised(x, arm.budget, arm.seed, bundle.manifest) for name, x in cells.items()
+        }
+        learnt = {
+            name: data.frame(x, bundle.manifest, scale=cells[name].scale)
+            for name, x in noisy.items()
+        }
+    return Ground(bundle, cells, served, learnt, arm.part)
+
+
+def judged(base: Ground, vectors: Mapping[str, Vector]) -> dict[str, dict[str, float]]:
+    """Score every cell's vector on its own part of the truth, raw scale."""
+    return {name: scored(base, base.served[name], name, p) for name, p in vectors.items()}
+
+
+def scored(base: Ground, cut: Frame, name: str, p: Vector) -> dict[str, float]:
+    """Score one cell; a forecast that left the finite numbers is infinitely wrong."""
+    rows = data.origins(base.cells[name], cut, base.part)
+    truth = cut.truth(rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        told = rolling(base.bundle.forecast, p, cut, rows)
+        scores = data.scored({name: told}, {name: truth})
+    errors = scores if np.isfinite(told).all() else dict.fromkeys(scores, math.inf)
+    return {"RMSE": errors["RMSE"], "MAE": errors["MAE"], "n": float(np.isfinite(truth).sum())}
+
+
+def together(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Pool cells' scores as if all errors lay in one list.
+
+    >>> some = {"a": {"RMSE": 3.0, "MAE": 3.0, "n": 1.0}, "b": {"RMSE": 1.0, "MAE": 1.0, "n": 3.0}}
+    >>> {k: round(v, 4) for k, v in together(some).items()}
+    {'RMSE': 1.7321, 'MAE': 1.5}
+    """
+    n = np.array([row["n"] for row in rows.values()])
+    squares = np.array([row["RMSE"] for row in rows.values()]) ** 2
+    errors = np.array([row["MAE"] for row in rows.values()])
+    return {
+        "RMSE": float(np.sqrt((n * squares).sum() / n.sum())),
+        "MAE": float((n * errors).sum() / n.sum()),
+    }
+
+
+def plain(arm: Arm, base: Ground) -> dict[str, dict[str, float]]:
+    """Score the forecasts that need no learning, on the arm's windows."""
+    told: dict[str, dict[str, NDArray[np.float64]]] = {}
+    truth = {}
+    for name, cell in base.cells.items():
+        cut = base.served[name]
+        rows = data.origins(cell, cut, arm.part)
+        truth[name] = cut.truth(rows)
+        told.setdefault("persistence", {})[name] = data.repeated(cut, rows, 1)
+        told.setdefault("same hour yesterday", {})[name] = data.repeated(cut, rows, cell.day)
+        told.setdefault("same hour last week", {})[name] = data.repeated(cut, rows, 7 * cell.day)
+        told.setdefault("median of the hour", {})[name] = data.by_hour(cell, cut, rows)
+    return {name: data.scored(some, truth) for name, some in told.items()}

@@ -1,0 +1,48 @@
+"""Forecasts that learn nothing, and strong methods by others, on the same windows as ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+
+from tools.experiments import ground
+from tools.experiments.ground import Arm
+from tools.experiments.pages import called
+
+HORIZONS = (1, 24)
+ANCHORS = ("lgbm", "gru", "dlinear", "ridge")
+"""Beginnings of the names of methods that are worth setting ours beside."""
+
+Marks = Mapping[str, Mapping[str, str]]
+"""Task to forecast to its RMSE / MAE."""
+
+
+def marks(options: argparse.Namespace) -> Marks:
+    """Score what needs no learning, and read what the anchors reached on the same windows."""
+    out: dict[str, dict[str, str]] = {}
+    for dataset in options.cellular:
+        for horizon in HORIZONS:
+            arm = Arm("e9", dataset, horizon, "plain", "mlp", None, 0, 0, clients=options.cells)
+            scores = ground.plain(arm, ground.ground(arm, options.data))
+            rows = {x: f"{s['RMSE']:.4g} / {s['MAE']:.4g}" for x, s in scores.items()}
+            out[called((dataset, horizon))] = rows | _anchors(options, dataset, horizon)
+    return out
+
+
+def _anchors(options: argparse.Namespace, dataset: str, horizon: int) -> dict[str, str]:
+    """Return the anchors' nets and trees; they are scored on all cells, so only then comparable."""
+    if options.anchors is None or options.cells is not None:
+        return {}
+    path = options.anchors / "results" / f"{dataset}_p{horizon}.json"
+    if not path.exists():
+        return {}
+    out = {}
+    for name, seeds in json.loads(path.read_text()).items():
+        if name.startswith(ANCHORS):
+            means = [x["mean"] for x in seeds.values()]
+            rmse, mae = (
+                sum(m[k] for m in means) / len(means) for k in ("RMSE_pooled", "MAE_pooled")
+            )
+            out[f"anchor {name}"] = f"{rmse:.4g} / {mae:.4g}"
+    return out
