@@ -118,8 +118,7 @@ class _Left:
 
     def pick(self) -> int:
         """Return the row with the lowest score, ties to the lowest place, and let it go."""
-        best = int(np.argmin(np.where(self._gone, np.inf, self._scores)))
-        before = self._neighbours()
+        best, before = self._best(), self._neighbours()
         self._gone[best] = True
         if np.count_nonzero(~self._gone) < 2:
             return best  # nobody is left to be near to
@@ -127,6 +126,20 @@ class _Left:
         if self._neighbours() == 1:  # two that are each other's nearest tie, so no rounding here
             self._scores = self._near[self._all, self._last]
         return best
+
+    def _best(self) -> int:
+        """Return the row with the lowest score; scores that rounding may have parted are redone."""
+        scores = np.where(self._gone, np.inf, self._scores)
+        close = np.flatnonzero(scores <= scores.min() * (1 + 1e-9))
+        if len(close) > 1:
+            scores[close] = [self._summed(row) for row in close]
+        return int(close[np.argmin(scores[close])])
+
+    def _summed(self, row: np.intp) -> float:
+        """Return one row's score, added up anew."""
+        counted = slice(0, self._last[row] + 1)
+        left = ~self._gone[self._order[row, counted]]
+        return float(self._near[row, counted][left].sum())
 
     def _neighbours(self) -> int:
         return max(int(np.count_nonzero(~self._gone)) - self._f - 2, 1)
@@ -154,9 +167,7 @@ class _Left:
         """Add up anew what has lost its digits to subtraction: a far row's score, at its end."""
         (rows,) = np.nonzero(~self._gone & (self._scores < 1e-3 * self._exact))
         for row in rows:
-            near = self._near[row, : self._last[row] + 1]
-            left = ~self._gone[self._order[row, : self._last[row] + 1]]
-            self._scores[row] = self._exact[row] = near[left].sum()
+            self._scores[row] = self._exact[row] = self._summed(row)
 
 
 def _to_others(distances: Matrix) -> Matrix:
