@@ -133,7 +133,7 @@ class Client:
 
     def _turn(self, timeout: float) -> None:
         session = self._session
-        session.serve(0.0 if session.may_learn or session.bundle else timeout)
+        session.serve(0.0 if self._has_work else timeout)
         if session.lost:
             self._begin_anew()
         self._watch_budget()
@@ -144,6 +144,13 @@ class Client:
             self._attempt(task)
         elif self._is_time_alone():
             self._learn_alone()
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is more to do than to listen."""
+        session = self._session
+        ready = session.task is not None and self._is_answerable(session.task)
+        return ready or session.bundle is not None
 
     def forecast(self) -> Forecast:
         """Forecast what follows the newest reading; ``source`` says by which means."""

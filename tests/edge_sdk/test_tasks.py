@@ -211,6 +211,19 @@ def test_a_device_without_readings_works_on_it_when_it_has_some(asked):
     assert len(one.server.updates) == 1
 
 
+def test_waiting_for_readings_is_not_a_busy_loop(asked, monkeypatch):
+    one, waits = asked(hours=0), []
+    tell(one, task_of(one.server))
+    poll = one.device.client._session._post.link.poll
+    monkeypatch.setattr(
+        one.device.client._session._post.link,
+        "poll",
+        lambda timeout: waits.append(timeout) or poll(0.0),
+    )
+    one.device.client.tick(0.5)
+    assert max(waits) > 0.0
+
+
 def test_a_task_of_an_older_version_than_was_used_is_refused(asked):
     one = asked()
     tell(one, task_of(one.server, 1, base=5))
