@@ -504,16 +504,19 @@ class Session:
 
     def _consider_task(self, task: m.Task) -> None:
         """Keep the newest task; work on it once, and on no older one."""
+        if task.run < self.seen.run:
+            raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {self.seen.run}")
         kept = self._asked
-        is_news = kept is None or (task.run, task.turn) > (kept.run, kept.turn)
-        if is_news or (kept is not None and kept.turn == task.turn and task.blob):
+        if kept is None or kept.run != task.run or task.turn > kept.turn:
             kept = task
+        elif task.turn == kept.turn and task.blob:
+            kept = task  # a reminder is without it
         self._asked = kept
-        if kept is None or self.wanted is None or self.bundle is not None:
+        if self.wanted is None or self.bundle is not None or kept.run > self.seen.run:
             return  # considered again when the announced run is in force
-        if task.run > self.seen.run or self._held_up or self.is_ending:
+        if self._held_up or self.is_ending:
             return
-        downlink.judge_task(task, self.seen, self.wanted)
+        downlink.judge_task(kept, self.seen, self.wanted)
         if kept.turn > self.seen.turn and not self._is_at(kept):
             self._lay(kept)
 

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edge_sdk.downlink import Seen, Wanted, judge_task, vectors
-from edge_sdk.wire import codec
+from edge_sdk.wire import codec, keys, topics
 from edge_sdk.wire import messages as m
-from edge_sdk.wire.envelope import digest
+from edge_sdk.wire.envelope import digest, seal
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.method import CONTRACTS
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 NUMBERS = {"steps": 3.0, "rate": 0.1}
+SIGNER = keys.from_seed(b"a" * 32)  # the aggregator's
 
 
-def task_of(server, number=1, base=0, w=W0, *, whole=True, chunk=8192, **changes):
+def task_of(server, number=1, base=0, w=W0, *, run=1, whole=True, chunk=8192, **changes):
     """Write a task, and let the server hold its content."""
     spec = server.spec.digest
     blob = codec.pack_tensor(np.asarray(w, np.float32), "f4")
     body = codec.encode(
-        m.Content(run=1, version=base, part="shared", spec=spec, enc="f4", blob=blob)
+        m.Content(run=run, version=base, part="shared", spec=spec, enc="f4", blob=blob)
     )
     server.contents[digest(body)[:16]] = body
     task = m.Task(
-        run=1,
+        run=run,
         round=number,
         base=base,
         ask="train",
@@ -157,6 +159,21 @@ def test_a_task_for_a_run_that_is_not_in_force_yet_waits_for_it(make):
     one.server.publish_bundle(serial=2, method="fedbuff", run=1)
     one.run()
     assert len(one.server.updates) == 1
+
+
+def test_a_task_of_a_run_that_never_comes_keeps_nobody_from_working(asked):
+    one = asked()
+    tell(one, task_of(one.server, number=99, run=7))
+    assert one.server.updates == []
+    assert [u.run for u in tell(one, task_of(one.server))] == [1]
+
+
+def test_a_task_of_a_run_that_is_over_is_refused(asked):
+    one = asked()
+    one.server.publish_bundle(serial=3, method="fedbuff", run=2)
+    one.run()
+    tell(one, task_of(one.server, run=1))
+    assert (one.server.updates, counts(one)["arrived WRONG_RUN"]) == ([], 1)
 
 
 def test_manifests_inform_but_do_not_ask(asked):
@@ -310,3 +327,37 @@ def test_an_encoding_that_was_not_agreed_on_is_not_sent(asked):
     (update,) = tell(one, task)
     assert (update.part, update.enc) == ("sign", "b2")
     assert set(codec.unpack_tensor(update.blob, "b2", 4)) <= {-1.0, 0.0, 1.0}
+
+
+def scrambled(rng, body):
+    """Flip, mark, cut or repeat a few bytes of a body, most of them in its header."""
+    out = bytearray(body)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(min(len(out), rng.choice((40, 250, 400))))
+        match rng.randrange(4):
+            case 0:
+                out[at] ^= 1 << rng.randrange(8)
+            case 1:
+                out[at] = rng.choice((0x80, 0x90, 0xA0, 0xC0, 0xC4, 0xCB, 0xCF, 0xDF, 0xFF))
+            case 2:
+                del out[at : at + rng.randrange(1, 9)]
+            case _:
+                out[at:at] = out[at : at + rng.randrange(1, 40)]
+    return bytes(out)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_signed_task_says_the_device_goes_on(asked, seed):
+    """An aggregator gone bad has the right key; its words are still read under every limit."""
+    one, rng = asked(), random.Random(seed)
+    device = one.device.config.id
+    topic, body = topics.down("north", device, "task"), codec.encode(task_of(one.server, 4, 3))
+    way = {"kind": "task", "sender": "_agg", "recipient": device, "fleet": "north"}
+    for _ in range(250):
+        assert one.server.link.publish(topic, seal(scrambled(rng, body), signer=SIGNER, **way))
+        one.run(1)
+    one.run()
+    assert counts(one)["arrived MALFORMED"] > 100
+    one.server.publish_bundle(serial=3, method="fedbuff", run=2)
+    one.run()
+    assert tell(one, task_of(one.server, run=2))[-1].run == 2
