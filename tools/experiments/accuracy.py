@@ -44,7 +44,7 @@ def e9(results: Results, *, marks: Mapping[str, Mapping[str, str]], missing: Seq
     lines = states(results, missing)
     parts = zip(PARTS.items(), (paper, clean, noisy), strict=True)
     for (title, text), some in parts:
-        lines += ["", f"### {title}", "", text, "", *_accuracy(some)]
+        lines += ["", f"### {title}", "", text, *_exposed(some), "", *_accuracy(some)]
     lines += ["", "### What needs no learning, and the anchors' marks, on the same windows", ""]
     names = list(dict.fromkeys(x for row in marks.values() for x in row))
     lines += table(
@@ -63,6 +63,20 @@ def _is_papers(arm: Mapping[str, Any]) -> bool:
     if name not in verdicts.NINE or name not in FIELD or arm["net"] != FIELD[name].net:
         return False
     return bool((arm["budget"] is not None) == (name == "BAFDP"))
+
+
+def _exposed(results: Results) -> list[str]:
+    """Say what an attacker gets out of the noisy readings: never accuracy without that."""
+    lines = []
+    for a in sorted({_a(r) for r in results if "attack" in r}):
+        seen = [r["attack"] for r in results if "attack" in r and _a(r) == a]
+        lines.append(
+            f"At a = {a:g} an attacker who holds the noisy readings tells the ends of the range "
+            f"apart in {_share(seen, 'told apart')} of all tries and rebuilds "
+            f"{_share(seen, 'rebuilt')} of them to a tenth of the range "
+            f"({_share(seen, 'usual')} by the usual value alone)."
+        )
+    return lines
 
 
 def _accuracy(results: Results) -> list[str]:

@@ -53,7 +53,8 @@ def run(arm: Arm, folder: Path) -> dict[str, Any]:
         vectors = alone(arm, base)
     else:
         vectors, path = _federated(arm, base)
-    told = {"attack": _attacked(arm, base)} if arm.experiment == "e10" else {}
+    is_noisy = arm.experiment == "e10" or arm.budget is not None
+    told = {"attack": _attacked(arm, base)} if is_noisy else {}
     return {
         **told,
         "arm": {name: getattr(arm, name) for name in Arm.__slots__},
