@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_sdk.program import Answer, Command, Program
 from edge_sdk.settings import SettingsError
-from firmware_sim.options import arguments
+from firmware_sim.options import arguments, pairs, value_of
 
 if TYPE_CHECKING:
     from firmware_sim.samples import SampleSet
@@ -164,9 +164,10 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
 
     base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
-    learned = {"rounds": args.rounds, "shared": args.shared}
+    learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
     settings = {"steps": args.steps, "rate": args.rate}
     given = {key: value for key, value in settings.items() if value is not None}
+    given |= {key: value_of(text) for key, text in pairs(args.setting, "--setting").items()}
     learning = replace(
         base.learning,
         settings={**base.learning.settings, **given},
@@ -204,6 +205,8 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add("--devices", type=int, metavar="N", help="how many (8)")
     add("--rounds", type=int, metavar="N", help="how often the model moves (20)")
     add("--method", metavar="NAMES", help="how to learn, with commas between several (fedavg)")
+    add("--quorum", type=int, metavar="N", help="answers that move the model (one of each device)")
+    add("--setting", action="append", default=[], metavar="K=V", help="of the methods")
     add("--shared", type=_layers, metavar="LAYERS", help="prefixes with commas, all, or none")
     add("--steps", type=int, help="local steps in a round (the bundle's)")
     add("--rate", type=float, help="learning rate (the bundle's)")

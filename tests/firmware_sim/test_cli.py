@@ -33,6 +33,8 @@ def test_options_go_on_top_of_a_scenario():
         "data": None,
         "days": 28,
         "judge_days": 7,
+        "quorum": 2,
+        "setting": ["server_rate=0.5", "optimiser=sgd"],
         "seed": 0,
     }
     parser = ArgumentParser()
@@ -40,7 +42,9 @@ def test_options_go_on_top_of_a_scenario():
     told = vars(parser.parse_args([])) | parser_defaults
     chosen, samples = cli._chosen(Namespace(**told))
     assert (chosen.devices, chosen.learning.rounds) == (3, 5)
-    assert chosen.learning.settings == {"steps": 7, "rate": 0.003}
+    assert chosen.learning.quorum == 2
+    own = {"server_rate": 0.5, "optimiser": "sgd"}
+    assert chosen.learning.settings == {"steps": 7, "rate": 0.003} | own
     assert chosen.until.startswith("2018-06-25"), "the scenario's own history"
     assert samples.name == "homes"
 
