@@ -7,7 +7,7 @@ honestly in the other one, and is judged in neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ DOUBLES = 1.0
 
 TENFOLD = 9.0
 """One that rose beyond is said to diverge, and written as a factor."""
+
+WORST_FIRST = ("diverges", "stalled", "doubles", "suffers", "holds")
 
 STALL = 45.0
 """Seconds that the model of an attacked run may stand still before it is judged where it stands."""
@@ -203,12 +205,12 @@ def table(rows: Sequence[Row], unit: str) -> str:
     names = [(row.learning.method, row.learning.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
-    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>10}{'refused':>9}  "]
+    lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}  "]
     for (method, rule), row in zip(names, rows, strict=True):
         attack = row.assault.attack if row.assault else "none"
         lines.append(
             f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
-            f"{row.errors.rmse:10.4g}{_rise(row.rise):>10}{sum(row.refused.values()):9}  {row.says}"
+            f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}  {row.says}"
         )
     judged = len(rows[0].errors.each) if rows else 0
     lines += [f"means over the {judged} devices that never lie, {unit}", ""]
@@ -227,11 +229,24 @@ def _rise(share: float | None) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Say for every way to learn what became of it under each attack."""
-    said: dict[tuple[str, str], list[str]] = {}
+    """Say for every way to learn what became of it under the attacks, the worst first.
+
+    >>> from firmware_sim.errors import Error
+    >>> def row(attack, rmse):
+    ...     off = Errors({"a": Error(1.0, rmse, 9)})
+    ...     return Row(Learning(), Assault(attack, 0.3), off, {}, 20, clean=2.0)
+    >>> verdicts([row("alie", 2.1), row("flipping", 4.5), row("ipm", 1.9)])
+    ['fedavg with mean: doubles under 30 % flipping; holds under 30 % alie, ipm']
+    """
+    said: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
     for row in rows:
         if row.assault is not None:
             share = f"{row.assault.byzantine:.0%}".replace("%", " %")
-            told = f"{row.says} under {share} {row.assault.attack}"
-            said.setdefault((row.learning.method, row.learning.rule_name), []).append(told)
-    return [f"{method} with {rule}: {', '.join(words)}" for (method, rule), words in said.items()]
+            words = said.setdefault((row.learning.method, row.learning.rule_name), {})
+            words.setdefault((row.says, share), []).append(row.assault.attack)
+    return [f"{method} with {rule}: {_told(words)}" for (method, rule), words in said.items()]
+
+
+def _told(words: Mapping[tuple[str, str], Sequence[str]]) -> str:
+    parts = sorted(words.items(), key=lambda part: WORST_FIRST.index(part[0][0]))
+    return "; ".join(f"{says} under {share} {', '.join(names)}" for (says, share), names in parts)
