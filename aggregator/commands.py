@@ -20,6 +20,7 @@ from edge_sdk.program import RUNTIME, USAGE, Answer, Failure
 from edge_sdk.settings import SettingsError, shown
 
 PATIENCE = 5.0  # s for the page to answer
+SHOWN = 8  # names of a cluster's devices; the JSON has them all
 
 
 class CommandError(Failure):
@@ -320,7 +321,9 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
         closed = store.versions(begun.run, last=10)
         clients = store.clients()
     last = closed[-1] if closed else None
-    return {
+    moved = [version.report for version in closed if version.moved]
+    clusters = moved[-1].get("clusters", {}) if moved else {}
+    document = {
         "schema": SCHEMA,
         "running": False,
         "ready": False,
@@ -335,6 +338,7 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
         "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
         "rounds": [round_line(version) for version in reversed(closed)],
     }
+    return document | ({"clusters": clusters} if clusters else {})
 
 
 def _prose(document: Mapping[str, Any]) -> str:
@@ -344,6 +348,9 @@ def _prose(document: Mapping[str, Any]) -> str:
         pairs = document.get(name) or {}
         if pairs:
             lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))
+    for label, names in document.get("clusters", {}).items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'nobody'}{more}")
     for entry in document.get("rounds", ())[:5]:
         loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
         told = f"{entry['result']}, {entry['updates']} updates{loss}"

@@ -74,6 +74,9 @@ class Metrics:
         self.cohort = Gauge(
             "gridfed_round_participants", "Updates used by the last closed round.", registry=own
         )
+        self.clusters = Gauge(
+            "gridfed_cluster_devices", "Devices by cluster.", ["cluster"], registry=own
+        )
         self.rounds = Counter(
             "gridfed_rounds", "Rounds closed: moved the model, or abandoned.", ["how"], registry=own
         )

@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from http import HTTPStatus
@@ -263,10 +263,16 @@ def html(document: Mapping[str, Any]) -> str:
         headline="ready" if document["ready"] else escape(f"not ready: {missing or 'starting'}"),
         run=_rows(document.get("run", {})),
         devices=_rows(document.get("devices", {})),
+        clusters=_rows(_sizes(document.get("clusters", {}))),
         refused=_rows(document.get("refused", {})),
         rounds="".join(_row(entry.values()) for entry in document.get("rounds", ())),
         version=escape(installed_version()),
     )
+
+
+def _sizes(clusters: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """A fleet's names do not fit a page; the status document has them."""
+    return {f"cluster {label}": len(names) for label, names in clusters.items()}
 
 
 def _rows(pairs: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from aggregator.fold import Fold, restored
 from aggregator.intake import Intake
+from aggregator.methods import Clustered
 from aggregator.metrics import Metrics
 from aggregator.page import Snapshot, round_line
 from aggregator.records import Version
@@ -78,6 +79,9 @@ class View:
         metrics.round.set(state.round)
         metrics.version.set(state.version)
         metrics.pending.set(state.waiting)
+        metrics.clusters.clear()
+        for label, members in self._clusters().items():
+            metrics.clusters.labels(label).set(len(members))
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.store.set(self.store.size())
@@ -112,4 +116,14 @@ class View:
             "refused": self.metrics.refusals(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }
+        clusters = self._clusters()
+        if clusters:
+            status["clusters"] = clusters
         return Snapshot(time.monotonic(), checks, status)
+
+    def _clusters(self) -> dict[str, list[str]]:
+        """Return who belongs to which cluster, where the method has clusters."""
+        state: object = self.fold.state
+        if not isinstance(state, Clustered):
+            return {}
+        return {label: list(names) for label, names in state.clusters.items()}

@@ -29,6 +29,8 @@ class FeSEM:
         centres: How many clusters (K); at most as many as answers make a round.
         steps: Local steps a round.
         rate: Their learning rate.
+        first_steps: Local steps of the first round, whose weights seed the centres: a pass over a
+            device's windows. Devices may refuse more than 64 (``accept.max_steps``).
         mu: Weight of the squared distance to the centre in a device's loss (lambda).
         seeding: Where centres begin: at some of the first answers, far from each other
             (``kmeans++``); or all at the first model (``common``): everybody is in one cluster
@@ -46,6 +48,7 @@ class FeSEM:
     centres: Count = 3
     steps: Steps = 5
     rate: Rate = 1e-3
+    first_steps: Steps = 50
     mu: Prox = 0.01
     seeding: Literal["kmeans++", "common"] = "kmeans++"
     empty: Literal["reseed", "keep"] = "reseed"
@@ -66,6 +69,7 @@ class FeSEM:
             self.centres,
             setup.rounds,
             task(self.steps, self.rate, prox=2.0 * self.mu),
+            task(self.first_steps, self.rate, prox=2.0 * self.mu),
             seeding=self.seeding == "kmeans++",
             reseed_after=self.reseed_after if self.empty == "reseed" else None,
             stale_after=self.stale_after,

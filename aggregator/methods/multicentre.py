@@ -59,7 +59,8 @@ def multicentre(rule: Rule, settings: Clustering) -> Half[Centres]:
         first = np.asarray(w, np.float64).copy()
         placed = np.repeat(first[None], settings.count, axis=0)
         empty = np.zeros(settings.count, np.int64)
-        return Centres(0, 0, False, first, placed, empty, seeded=not settings.seeding)
+        seeded = not settings.seeding
+        return Centres(0, 0, False, first, placed, empty, seeded, settings.seed)
 
     return Half(init, apply, model=lambda state: {"p": published(state.w)})
 
@@ -85,15 +86,14 @@ def _asking(state: Centres, settings: Clustering, clients: Iterable[str]) -> Eff
 def _tasks(state: Centres, settings: Clustering, clients: Iterable[str]) -> Effects:
     """Ask clients to step from their centres; those of one cluster share one array."""
     starts: dict[int | None, Vector] = {}
+    values = settings.values if state.version else settings.first
     tasks = []
     for name in sorted(clients):
         label = state.labels.get(name)
         if label not in starts:
             starts[label] = published(_start(state, settings, label))
         arrays = {"w": starts[label]}
-        task = Task(
-            name, state.round, ASK, base=state.version, values=settings.values, arrays=arrays
-        )
+        task = Task(name, state.round, ASK, base=state.version, values=values, arrays=arrays)
         tasks.append(task)
     return tuple(tasks)
 
@@ -169,7 +169,8 @@ def _abandoned(
     state: Centres, settings: Clustering, report: dict[str, Any]
 ) -> tuple[Centres, Effects]:
     """Leave centres and clusters as they are, and ask anew whoever answered."""
-    note = Closed(state.round, state.version, moved=False, report=report | {"stop": False})
+    told = {key: report[key] for key in ("cohort", "staleness", "silent", "kept", "why")}
+    note = Closed(state.round, state.version, moved=False, report=told | {"stop": False})
     cohort = sorted(state.who.arrived)
     who = replace(state.who, arrived={})
     state = replace(state, round=state.round + 1, who=who, losses={})

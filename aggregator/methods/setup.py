@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,15 @@ class Course(Protocol):
     @property
     def w(self) -> NDArray[np.float64]:
         """The common model (the consensus, if a paper calls it so), shape ``(P,)``."""
+
+
+@runtime_checkable
+class Clustered(Protocol):
+    """A half's state that sorts clients into clusters; page and metrics show them."""
+
+    @property
+    def clusters(self) -> Mapping[str, tuple[str, ...]]:
+        """Clients by cluster, in order; empty clusters too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Clustering:
         count: K, how many centres.
         rounds: When a round ends.
         values: Numbers of every task, as the contract names them.
+        first: Numbers of the tasks before the centres have moved.
         seeding: Whether the first answers seed the centres; else all stay at the first model.
         reseed_after: An empty cluster begins anew after so many rounds; None keeps it for ever.
         stale_after: Rounds that a silent client's weights count.
@@ -38,6 +39,7 @@ class Clustering:
     count: int
     rounds: Rounds
     values: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, float] = field(default_factory=dict)
     seeding: bool = True
     reseed_after: int | None = 2
     stale_after: int = 5
@@ -58,6 +60,7 @@ class Centres:
         centres: Shape ``(K, P)``; all the first model until they are seeded.
         empty: For how many rounds nobody belonged to each centre, shape ``(K,)``.
         seeded: Whether the centres were placed.
+        seed: Of the draws that place them; kept, because the configured one may change.
         who: Who takes part, and whose answers wait.
         held: Each client's newest weights, float32.
         labels: The cluster that each belongs to.
@@ -72,6 +75,7 @@ class Centres:
     centres: Matrix
     empty: NDArray[np.int64]
     seeded: bool
+    seed: int = 0
     who: Gathered = field(default_factory=Gathered)
     held: Mapping[str, Array] = field(default_factory=dict)
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -132,7 +136,7 @@ def _seeded(state: Centres, settings: Clustering) -> Centres:
     """Place the centres at some of the first answers, whoever came first."""
     names = sorted(state.held)
     points = [state.held[name] for name in names]
-    drawn = draws(settings.seed, state.version, settings.count)
+    drawn = draws(state.seed, state.version, settings.count)
     chosen = plus_plus(points, drawn, settings.scale)
     placed = np.stack([points[number].astype(np.float64) for number in chosen])
     return replace(state, centres=placed, seeded=True)

@@ -48,11 +48,13 @@ class Centred:
 def centred(local: Local, settings: Steps) -> Half[Centred]:
     """Answer ``train`` with the weights that local steps from the task's centre have led to.
 
-    The centre pulls back as FedProx's received model does. When the run is over, a device that has
+    The centre pulls back as FedProx's received model does. Every step draws a minibatch of its own,
+    whatever the bundle recommends: the weights decide who is like whom, and steps over one
+    minibatch say more about it than about the device. When the run is over, a device that has
     answered keeps the model it has: the final model of all is the average over clusters that it
     does not belong to. One that never did takes it over.
     """
-    inner = weights(local, settings)
+    inner = weights(local, replace(settings, minibatch="fresh"))
 
     def apply(state: Centred, event: Event) -> tuple[Centred, Effects]:
         if isinstance(event, Task) and event.ask == END and state.answered:

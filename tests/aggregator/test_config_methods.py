@@ -42,6 +42,17 @@ def refused(path):
         (("nbafl", 2, ""), "run.rounds", "a number"),
         (("udp", 2, "settings = { crd = true }"), "run.rounds", "a number"),
         (("udp", 2, "settings = { factor = 1.5 }"), "run.settings.factor", "to 1.0"),
+        (("fesem", 2, ""), "run.settings.centres", "at most 2"),
+        (("fesem", 3, "least = 2"), "run.settings.centres", "at most 2"),
+        (
+            ("fesem", 8, 'rule = { name = "krum", f = 1 }'),
+            "run.settings.centres",
+            "at most 1, for a round may have 8 answers, 5 for each",
+        ),
+        (("fesem", 3, 'rule = { name = "fltrust", root = "m-1" }'), "run.rule.name", "trusted"),
+        (("fesem", 3, 'weighting = "samples"'), "run.weighting", "expected uniform"),
+        (("fesem", 3, "share = 0.5"), "run.share", "expected 1"),
+        (("fesem", 3, "settings = { centres = 0 }"), "run.settings.centres", "from 1"),
     ],
 )
 def test_refusals_name_the_key(workplace, said, key, says):
@@ -58,6 +69,8 @@ def test_refusals_name_the_key(workplace, said, key, says):
         ("fedasync", 1, ""),
         ("fedbuff", 5, 'rule = { name = "median", f = 1 }'),
         ("afl", 2, ""),
+        ("fesem", 3, ""),
+        ("fesem", 6, 'rule = { name = "trimmed_mean", f = 1 }\nsettings = { centres = 2 }'),
         ("fedatt", 2, ""),
         ("fedda", 2, 'settings = { clusters = { north = ["m-1", "m-2"] }, quasi = "start" }'),
         ("nbafl", 2, "rounds = 25"),

@@ -75,7 +75,18 @@ def test_no_metric_has_a_label_per_device():
         for sample in metric.samples
         for name in sample.labels
     }
-    assert labels <= {"kind", "reason", "way", "how", "state", "le", "version", "what"}
+    assert labels <= {"kind", "reason", "way", "how", "state", "le", "version", "what", "cluster"}
+
+
+def test_clusters_are_counted_for_people_and_named_for_programs(served):
+    page, held, _ = served
+    clusters = {"0": ["meter-1", "meter-3"], "1": []}
+    held["now"] = Snapshot(time.monotonic(), {"broker": True}, {"clusters": clusters})
+    text = get(page, "/")[1]
+    assert "<th>cluster 0</th><td>2</td>" in text
+    assert "<th>cluster 1</th><td>0</td>" in text
+    assert "meter-1" not in text
+    assert json.loads(get(page, "/status")[1])["clusters"] == clusters
 
 
 def test_page_is_escaped(served):

@@ -436,7 +436,7 @@ def pair(consensus):
     """The real halves, one number a device."""
 
     def make(targets, quorum=None, **settings):
-        said = {"centres": 2, "steps": 5, "rate": 0.1} | settings
+        said = {"centres": 2, "steps": 5, "first_steps": 5, "rate": 0.1} | settings
         half = server(quorum or len(targets), **said)
         return consensus(half, DEVICES["fesem"], targets, start="received")
 
@@ -455,9 +455,18 @@ class TestBothHalves:
         assert sorted(fleet.state.centres[:, 0]) == pytest.approx([0.5, 9.5], abs=1e-2)
 
     def test_the_pull_is_of_the_squared_distance_itself(self, pair):
-        fleet = pair({"a": 4.0, "b": 4.0}, steps=2, rate=0.1, mu=0.3, centres=1)
+        fleet = pair({"a": 4.0, "b": 4.0}, first_steps=2, rate=0.1, mu=0.3, centres=1)
         update = fleet.answer("a")  # from 0: w1 = .4, w2 = .4 - .1 (.4 - 4 + 2 .3 .4)
         assert update.vector[0] == pytest.approx(0.4 - 0.1 * (0.4 - 4.0 + 0.6 * 0.4), rel=1e-6)
+
+    def test_the_first_round_is_one_longer_pass_from_the_common_model(self, pair):
+        fleet = pair({"a": 1.0, "b": 9.0}, first_steps=20, steps=3, mu=0.25)
+        first = {name: task.values for name, task in fleet.tasks.items()}
+        assert {name: values["steps"] for name, values in first.items()} == {"a": 20.0, "b": 20.0}
+        fleet.activate("a", "b")
+        asked = fleet.tasks["a"]
+        assert (asked.values["steps"], asked.values["prox"]) == (3.0, 0.5)
+        assert asked.arrays["w"][0] != fleet.tasks["b"].arrays["w"][0]
 
     def test_a_device_that_answered_keeps_its_model_at_the_end(self, pair):
         fleet = pair({"a": 0.0, "b": 9.0})

@@ -1,0 +1,150 @@
+"""Clusters end to end: every home works from the centre it belongs to, through any restart."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from aggregator import cli
+from aggregator.audit import recompute
+
+ROUNDS = 4
+HOMES = [f"home-{number}" for number in range(4)]
+SETTINGS = {"centres": 2, "first_steps": 8, "steps": 4, "rate": 0.01, "mu": 0.001}
+
+
+def clustered(world, rounds=ROUNDS, settings=None, **more):
+    settings = SETTINGS | (settings or {})
+    run = {"method": "fesem", "quorum": 4, "rounds": rounds, "settings": settings}
+    return world(devices=4, run=run | {"deadline": "600s"} | more)
+
+
+def finish(one, rounds=ROUNDS):
+    one.until(lambda: one.version >= rounds)
+    fold = one.daemon._fold
+    audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
+    assert audit.is_sound, audit.faults
+    return one.daemon.state.centres.copy()
+
+
+def everybody(one):
+    """Everybody who counts, once each."""
+    return sorted(name for names in one.daemon.state.clusters.values() for name in names)
+
+
+def status(one, capsys):
+    capsys.readouterr()
+    assert cli.main(["status", str(one.config), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_everybody_is_in_one_cluster_and_the_clusters_differ(world):
+    one = clustered(world)
+    one.start_all()
+    finish(one)
+    assert everybody(one) == HOMES
+    assert one.daemon.metrics.refusals() == {}
+    first, second = one.daemon.state.centres
+    assert (first != second).any()
+    reports = [version.report for version in one.daemon._store.versions(1)]
+    assert all(len(report["cohort"]) == 4 for report in reports)
+    assert all(set(report["spread"]) == {"0", "1"} for report in reports)
+
+
+def test_every_device_works_from_its_own_centre_and_keeps_its_model(world):
+    one = clustered(world)
+    one.start_all()
+    one.until(lambda: one.version >= 2)
+    state = one.daemon.state
+    for number in range(4):
+        name = f"home-{number}"
+        asked = one.daemon._store.asked(name, 1)
+        body = one.daemon._store.content(asked.content).body
+        centre = state.centres[state.labels[name]].astype("<f4")
+        assert asked.base == state.version
+        assert centre.tobytes() in body
+    finish(one)
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    held = one.daemon.state.held
+    for number, client in one.clients.items():
+        spec = client.learner.spec
+        mine = spec.shared(client.state.p)
+        assert mine.tobytes() == held[f"home-{number}"].tobytes()
+        assert (mine != one.consensus().astype(np.float32)).any()
+
+
+def test_status_page_metrics_and_the_stopped_daemon_tell_who_is_where(world, capsys):
+    one = clustered(world)
+    one.start_all()
+    finish(one)
+    one.turn()
+    wanted = {label: list(names) for label, names in one.daemon.state.clusters.items()}
+    assert one.daemon.snapshot.status["clusters"] == wanted
+    text = one.daemon.metrics.text().decode()
+    for label, names in wanted.items():
+        assert f'gridfed_cluster_devices{{cluster="{label}"}} {len(names)}.0' in text
+    one.kill_daemon()
+    assert status(one, capsys)["clusters"] == wanted
+    assert cli.main(["status", str(one.config)]) == 0
+    assert f"cluster 0: {', '.join(wanted['0'])}" in capsys.readouterr().out
+
+
+def test_other_methods_have_no_clusters_to_tell_of(world, capsys):
+    one = world(run={"rounds": 1})
+    one.start_all()
+    one.until(lambda: one.version >= 1)
+    one.turn()
+    assert "clusters" not in one.daemon.snapshot.status
+    assert "gridfed_cluster_devices{" not in one.daemon.metrics.text().decode()
+    one.kill_daemon()
+    assert "clusters" not in status(one, capsys)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
+    calm = clustered(world)
+    calm.start_all()
+    wanted = finish(calm)
+    one, rng = clustered(world), random.Random(seed)
+    one.start_all()
+    while one.version < ROUNDS:
+        for _ in range(rng.randint(2, 12)):
+            one.turn()
+        if rng.random() < 0.4:
+            one.kill_daemon()
+            one.turn()
+            one.start_daemon()
+        else:
+            victim = rng.randrange(4)
+            one.die(victim)
+            one.turn()
+            one.start(victim)
+    assert finish(one).tobytes() == wanted.tobytes()
+    assert one.daemon.state.clusters == calm.daemon.state.clusters
+
+
+def test_a_device_that_left_counts_on_for_a_while_and_comes_back_to_its_cluster(world):
+    one = clustered(world, 12, {"stale_after": 3}, least=3, quorum=4, deadline="5s")
+    one.start_all()
+    one.until(lambda: one.version >= 2)
+    one.die(3)
+    one.until(lambda: one.version >= 4)
+    assert everybody(one) == HOMES
+    one.until(lambda: one.version >= 8)
+    assert everybody(one) == HOMES[:3]
+    silent = [version.report["silent"] for version in one.daemon._store.versions(1)]
+    assert silent.count(["home-3"]) == 1
+    one.start(3)
+    finish(one, 12)
+    assert everybody(one) == HOMES
+
+
+def test_one_cluster_under_a_rule_is_the_common_model(world):
+    one = clustered(world, settings={"centres": 1}, rule={"name": "median"})
+    one.start_all()
+    centres = finish(one)
+    assert centres.shape[0] == 1
+    np.testing.assert_array_equal(one.consensus(), centres[0])
