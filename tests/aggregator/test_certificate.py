@@ -115,6 +115,46 @@ def test_one_step_by_hand(kind):
         assert gru_steps(w, u, b, 1) == pytest.approx(np.array([[4 + 1 / 4 + 2 / 4]]))
 
 
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def lstm(x, w, u, b):
+    h = c = np.zeros(u.shape[1])
+    for row in x:
+        i, f, g, o = np.split(w @ row + u @ h + b, 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        yield h
+
+
+def gru(x, w, u, b):
+    h = np.zeros(u.shape[1])
+    for row in x:
+        (in_r, in_z, in_n), (r, z, n) = np.split(w @ row, 3), np.split(u @ h + b, 3)
+        new = np.tanh(in_n + sigmoid(in_r + r) * n)
+        h = new + sigmoid(in_z + z) * (h - new)
+        yield h
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
+def test_no_step_does_more_than_the_table_says(kind, spread):
+    """Block by block, against differences of the formulas themselves."""
+    rng, cell, gates = np.random.default_rng(11), *((lstm, 4) if kind == "lstm" else (gru, 3))
+    for _ in range(10):
+        w, u, b = (rng.normal(0, spread, (gates * 3, *more)) for more in ((2,), (3,), ()))
+        table = lstm_steps(w, u, 4) if kind == "lstm" else gru_steps(w, u, b, 4)
+        x, blocks = rng.normal(0, 2, (4, 2)), np.zeros((4, 3, 4, 2))
+        for s, k in np.ndindex(4, 2):
+            step = np.zeros_like(x)
+            step[s, k] = 1e-5
+            there, here = (np.array(list(cell(x + sign * step, w, u, b))) for sign in (1, -1))
+            blocks[:, :, s, k] = (there - here) / 2e-5
+        found = np.linalg.norm(blocks.transpose(0, 2, 1, 3), 2, axis=(2, 3))
+        assert (found <= table + 1e-7).all()
+
+
 def test_without_a_way_back_a_step_only_remembers():
     """No recurrent weights: what a GRU took in lasts undiminished, and nothing comes from ahead."""
     found = gru_steps(np.ones((3, 1)), np.zeros((3, 1)), None, 3)

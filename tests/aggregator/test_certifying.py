@@ -19,15 +19,15 @@ state = "state"
 url = "mqtt://127.0.0.1"
 [run]
 bundle = "{bundle}"
-method = "fedavg"
+method = "{method}"
 quorum = 2
 {more}
 """
 
 
-def written(folder, bundle="cells-mlp-1", more=""):
+def written(folder, bundle="cells-mlp-1", more="", method="fedavg"):
     path = folder / "aggregator.toml"
-    path.write_text(CONFIG.format(bundle=bundle, more=more))
+    path.write_text(CONFIG.format(bundle=bundle, more=more, method=method))
     return Namespace(config=str(path), error=None, root_key=None, fresh=False)
 
 
@@ -40,8 +40,9 @@ def test_before_a_run_it_is_the_bundles(tmp_path):
     assert f"{wanted.data:.4g} rho higher" in answer.text
 
 
-def test_in_a_run_it_is_the_present_models(tmp_path):
-    args = written(tmp_path)
+@pytest.mark.parametrize("method", ["fedavg", "bafdp", "fedbuff"])
+def test_in_a_run_it_is_the_present_models(tmp_path, method):
+    args = written(tmp_path, method=method)
     commands.init(args)
     assert commands.certify(args).data["model"] == "run 1, version 0"
 
