@@ -15,16 +15,16 @@ from edge_sdk.wire.method import Closed, Due, Update
 INITIAL = np.array([0.5, -0.5], np.float32)
 
 
-def half_of():
-    rounds = Rounds(quorum=2)
-    return METHODS["fedadam"].half(Setup(bind("mean"), METHODS["fedadam"].settings(), rounds))
+def half_of(rule="mean", **parameters):
+    bound, rounds = bind(rule, **parameters), Rounds(quorum=2)
+    return METHODS["fedadam"].half(Setup(bound, METHODS["fedadam"].settings(), rounds))
 
 
 class Shell:
     """As the daemon: journal, apply, save what a closed round changed."""
 
-    def __init__(self, store, keep=None):
-        self.store, self.half, self.keep = store, half_of(), keep
+    def __init__(self, store, keep=None, half=None):
+        self.store, self.half, self.keep = store, half or half_of(), keep
         self.state = self.half.init(INITIAL)
         self.saved = leaves.flatten(self.state)
         run = Run(1, "fedadam", "{}", "toy", bytes(16), leaves.layout(self.state))
@@ -67,8 +67,8 @@ def store(tmp_path):
         yield store
 
 
-def course(store, rounds=6, keep=None):
-    shell = Shell(store, keep)
+def course(store, rounds=6, keep=None, half=None):
+    shell = Shell(store, keep, half)
     for number in range(rounds):
         shell.update("m-1", (0.1 * number, -1.0))
         if number % 3 == 2:
@@ -84,6 +84,17 @@ def test_every_round_is_recomputed_to_the_bit(store):
     assert (audit.faults, audit.rounds, audit.moved) == ((), 6, 4)
     assert audit.updates == {"m-1": 4, "m-2": 4}
     assert audit.is_sound
+
+
+@pytest.mark.parametrize("keep", [None, 3], ids=["whole", "pruned"])
+@pytest.mark.parametrize("before", [[], [{"name": "bucketing", "size": 1}]], ids=["plain", "drawn"])
+def test_what_a_rule_remembers_is_recomputed_too(store, before, keep):
+    half = half_of("centred_clipping", before=before)
+    shell = course(store, rounds=9, keep=keep, half=half)
+    assert np.any(shell.state.memory["v"])
+    assert recompute(store, half, INITIAL).is_sound
+    forgetful = half_of("centred_clipping", steps=2, before=before)
+    assert not recompute(store, forgetful, INITIAL).is_sound
 
 
 def test_updates_of_a_round_that_is_still_open_are_no_fault(store):
