@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,8 @@ class Page:
     def markdown(self) -> str:
         """Return the page without its pictures."""
         kept = [x for x in self.lines if not x.startswith(IMAGE)]
-        return "\n".join([f"## {self.title}", "", *judged(self.claims), "", *kept]) + "\n"
+        text = "\n".join([f"## {self.title}", "", *judged(self.claims), "", *kept])
+        return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
     def html(self) -> str:
         """Return the page for a browser; it loads nothing from anywhere."""

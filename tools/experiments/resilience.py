@@ -68,7 +68,7 @@ def _hit(results: Results, name: str, attack: str, ratio: float) -> str:
 
 
 def _rise(value: float) -> str:
-    return f"{value:+.0%}" if abs(value) < 10 else f"{value + 1:.3g} times"
+    return f"{value:+.0%}" if value < 100 else "diverged"
 
 
 def e13(results: Sequence[Mapping[str, Any]]) -> Page:
@@ -104,7 +104,7 @@ def matrix_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the tables that the page on rules and the report both show."""
     found = matrix.ratios(results)
     attacks = [a for a in matrix.ATTACKS_RUN if any(a == x for _, x, _ in found)]
-    seeds = len({r["square"]["seed"] for r in results})
+    seeds = len({r["square"]["seed"] for r in results if r["error"] is not None})
     rounds = max((r["square"]["rounds"] for r in results), default=0)
     lines = [
         (
@@ -168,6 +168,7 @@ def _ranking(found: matrix.Ratios) -> list[str]:
     ranks = matrix.rank_table(found)
     rows = [
         [_named(x), f"{place:.1f}", _ratio(worst)]
-        for x, (place, worst) in sorted(ranks.items(), key=lambda item: item[1])
+        for x, (place, worst) in sorted(ranks.items(), key=lambda item: item[1][::-1])
     ]
-    return ["", "### Over all attacks", "", *table(("rule", "average rank", "worst"), rows)]
+    lines = ["", "### Over all attacks", "", "The least bad worst case first.", ""]
+    return [*lines, *table(("rule", "average rank", "worst"), rows)]

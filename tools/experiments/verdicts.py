@@ -225,4 +225,9 @@ def _huge(results: Results) -> list[Claim]:
 
 
 def _shares(values: Sequence[float]) -> str:
-    return ", ".join(f"{x:+.1%}" if abs(x) < 100 else f"{x:+.3g} times" for x in values)
+    """Return rises as shares; a hundredfold error has diverged.
+
+    >>> _shares([0.072, 1e30])
+    '+7.2%, diverged'
+    """
+    return ", ".join(f"{x:+.1%}" if x < 100 else "diverged" for x in values)
