@@ -32,9 +32,10 @@ from edge_sdk.opening import (
 )
 from edge_sdk.privacy.ledger import Account, BudgetSpent
 from edge_sdk.program import fields
+from edge_sdk.questions import Found
 from edge_sdk.runtime import GraphError
 from edge_sdk.series import Reading, Seen, Series
-from edge_sdk.session import SPENT, Connect, Found, Session
+from edge_sdk.session import SPENT, Connect, Session
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
 from edge_sdk.uplink import Entry, Numbers

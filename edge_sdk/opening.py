@@ -21,8 +21,8 @@ from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.plan import Facts, Plan
 from edge_sdk.privacy.terms import plan_of, refuse_method
+from edge_sdk.questions import Found
 from edge_sdk.series import Series
-from edge_sdk.session import Found
 from edge_sdk.store import Learned, Store
 from edge_sdk.windows import Scale
 from edge_sdk.wire import messages as m
