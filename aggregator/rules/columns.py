@@ -89,10 +89,7 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
         part = total[start:stop]
         for group in groups:
             rows = values[group, start:stop] if every else values[used[group], start:stop]
-            if alike:
-                some = np.add.reduce(rows, axis=0)
-            else:
-                some = np.einsum("i,ij->j", factors[group], rows)
+            some = _added(rows, None if alike else factors[group])
             if group.start:
                 np.add(part, some, out=part)
             elif alike and len(groups) == 1:
@@ -104,6 +101,18 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
 
     each(add, values.shape[1], _SPAN if every else _SPAN // 8, least=4)
     return total
+
+
+def _added(rows: Values, factors: Values | None) -> Values:
+    """Return the sum of a few rows, each times its factor; in float64 if it would overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if factors is None:
+            total = np.add.reduce(rows, axis=0)
+        else:
+            total = np.einsum("i,ij->j", factors, rows)
+        if np.isfinite(total.sum()) or rows.dtype == np.float64:
+            return np.asarray(total)
+    return _added(rows.astype(np.float64), factors)
 
 
 def squares(block: Block, width: int, count: int, point: Matrix | None = None) -> Matrix:

@@ -125,6 +125,12 @@ class TestColumns:
         even = rows_of(matrix).combine(np.full(500, 0.002))
         assert np.abs(even - matrix.astype(np.float64).mean(0)).max() < 1e-6
 
+    @pytest.mark.parametrize("weights", [[0.25] * 4, [0.1, 0.2, 0.3, 0.4]])
+    def test_a_sum_of_float32_does_not_overflow(self, rows_of, weights):
+        largest = rows_of(np.full((4, 3), 3e38, np.float32))
+        assert largest.combine(np.array(weights)) == pytest.approx([3e38] * 3, rel=1e-6)
+        assert largest.combine(4 * np.array(weights)) == pytest.approx([12e38] * 3, rel=1e-6)
+
     @pytest.mark.parametrize("n", range(1, 11))
     def test_the_network_sorts_all_zeros_and_ones_and_so_everything(self, n):
         columns_of_bits = np.array(list(itertools.product((0.0, 1.0), repeat=n))).T
