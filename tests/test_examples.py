@@ -12,7 +12,8 @@ import pytest
 
 from aggregator import cli as aggregator_cli
 from aggregator.config import Config as AggregatorConfig
-from aggregator.config import bind
+from aggregator.config import bind, settings_of
+from aggregator.methods.fesem import FeSEM
 from aggregator.mosquitto import check_mosquitto_config
 from edge_sdk import cli
 from edge_sdk.config import load_with_origins
@@ -24,7 +25,13 @@ ROOT = keys.from_seed(b"r" * 32)
 
 def test_no_example_is_without_a_test():
     found = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    assert found == {"meter.toml", "aggregator.toml", "mosquitto.conf", "quickstart_meter.py"}
+    assert found == {
+        "meter.toml",
+        "aggregator.toml",
+        "clusters.toml",
+        "mosquitto.conf",
+        "quickstart_meter.py",
+    }
 
 
 @pytest.fixture
@@ -79,9 +86,19 @@ def test_the_aggregator_binds_and_shows_its_defaults(tmp_path):
     assert bind(config).spec.shared_names == bind(AggregatorConfig.load(path, {})).spec.shared_names
 
 
-def test_the_aggregator_begins_a_fleet(tmp_path, capsys):
-    path = tmp_path / "aggregator.toml"
-    path.write_text((EXAMPLES / "aggregator.toml").read_text("utf-8"), "utf-8")
+def test_what_the_clusters_call_their_numbers_are_defaults(tmp_path):
+    path = tmp_path / "clusters.toml"
+    path.write_text((EXAMPLES / "clusters.toml").read_text("utf-8"), "utf-8")
+    config = AggregatorConfig.load(path, {})
+    said = {key: getattr(settings_of(config), key) for key in config.run.settings}
+    assert said == {key: getattr(FeSEM(), key) for key in config.run.settings}
+    assert bind(config).first_state().centres.shape[0] == 3
+
+
+@pytest.mark.parametrize("name", ["aggregator.toml", "clusters.toml"])
+def test_the_aggregator_begins_a_fleet(tmp_path, capsys, name):
+    path = tmp_path / name
+    path.write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")
     assert aggregator_cli.main(["init", str(path)]) == 0
     assert "run 1 begins from the bundle's vector" in capsys.readouterr().out
     assert aggregator_cli.main(["check", str(path)]) == 0

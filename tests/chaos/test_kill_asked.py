@@ -22,6 +22,7 @@ SETTINGS = {"steps": 2, "rate": 0.003}
 LEARNING = {
     "bsfdp": Learning("bsfdp", rounds=ROUNDS, settings=SETTINGS | {"regulariser": "off"}),
     "fedbuff": Learning("fedbuff", rounds=ROUNDS, settings=SETTINGS),
+    "fesem": Learning("fesem", rounds=ROUNDS, settings=SETTINGS | {"centres": 2, "first_steps": 8}),
     "half": Learning("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
     "fedasync": Learning("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
     "bafdp": Learning(
@@ -55,7 +56,7 @@ def run(folder, name, kind="embedded", seed=None):
     return audit, state, storm.kills if storm else {}
 
 
-@pytest.mark.parametrize("name", ["bsfdp", "fedbuff"])
+@pytest.mark.parametrize("name", ["bsfdp", "fedbuff", "fesem"])
 def test_who_waits_for_everybody_ends_with_the_same_bits(tmp_path, name):
     _, calm, _ = run(tmp_path / "calm", name)
     audit, state, kills = run(tmp_path / "storm", name, seed=7)
