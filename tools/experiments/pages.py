@@ -119,7 +119,7 @@ def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
     many = sorted({(r["arm"]["dataset"], len(r["cells"])) for r in results})
     said = ", ".join(f"{cells.TITLES[d]} with {n} cells" for d, n in many)
     line = (
-        f"{said}; up to {seeds} seeds; {' and '.join(map(str, work))} gradient steps of an average "
+        f"{said}; up to {seeds} {'seed' if seeds == 1 else 'seeds'}; {' and '.join(map(str, work))} gradient steps of an average "
         "device (alone: to convergence); batch 64. Errors are on the raw scale, over all cells and "
         "windows of the test part at once. ± is the deviation over seeds."
     )
