@@ -110,6 +110,15 @@ def called(task: standings.Task) -> str:
     return f"{cells.TITLES[task[0]]} H={task[1]}"
 
 
+def counted(seeds: int) -> str:
+    """Return a number of seeds in words that fit it.
+
+    >>> counted(1), counted(3)
+    ('1 seed', '3 seeds')
+    """
+    return "1 seed" if seeds == 1 else f"{seeds} seeds"
+
+
 def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
     """Say what was run."""
     if not results:
@@ -119,9 +128,9 @@ def states(results: Results, missing: Sequence[str] = ()) -> list[str]:
     many = sorted({(r["arm"]["dataset"], len(r["cells"])) for r in results})
     said = ", ".join(f"{cells.TITLES[d]} with {n} cells" for d, n in many)
     line = (
-        f"{said}; up to {seeds} {'seed' if seeds == 1 else 'seeds'}; {' and '.join(map(str, work))} gradient steps of an average "
-        "device (alone: to convergence); batch 64. Errors are on the raw scale, over all cells and "
-        "windows of the test part at once. ± is the deviation over seeds."
+        f"{said}; {counted(seeds)} at most; {' and '.join(map(str, work))} gradient steps of an "
+        "average device (alone: to convergence); batch 64. Errors are on the raw scale, over all "
+        "cells and windows of the test part at once. ± is the deviation over seeds."
     )
     gone = [f"{cells.TITLES[x]} is not in the data folder and was not run." for x in missing]
     return [line, *gone]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tools.experiments import matrix, papers, pictures, verdicts, wire
 from tools.experiments.claims import Claim, Results
-from tools.experiments.pages import Page, said, states, table
+from tools.experiments.pages import Page, counted, said, states, table
 from tools.experiments.standings import where
 
 LIARS = (
@@ -89,11 +89,11 @@ def matrix_claims(results: Sequence[Mapping[str, Any]]) -> list[Claim]:
     within = f"within {verdicts.RISE:.0%} of the undisturbed mean under every attack"
     best = sorted(safe, key=lambda x: safe[x])[:5]
     named = ", ".join(f"{_named(x)} {safe[x]:.2f}" for x in best)
-    counted = f"{len(safe)} of {len(ranks)}; worst of the best: {named}"
+    said_of = f"{len(safe)} of {len(ranks)}; worst of the best: {named}"
     lost = "the plain mean at least doubles its error under some attack"
     return [
         Claim(lost, bool(broken), ", ".join(broken)),
-        Claim(f"some rule stays {within}", bool(safe), counted),
+        Claim(f"some rule stays {within}", bool(safe), said_of),
     ]
 
 
@@ -111,8 +111,8 @@ def matrix_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         (
             f"{matrix.CLIENTS} clients, {matrix.LIARS} of them lie; FedAvg, {rounds} rounds of "
-            f"{matrix.STEPS} steps on the synthetic task, {_count(seeds)}. A number is the error of "
-            "the honest clients' common model over that of the plain mean with nobody lying: 1.00 "
+            f"{matrix.STEPS} steps on the synthetic task, {counted(seeds)}. A number is the error "
+            "of the honest clients' common model over that of the plain mean with nobody lying: 1.00 "
             "is undisturbed."
         )
     ]
@@ -123,10 +123,6 @@ def matrix_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
             lines += _one_table(found, before, rules, attacks)
         lines += _short(results, before)
     return lines + _ranking(found)
-
-
-def _count(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _one_table(
