@@ -112,8 +112,8 @@ def matrix_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
         (
             f"{matrix.CLIENTS} clients, {matrix.LIARS} of them lie; FedAvg, {rounds} rounds of "
             f"{matrix.STEPS} steps on the synthetic task, {counted(seeds)}. A number is the error "
-            "of the honest clients' common model over that of the plain mean with nobody lying: 1.00 "
-            "is undisturbed."
+            "of the honest clients' common model over that of the plain mean with nobody lying: "
+            "1.00 is undisturbed."
         )
     ]
     for before in matrix.BEFORE:
