@@ -212,7 +212,7 @@ def bind(config: Config) -> Run:
     _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = _rule(config, rounds)
-    setup = Setup(rule, settings, rounds, spec, run.seed, run.share)
+    setup = Setup(rule, settings, rounds, spec, run.seed, run.share, config.file.parent)
     try:
         half = METHODS[run.method].half(setup)
     except Misfit as misfit:  # numbers that cannot go together

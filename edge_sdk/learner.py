@@ -24,6 +24,9 @@ from edge_sdk.wire.manifest import Manifest, Training
 from edge_sdk.wire.method import Effects, Half, Task
 from edge_sdk.wire.spec import ParamSpec, Vector
 
+HELD = 256
+"""How many held-back windows judge a model at most: the memory of one batch is bounded."""
+
 
 class Bundle(Protocol):
     """What a device needs of a verified bundle (``edge_sdk.bundle`` has the real one)."""
@@ -95,6 +98,7 @@ class Learner:
             size=manifest.training.batch,
             key=partial(keyed, self.role.run, self.config.id),
             turn=self._take_turn,
+            judge=self.judged,
         )
         self.half = self.factory(local, _steps(manifest.training))
         self.alone = steps(local, _steps(manifest.training))
@@ -142,10 +146,24 @@ class Learner:
 
         The shell asks only when it learns: what is new is perturbed and stored by it.
         """
-        if self._learnable is None:
-            seen = self.mechanism.learnable(self.series)
-            self._learnable = self.frame() if seen is self.series else self._framed(seen)
-        return self._drawable(self._learnable)
+        return self._drawable(self._learnable_frame())
+
+    def judged(self, vector: Vector) -> float | None:
+        """Return a vector's loss on windows behind those that are learned from; None without any.
+
+        Of the series that may be learned from, so perhaps perturbed. The same windows for every
+        vector, as long as no reading came.
+        """
+        if self.config.learn.part != "train":
+            return None
+        frame = self._learnable_frame()
+        held = Drawable(frame, frame.origins("validation") if len(frame) else np.zeros(0, np.int64))
+        if not len(held):
+            return None
+        rng = keyed(self.role.run, self.config.id, "held back", 0)
+        batch = held.draw(rng, HELD)
+        loss, *_ = self.bundle.graphs["gradient"](p=vector, x=batch.x, y=batch.y)
+        return float(loss)
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Think: what the half makes of a task. Pure but for the series' scale, fixed hereby."""
@@ -197,6 +215,12 @@ class Learner:
             scale=self.scale,
             part=self.config.learn.part,
         )
+
+    def _learnable_frame(self) -> Frame:
+        if self._learnable is None:
+            seen = self.mechanism.learnable(self.series)
+            self._learnable = self.frame() if seen is self.series else self._framed(seen)
+        return self._learnable
 
     def _drawable(self, frame: Frame) -> Drawable:
         if not len(frame):

@@ -16,6 +16,7 @@ from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, r
 from aggregator.methods.fesem import FeSEM, fesem
 from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
 from aggregator.methods.optim import adam, averaged, sgd
+from aggregator.methods.pfl import PFL, pfl
 from aggregator.methods.ranges import Rate, Steps
 from aggregator.methods.recurrent import Recurrent, fedgru, fedntp
 from aggregator.methods.setup import Clustered, Course, Method, Setup
@@ -158,6 +159,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "nbafl": Method(NbAFL, nbafl),
         "udp": Method(UDP, udp),
         "fesem": Method(FeSEM, fesem),
+        "pfl": Method(PFL, pfl),
         "bafdp": Method(Bafdp, bafdp),
         "bsfdp": Method(Bafdp, bsfdp),
         "aspire_ease": Method(AspireEase, aspire_ease),

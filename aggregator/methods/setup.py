@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -65,6 +66,7 @@ class Setup:
         spec: The layout of the vector, with the run's shared layers; None where no half looks.
         seed: Of draws the server makes.
         share: Probability that a device takes part in a round.
+        folder: Where the configuration lies: files that settings name are relative to it.
     """
 
     rule: Rule
@@ -73,6 +75,7 @@ class Setup:
     spec: ParamSpec | None = None
     seed: int = 0
     share: float = 1.0
+    folder: Path = Path()
 
 
 class Method(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 from edge_sdk.methods.answers import bounded_difference, bounded_weights, weights
 from edge_sdk.methods.centred import centred
 from edge_sdk.methods.local import Local
+from edge_sdk.methods.personal import personal
 from edge_sdk.methods.pulled import pulled
 from edge_sdk.methods.steps import Steps, gradient, steps
 from edge_sdk.wire.method import Half
@@ -34,6 +35,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "nbafl": bounded_weights,
         "udp": bounded_difference,
         "fesem": centred,
+        "pfl": personal,
         "bafdp": pulled,
         "bsfdp": pulled,
         "aspire_ease": pulled,

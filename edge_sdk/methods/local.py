@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.runtime import GraphError
 from edge_sdk.wire.method import Array
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.wire.spec import ParamSpec, Vector
 
 Graph = Callable[..., tuple[Array, ...]]
 """An exported function: named arrays in, results in the manifest's order out."""
@@ -63,6 +63,13 @@ class Local(Protocol):
     def run(self, graph: str, **feeds: Array) -> tuple[Array, ...]:
         """Run a graph of the bundle by its name."""
 
+    def judged(self, p: Vector) -> float | None:
+        """Return a whole vector's mean loss on windows that are held back; None without any.
+
+        A measured number, and nothing is added to it: a half decides by it here, and reports it
+        only under a name that its contract declares as measured.
+        """
+
 
 class Windows(Protocol):
     """What can be drawn from (``edge_sdk.windows`` has the real one)."""
@@ -78,6 +85,11 @@ def nothing() -> None:
     """Do nothing: the turn of a shell that has no one to serve."""
 
 
+def unjudged(_p: Vector) -> float | None:
+    """Say that no windows are held back."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Lent:
     """The plain ``Local`` of every shell: windows, graphs and a keyed source of randomness.
@@ -91,6 +103,7 @@ class Lent:
         key: ``(purpose, round) -> Generator``, e.g. ``partial(keyed, run, device)`` of
             ``edge_sdk.chance``.
         turn: Called between two batches; may raise to stop the training.
+        judge: A whole vector's loss on windows that are held back, or None.
     """
 
     client: str
@@ -100,6 +113,7 @@ class Lent:
     size: int
     key: Callable[[str, int], np.random.Generator]
     turn: Callable[[], None] = nothing
+    judge: Callable[[Vector], float | None] = unjudged
 
     @property
     def count(self) -> int:
@@ -129,3 +143,7 @@ class Lent:
         if graph not in self.graphs:
             raise GraphError(f"this bundle has no graph {graph!r}, which the task asks for")
         return self.graphs[graph](**feeds)
+
+    def judged(self, p: Vector) -> float | None:
+        """Return a whole vector's mean loss on windows that are held back; None without any."""
+        return self.judge(p)

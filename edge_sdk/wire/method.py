@@ -260,6 +260,25 @@ _ASPIRE = Ask(
 _RSA = Ask(("gradient",), ("z",), _PULL, Up.WEIGHTS, (LOSS,), personal=True, patient=True)
 
 _TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
+_PERSONAL = Ask(  # w is this device's own mixture, which only draws
+    ("gradient",),
+    ("w",),
+    (
+        STEPS,
+        RATE,
+        PROX,
+        Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+        Number("received", *_FLAG),  # begin at w all the same
+        Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
+        Number("choice", 0, 2),  # forecast with the last model, one's own best, the fleet's best
+        Number("kept", 0, 2**31),  # the round whose models the fleet found best so far
+        Number("tune", *_FLAG),  # when the run is over, as many steps once more without a pull
+    ),
+    Up.WEIGHTS,
+    (LOSS, Number("validation", 0.0, 3.4e38, measured=True)),
+    personal=True,
+    patient=True,
+)
 _BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 
 CONTRACTS: Mapping[str, Contract] = MappingProxyType(
@@ -281,6 +300,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
         "udp": {"train": _BOUNDED},
         "fesem": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
+        "pfl": {"train": _PERSONAL},
         "bafdp": {"step": _BAFDP},
         "bsfdp": {"step": _BAFDP},
         "aspire_ease": {"step": _ASPIRE},
