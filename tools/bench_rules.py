@@ -122,7 +122,8 @@ def _lines(child: subprocess.Popen[str], limit: float) -> Iterator[str]:
             lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
         while (line := lines.get(timeout=limit)) is not None:
             if line.startswith("{"):
@@ -131,7 +132,8 @@ def _lines(child: subprocess.Popen[str], limit: float) -> Iterator[str]:
         pass
     finally:
         child.kill()
-        child.wait()
+        reader.join()
+        child.communicate()
 
 
 def table(found: Found) -> str:

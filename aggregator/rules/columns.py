@@ -29,7 +29,7 @@ Block = Callable[[int, int], Values]
 _SPAN = 65_536  # columns of a running sum: 256 KiB of float32 stay in the cache beside a row
 _PANEL = 8192  # columns whose squares are added up in the precision of the rows; more of few rows
 _DEEP = 4096  # columns whose products are; more of few rows
-_GROUP = 16  # rows that are added up in their own precision
+_GROUP = 64  # rows that are added up in their own precision
 _CACHE = 1 << 18  # scalars of a block that is sorted: 1 MiB of float32
 _TILE = 64  # rows turned into columns at a time
 
@@ -80,39 +80,35 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
         only: Matrix = np.multiply(one, weights[used].sum(), dtype=np.float64)
         return only
     total = np.empty(values.shape[1])
-    alike = bool((weights[used] == weights[used[0]]).all())
-    factors = weights[used].astype(values.dtype)
-    groups = [slice(at, at + _GROUP) for at in range(0, len(used), _GROUP)]
-    every = len(used) == len(values)
+    factors = None if (weights[used] == weights[used[0]]).all() else weights[used]
+    every, few = len(used) == len(values), len(used) <= _GROUP
+    scale = weights[used[0]] if factors is None else 1.0
 
     def add(start: int, stop: int) -> None:
         part = total[start:stop]
-        for group in groups:
+        for at in range(0, len(used), _GROUP):
+            group = slice(at, at + _GROUP)
             rows = values[group, start:stop] if every else values[used[group], start:stop]
-            some = _added(rows, None if alike else factors[group])
-            if group.start:
-                np.add(part, some, out=part)
-            elif alike and len(groups) == 1:
-                np.multiply(some, weights[used[0]], out=part, dtype=np.float64)
+            some = _added(rows, None if factors is None else factors[group])
+            if at == 0:
+                np.multiply(some, scale if few else 1.0, out=part, dtype=np.float64)
             else:
-                part[:] = some
-        if alike and len(groups) > 1:
-            np.multiply(part, weights[used[0]], out=part)
+                np.add(part, some, out=part)
+        if not few:
+            np.multiply(part, scale, out=part)
 
     each(add, values.shape[1], _SPAN if every else _SPAN // 8, least=4)
+    if values.dtype == np.float32 and not np.isfinite(total.sum()):  # too large for its sums
+        return weighted_sum(values.astype(np.float64), weights)
     return total
 
 
-def _added(rows: Values, factors: Values | None) -> Values:
-    """Return the sum of a few rows, each times its factor; in float64 if it would overflow."""
+def _added(rows: Values, factors: Matrix | None) -> Values:
+    """Return the sum of some rows, each times its factor, in their precision."""
     with np.errstate(over="ignore", invalid="ignore"):
         if factors is None:
-            total = np.add.reduce(rows, axis=0)
-        else:
-            total = np.einsum("i,ij->j", factors, rows)
-        if np.isfinite(total.sum()) or rows.dtype == np.float64:
-            return np.asarray(total)
-    return _added(rows.astype(np.float64), factors)
+            return np.asarray(np.add.reduce(rows, axis=0))
+        return np.asarray(np.einsum("i,ij->j", factors.astype(rows.dtype), rows))
 
 
 def squares(block: Block, width: int, count: int, point: Matrix | None = None) -> Matrix:
