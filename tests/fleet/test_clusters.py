@@ -10,16 +10,18 @@ import pytest
 
 from aggregator import cli
 from aggregator.audit import recompute
+from edge_sdk.wire.loopback import Faults
 
 ROUNDS = 4
 HOMES = [f"home-{number}" for number in range(4)]
 SETTINGS = {"centres": 2, "first_steps": 8, "steps": 4, "rate": 0.01, "mu": 0.001}
 
 
-def clustered(world, rounds=ROUNDS, settings=None, **more):
+def clustered(world, rounds=ROUNDS, settings=None, faults=None, seed=0, **more):
     settings = SETTINGS | (settings or {})
     run = {"method": "fesem", "quorum": 4, "rounds": rounds, "settings": settings}
-    return world(devices=4, run=run | {"deadline": "600s"} | more)
+    link = {"faults": faults or Faults(), "seed": seed}
+    return world(devices=4, run=run | {"deadline": "600s"} | more, **link)
 
 
 def finish(one, rounds=ROUNDS):
@@ -124,6 +126,19 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
             one.start(victim)
     assert finish(one).tobytes() == wanted.tobytes()
     assert one.daemon.state.clusters == calm.daemon.state.clusters
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world, seed):
+    calm = clustered(world)
+    calm.start_all()
+    wanted = finish(calm)
+    faults = Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
+    one = clustered(world, faults=faults, seed=seed)
+    one.start_all()
+    assert finish(one).tobytes() == wanted.tobytes()
+    assert one.daemon.state.clusters == calm.daemon.state.clusters
+    assert one.broker.dropped > 0
 
 
 def test_a_device_that_left_counts_on_for_a_while_and_comes_back_to_its_cluster(world):
