@@ -159,7 +159,12 @@ def _attacks(_: Namespace) -> Answer:
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     """Put the options on top of the scenario."""
     from firmware_sim.samples import sample_set  # noqa: PLC0415 - numpy
-    from firmware_sim.scenario import PATIENT, Scenario, scenario  # noqa: PLC0415 - as above
+    from firmware_sim.scenario import (  # noqa: PLC0415 - as above
+        PATIENT,
+        Noise,
+        Scenario,
+        scenario,
+    )
     from firmware_sim.versus import with_trial  # noqa: PLC0415 - as above
 
     base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
@@ -178,6 +183,8 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
         learning=learning,
         **{key: value for key, value in options.items() if value is not None},
     )
+    if args.privacy:
+        chosen = replace(chosen, privacy=Noise.load(args.privacy).privacy)
     samples = sample_set(chosen.samples)
     samples = samples.of_folder(args.data) if args.data else samples
     chosen = chosen if args.scenario else chosen.first_days(args.days, samples, args.judge_days)
@@ -205,7 +212,8 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add("--devices", type=int, metavar="N", help="how many (8)")
     add("--rounds", type=int, metavar="N", help="how often the model moves (20)")
     add("--method", metavar="NAMES", help="how to learn, with commas between several (fedavg)")
-    add("--quorum", type=int, metavar="N", help="answers that move the model (one of each device)")
+    words = "devices whose answers move the model (all; half where nobody is waited for)"
+    add("--quorum", type=int, metavar="N", help=words)
     add("--setting", action="append", default=[], metavar="K=V", help="of the methods")
     add("--shared", type=_layers, metavar="LAYERS", help="prefixes with commas, all, or none")
     add("--steps", type=int, help="local steps in a round (the bundle's)")
@@ -218,6 +226,8 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     words = "the shipped set to use, or that --data resembles (homes)"
     add("--like", "--samples", metavar="SET", help=words)
     add("--data", type=Path, metavar="FOLDER", help="CSV files of your own, one a device")
+    words = "a TOML file with the [privacy] of every device (no mechanism)"
+    add("--privacy", type=Path, metavar="FILE", help=words)
     where = parser.add_mutually_exclusive_group()
     inside: dict[str, Any] = {"action": "store_const", "dest": "is_inside"}
     where.add_argument("--processes", const=False, help="a process a device (up to 16)", **inside)

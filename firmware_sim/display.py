@@ -77,7 +77,8 @@ class PlainDisplay:
             return
         self._said[run] = (state, now)
         pairs = zip(HEAD[2:], cells(run, state, progress)[2:], strict=True)
-        self.note(f"{run}: {state}; " + ", ".join(f"{name} {value}" for name, value in pairs))
+        known = (f"{name} {value}" for name, value in pairs if value)  # a loss may be withheld
+        self.note(f"{run}: {state}; " + ", ".join(known))
 
     def __enter__(self) -> Self:
         """Nothing to prepare."""

@@ -12,7 +12,7 @@ from typing import Any
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from firmware_sim.processes import command, run
 from firmware_sim.samples import Sample, SampleSet
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import UNPROTECTED, Learning, Scenario
 
 FAST = {"answer": "2s", "fetch": "2s"}
 """How patient a simulated device is: it sits beside its broker."""
@@ -105,7 +105,12 @@ def prepare(
     config.write_text(toml(_aggregator(fleet, chosen, broker, page)), encoding="utf-8")
     run(command("gridfed-aggregator", "init", str(config)))
     root = folder / "aggregator" / "root.pub"
-    devices = _enrolled(folder, config, _common(fleet, chosen, broker, root), chosen, samples)
+    common = _common(fleet, chosen, broker, root)
+    if chosen.privacy != UNPROTECTED:  # a device judges its noise by the method it expects
+        common["accept"]["methods"] = [chosen.learning.method]
+    devices = _enrolled(folder, config, common, chosen, samples)
+    if chosen.privacy != UNPROTECTED:
+        run(command("gridfed-edge", "check", str(devices[0].config)))
     return Prepared(folder, config, devices, page)
 
 
@@ -166,7 +171,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
             "method": learning.method,
             "shared": learning.shared,
             "settings": dict(learning.settings),
-            "quorum": learning.quorum or chosen.devices,
+            "quorum": learning.awaits(chosen.devices),
             "rounds": learning.rounds,
             "deadline": learning.deadline,
             "rule": dict(learning.rule) or None,
@@ -187,7 +192,7 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
         "accept": {"max_steps": max(64, steps)},
         "pace": (FAST if chosen.devices <= FEW else {})
         | (alone if chosen.learning.shared == () else {}),
-        "privacy": {"mechanism": {"name": "none"}},
+        "privacy": dict(chosen.privacy),
     }
 
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
-from edge_sdk.program import Failure
+from edge_sdk.program import USAGE, Failure
 
 GRACE = 8.0
 """Seconds between a polite request to stop and the end of patience."""
@@ -36,6 +36,12 @@ def _die_with_parent() -> None:
 
 class Died(Failure):
     """A program that should be running is not."""
+
+
+class Refused(Died):
+    """A program was asked for something that it refuses: the sentence and the code are its own."""
+
+    exit_code: ClassVar[int] = USAGE
 
 
 @dataclass(slots=True)
@@ -217,6 +223,7 @@ def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
     """Run a program to its end and return what it printed.
 
     Raises:
+        Refused: It was wrong usage or configuration; the sentence is what it said.
         Died: It failed or took longer than ``timeout`` seconds; the hint is what it said.
     """
     name = " ".join(Path(arguments[0]).name if i == 0 else a for i, a in enumerate(arguments[:5]))
@@ -231,8 +238,11 @@ def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
         )
     except subprocess.TimeoutExpired as late:
         raise Died(f"{name} took longer than {timeout:.0f} s") from late
+    words = done.stderr.decode(errors="replace").strip()
+    if done.returncode == USAGE and words:
+        sentence, _, hint = words.partition("\n  hint: ")
+        raise Refused(sentence, hint=hint)
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip()
         said = words.replace("\n  hint: ", "; ")
         raise Died(f"{name} ended with code {done.returncode}", hint=said)
     return done.stdout.decode()

@@ -18,6 +18,12 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 
 Count = Annotated[int, Between(1, 100_000)]
 
+UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
+"""Nothing protects these devices' updates, and it is said aloud."""
+
+_HALF = frozenset({"fedbuff", "bafdp", "rsa", "rsa_weights", "dp_rsa", "aspire_ease"})
+"""Methods that wait for nobody in particular: half of the fleet is their papers' habit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Learning:
@@ -28,7 +34,7 @@ class Learning:
         shared: Prefixes of the layers that travel; left out: what the bundle says.
         rounds: How often the model moves.
         settings: The method's own numbers, such as ``steps`` and ``rate``.
-        quorum: Devices that close a round; left out: all of them.
+        quorum: Devices that close a round; left out: as the method is meant (``awaits``).
         deadline: From opening a round to closing or abandoning it.
         rule: How answers become one: the aggregator's table ``run.rule``; left out: the mean.
     """
@@ -40,6 +46,26 @@ class Learning:
     quorum: Count | None = None
     deadline: Duration = "60s"
     rule: Mapping[str, Any] = field(default_factory=dict)
+
+    def awaits(self, heard: int) -> int:
+        """Return the quorum: as configured, or what the method is meant for.
+
+        All that can be heard where a round asks all at once; half of them where nobody is waited
+        for, and enough for the rule to bear ``f``; one where every answer moves the model.
+
+        >>> [Learning(method).awaits(7) for method in ("fedavg", "bafdp", "bsfdp", "fedasync")]
+        [7, 4, 7, 1]
+        >>> Learning("fedbuff", rule={"name": "median", "f": 2}).awaits(8)
+        7
+        """
+        if self.quorum is not None:
+            return self.quorum
+        if self.method == "fedasync":
+            return 1
+        if self.method not in _HALF:
+            return heard
+        f = int(self.rule.get("f", 0))
+        return min(heard, max(-(-heard // 2), 2 * f + 3 if f else 1))
 
     @property
     def rule_name(self) -> str:
@@ -73,6 +99,7 @@ class Scenario:
         judge: First and last moment of the part that forecasts are judged on.
         against: Further ways to learn, to be set beside ``learning``.
         assaults: Attacks that every way to learn has to stand, one after the other.
+        privacy: Every device's ``[privacy]``.
         why: What was tried before these numbers were chosen, and on which part.
     """
 
@@ -86,6 +113,7 @@ class Scenario:
     judge: tuple[str, ...] = ()
     against: tuple[Learning, ...] = ()
     assaults: tuple[Assault, ...] = ()
+    privacy: Mapping[str, Any] = field(default_factory=lambda: UNPROTECTED)
     why: str = ""
 
     def first_days(self, days: int, samples: SampleSet, judged: int = 7) -> Scenario:
@@ -105,6 +133,26 @@ class Scenario:
         return first.replace(tzinfo=first.tzinfo or UTC).timestamp(), last.replace(
             tzinfo=last.tzinfo or UTC
         ).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """A file that says how devices protect their updates, and nothing else.
+
+    Attributes:
+        privacy: A device's ``[privacy]``, for all of them.
+    """
+
+    privacy: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: Path) -> Noise:
+        """Read it.
+
+        Raises:
+            SettingsError: Naming the file and the key that does not fit.
+        """
+        return load(cls, path).value
 
 
 PATIENT = Learning(deadline="15m")

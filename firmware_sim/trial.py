@@ -164,7 +164,7 @@ class Trial:
 
     def _one(self, url: str, where: str, learning: Learning, assault: Assault | None) -> Row:
         """Do one run; one that does not come to its end in time is judged where it stands."""
-        heard = replace(learning, quorum=learning.quorum or heard_of(self.scenario, assault))
+        heard = replace(learning, quorum=learning.awaits(heard_of(self.scenario, assault)))
         run = FleetRun(
             replace(self.scenario, learning=heard),
             self.samples,

@@ -62,6 +62,7 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
             for table in rules or (chosen.learning.rule,)
         )
     for way in ways:
+        _check_signs(way.method, chosen)
         for one in given:
             _check(way.method, one)
     return replace(chosen, learning=ways[0], against=ways[1:], assaults=given)
@@ -79,6 +80,16 @@ def _check(method: str, assault: Assault) -> None:
             assault.bound.on(part)
     except ValueError as error:
         raise SettingsError(f"--attack-option target: {method}: {error}") from error
+
+
+def _check_signs(method: str, chosen: Scenario) -> None:
+    """Refuse noisy signs from devices that make none: they would answer nothing, and say so."""
+    tells = {ask.enc for ask in CONTRACTS.get(method, {}).values()}
+    if "b1" in tells and dict(chosen.privacy.get("mechanism", {})).get("point") != "sign":
+        raise SettingsError(
+            f"--method {method}: its devices must make their signs noisy",
+            hint="--privacy FILE with a mechanism at point 'sign'; docs/privacy.md has one",
+        )
 
 
 def is_trial(chosen: Scenario) -> bool:

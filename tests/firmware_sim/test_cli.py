@@ -34,6 +34,7 @@ def test_options_go_on_top_of_a_scenario():
         "days": 28,
         "judge_days": 7,
         "quorum": 2,
+        "privacy": None,
         "setting": ["server_rate=0.5", "optimiser=sgd"],
         "seed": 0,
     }
@@ -101,6 +102,8 @@ def test_attacks_are_listed_with_their_definitions(capsys):
             "an answer 'grad' has no weights",
         ),
         (["--attack", "twin", "--start-round", "3"], "twin is there from the beginning"),
+        (["--method", "dp_rsa"], "devices must make their signs noisy"),
+        (["--privacy", "nothing.toml"], "nothing.toml: "),
         (["--attack", "alie", "--processes"], "liars share one process"),
         (["--attack", "alie", "--aggregator", "x.toml"], "every run has its aggregator"),
     ],

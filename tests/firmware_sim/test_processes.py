@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from firmware_sim.processes import Died, Family, run
+from firmware_sim.processes import Died, Family, Refused, run
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 STUBBORN = """
@@ -105,3 +105,11 @@ def test_run_returns_output_and_names_a_failure():
         run([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(Died, match="longer than"):
         run(SLEEP, timeout=0.3)
+
+
+def test_a_refused_configuration_is_said_in_the_words_of_the_program_that_refused_it():
+    """Wrapped in a command line and folders of ours it could not be read."""
+    words = "import sys; sys.stderr.write('x: run.quorum: at least 1\\n  hint: more'); sys.exit(2)"
+    with pytest.raises(Refused, match=r"^x: run\.quorum: at least 1$") as caught:
+        run([sys.executable, "-c", words])
+    assert (caught.value.hint, caught.value.exit_code) == ("more", 2)
