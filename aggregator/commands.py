@@ -338,7 +338,9 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
         "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
         "rounds": [round_line(version) for version in reversed(closed)],
     }
-    return document | ({"clusters": clusters} if clusters else {})
+    said = {"clusters": clusters}
+    said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
+    return document | {name: told for name, told in said.items() if told}
 
 
 def _prose(document: Mapping[str, Any]) -> str:

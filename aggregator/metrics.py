@@ -77,6 +77,12 @@ class Metrics:
         self.clusters = Gauge(
             "gridfed_cluster_devices", "Devices by cluster.", ["cluster"], registry=own
         )
+        self.credit = Gauge(
+            "gridfed_credit",
+            "What the others make of a device's model, on average; 0 is an outcast.",
+            ["device"],
+            registry=own,
+        )
         self.rounds = Counter(
             "gridfed_rounds", "Rounds closed: moved the model, or abandoned.", ["how"], registry=own
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 
 from aggregator.fold import Fold, restored
 from aggregator.intake import Intake
-from aggregator.methods import Clustered
+from aggregator.methods import Clustered, Credited
 from aggregator.metrics import Metrics
 from aggregator.page import Snapshot, round_line
 from aggregator.records import Version
@@ -82,6 +82,9 @@ class View:
         metrics.clusters.clear()
         for label, members in self._clusters().items():
             metrics.clusters.labels(label).set(len(members))
+        metrics.credit.clear()
+        for client, weight in from_others(self._credit()).items():
+            metrics.credit.labels(client).set(weight)
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.store.set(self.store.size())
@@ -116,10 +119,19 @@ class View:
             "refused": self.metrics.refusals(),
             "rounds": [round_line(version) for version in reversed(self.closed)],
         }
-        clusters = self._clusters()
+        clusters, credit = self._clusters(), self._credit()
         if clusters:
             status["clusters"] = clusters
+        if credit:
+            status["credit"] = credit
         return Snapshot(time.monotonic(), checks, status)
+
+    def _credit(self) -> dict[str, dict[str, float]]:
+        """Return what each device made of each other last, where the method weighs them so."""
+        state: object = self.fold.state
+        if not isinstance(state, Credited):
+            return {}
+        return {client: dict(row) for client, row in state.credit.items()}
 
     def _clusters(self) -> dict[str, list[str]]:
         """Return who belongs to which cluster, where the method has clusters."""
@@ -127,3 +139,16 @@ class View:
         if not isinstance(state, Clustered):
             return {}
         return {label: list(names) for label, names in state.clusters.items()}
+
+
+def from_others(credit: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return what the others make of each client's model on average.
+
+    >>> from_others({"a": {"a": 0.6, "b": 0.4}, "b": {"b": 1.0}, "c": {"b": 0.2, "c": 0.8}})
+    {'a': 0.0, 'b': 0.30000000000000004, 'c': 0.0}
+    """
+    others = max(len(credit) - 1, 1)
+    return {
+        name: sum(row.get(name, 0.0) for client, row in credit.items() if client != name) / others
+        for name in credit
+    }

@@ -19,11 +19,21 @@ from aggregator.methods.optim import adam, averaged, sgd
 from aggregator.methods.pfl import PFL, pfl
 from aggregator.methods.ranges import Rate, Steps
 from aggregator.methods.recurrent import Recurrent, fedgru, fedntp
-from aggregator.methods.setup import Clustered, Course, Method, Setup
+from aggregator.methods.setup import Clustered, Course, Credited, Method, Setup
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
 
-__all__ = ["METHODS", "OPEN", "Averaged", "Clustered", "Course", "Method", "Rounds", "Setup"]
+__all__ = [
+    "METHODS",
+    "OPEN",
+    "Averaged",
+    "Clustered",
+    "Course",
+    "Credited",
+    "Method",
+    "Rounds",
+    "Setup",
+]
 
 Decay = Annotated[float, Between(0.0, 1.0)]
 

@@ -95,10 +95,16 @@ class Personalised:
         return len(self.who.arrived)
 
     @property
+    def credit(self) -> dict[str, dict[str, float]]:
+        """What each client made of each other last; empty where no history is kept, or too many."""
+        newest = self.history.get(str(self.version))
+        return _rows_of(newest) if newest is not None and len(self.held) <= SHOWN else {}
+
+    @property
     def credits(self) -> dict[int, dict[str, dict[str, float]]]:
         """The kept weights: by version, what each client made of each other. Zeros are left out."""
         return {
-            int(version): _named(tuple(one["clients"].split("\n")), one["weights"])
+            int(version): _rows_of(one)
             for version, one in sorted(self.history.items(), key=lambda pair: int(pair[0]))
         }
 
@@ -310,6 +316,10 @@ def _report(
         if said:
             report[name] = float(np.mean([said[client] for client in sorted(said)]))
     return report
+
+
+def _rows_of(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return _named(tuple(kept["clients"].split("\n")), kept["weights"])
 
 
 def _named(ids: tuple[str, ...], weights: NDArray[Any]) -> dict[str, dict[str, float]]:

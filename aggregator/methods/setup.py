@@ -55,6 +55,15 @@ class Clustered(Protocol):
         """Clients by cluster, in order; empty clusters too."""
 
 
+@runtime_checkable
+class Credited(Protocol):
+    """A half's state that weighs every client's model for every other; status and metrics do."""
+
+    @property
+    def credit(self) -> Mapping[str, Mapping[str, float]]:
+        """What each client made of each other last; empty before that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a server half is made of.
