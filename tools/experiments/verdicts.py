@@ -108,8 +108,8 @@ def of_e10(results: Results) -> list[Claim]:
     paths = [x for x in paths if x]
     if paths:
         rises = [all(b >= a - 1e-9 for a, b in pairwise(x)) for x in paths]
-        detail = f"{sum(rises)} of {len(rises)} runs; ends between {_ends(results)}"
-        claims.append(Claim("epsilon rises monotonically to a", all(rises), detail))
+        detail = f"{sum(rises)} of {len(rises)} runs; a run this long ends between {_ends(results)}"
+        claims.append(Claim("epsilon rises monotonically towards a", all(rises), detail))
         found_it = any(x[-1] <= 0.2 for x in paths)
         text = "epsilon converges to 0.126 with a >= 10, as the paper says"
         claims.append(Claim(text, found_it, "cannot happen under (19): c3 G / eps^2 > 0"))
