@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from aggregator.methods.attentive import slices_of
 from aggregator.methods.centres import layered
 from aggregator.methods.multicentre import multicentre
-from aggregator.methods.ranges import Prox, Rate, Steps, task
+from aggregator.methods.ranges import Rate, Steps, task
 from aggregator.methods.setup import Setup, has_no_use
 from aggregator.methods.sorting import Centres, Clustering
 from edge_sdk.wire.method import Half
@@ -16,6 +16,7 @@ from edge_sdk.wire.strict import Between, Misfit
 
 Count = Annotated[int, Between(1, 256)]
 Rounds = Annotated[int, Between(1, 2**31 - 1)]
+Pull = Annotated[float, Between(0.0, 5e8)]  # a task's ``prox`` is twice as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class FeSEM:
     steps: Steps = 5
     rate: Rate = 1e-3
     first_steps: Steps = 50
-    mu: Prox = 0.01
+    mu: Pull = 0.01
     seeding: Literal["kmeans++", "common"] = "kmeans++"
     empty: Literal["reseed", "keep"] = "reseed"
     reseed_after: Rounds = 2

@@ -1,6 +1,7 @@
 """FeSEM: worked numbers, faults, both real halves, and scikit-learn as a second opinion."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.centres import draws, plus_plus
+from aggregator.methods.centres import distances, draws, plus_plus
 from aggregator.methods.multicentre import multicentre
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICES
@@ -208,6 +209,39 @@ def test_the_order_of_arrival_does_not_reach_a_single_bit(order, vectors, count,
     assert straight.centres.tobytes() == turned.centres.tobytes()
     assert straight.labels == turned.labels
     assert straight.w.tobytes() == turned.w.tobytes()
+
+
+@given(
+    vectors=arrays(np.float32, (6, 2), elements=st.integers(-1000, 1000).map(float)),
+    shift=st.integers(-1000, 1000),
+)
+def test_weights_that_are_shifted_together_are_sorted_alike(vectors, shift):
+    half = server(6, centres=3)
+    names = [f"m{number}" for number in range(6)]
+    begun = [vectors[0], vectors[2], vectors[4]]
+    here, _ = feed(half, at(half, begun), dict(zip(names, vectors, strict=True)))
+    there, _ = feed(
+        half, at(half, np.array(begun) + shift), dict(zip(names, vectors + shift, strict=True))
+    )
+    assert here.labels == there.labels
+    np.testing.assert_allclose(here.centres + shift, there.centres, atol=1e-9)
+
+
+@given(
+    vectors=arrays(np.float32, (7, 2), elements=st.floats(-1e3, 1e3, width=32)),
+    count=st.integers(1, 4),
+    seed=st.integers(0, 100),
+)
+def test_the_sum_of_distances_never_grows_and_ends(vectors, count, seed):
+    half = server(7, centres=count, seed=seed, empty="keep")
+    said = {f"m{number}": vector for number, vector in enumerate(vectors)}
+    state, _ = half.apply(half.init(np.zeros(2)), OPEN)
+    sums, rows = [], list(vectors.astype(np.float64))
+    for _ in range(12):
+        state, _ = feed(half, state, said)
+        sums.append(float(distances(rows, state.centres).min(axis=1).sum()))
+    assert all(after <= one * (1 + 1e-9) + 1e-6 for one, after in pairwise(sums))
+    assert sums[-1] == pytest.approx(sums[-2], rel=1e-9, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))
