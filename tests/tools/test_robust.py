@@ -226,6 +226,20 @@ def test_the_command_resumes_and_tells_its_claims_as_json(folder, tmp_path, caps
     assert (tmp_path / "E11.html").exists()
 
 
+def test_results_are_pasted_between_their_marks_and_nowhere_else(tmp_path, capsys):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "rules.md").write_text("before\n<!-- e13 -->\n<!-- /e13 -->\nafter\n")
+    (docs / "other.md").write_text("no marks")
+    words = ["e13", "--quick", "--out", str(tmp_path / "out"), "--workers", "1", "--json"]
+    assert reproduce.main([*words, "--docs", str(docs)]) == 0
+    told = (docs / "rules.md").read_text()
+    assert told.startswith("before\n<!-- e13 -->\n\n### E13")
+    assert told.endswith("<!-- /e13 -->\nafter\n")
+    assert (docs / "other.md").read_text() == "no marks"
+    assert len(json.loads(capsys.readouterr().out)["e13"]) == 2
+
+
 def test_every_experiment_lists_each_run_once():
     options = argparse.Namespace(
         experiments=list(robust.EXPERIMENTS), seeds=2, work=9, cells=None, quick=False

@@ -191,7 +191,9 @@ def main(options: argparse.Namespace) -> int:
         (options.out / f"{name.upper()}.html").write_text(one.html())
         if options.docs is not None:
             for path in sorted(options.docs.glob("*.md")):
-                path.write_text(pasted(path.read_text(), name, one.markdown()))
+                text = path.read_text()
+                if (fresh := pasted(text, name, one.markdown())) != text:
+                    path.write_text(fresh)
         if not options.json:
             print(one.markdown())
     if options.json:
