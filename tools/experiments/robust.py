@@ -187,13 +187,7 @@ def main(options: argparse.Namespace) -> int:
     found = kept(options)
     made = {x: page(x, found[x], options, missing) for x in wanted if x in found}
     for name, one in made.items():
-        (options.out / f"{name.upper()}.md").write_text(one.markdown())
-        (options.out / f"{name.upper()}.html").write_text(one.html())
-        if options.docs is not None:
-            for path in sorted(options.docs.glob("*.md")):
-                text = path.read_text()
-                if (fresh := pasted(text, name, one.markdown())) != text:
-                    path.write_text(fresh)
+        _written(name, one, options)
         if not options.json:
             print(one.markdown())
     if options.json:
@@ -201,6 +195,16 @@ def main(options: argparse.Namespace) -> int:
     if not made:
         print(f"reproduce: nothing is finished in {options.out}", file=sys.stderr)
     return 0 if made else 2
+
+
+def _written(name: str, one: Page, options: argparse.Namespace) -> None:
+    """Write a page to the output folder, and between its marks where there are any."""
+    (options.out / f"{name.upper()}.md").write_text(one.markdown())
+    (options.out / f"{name.upper()}.html").write_text(one.html())
+    for path in sorted(options.docs.glob("*.md")) if options.docs else ():
+        text = path.read_text()
+        if (fresh := pasted(text, name, one.markdown())) != text:
+            path.write_text(fresh)
 
 
 def told(one: Page) -> list[dict[str, Any]]:
