@@ -100,7 +100,8 @@ def _one_child(
         if "absent" in said:
             found.absent[library] = said["absent"]
         elif "yardsticks" in said:
-            found.yardsticks = found.yardsticks or said["yardsticks"]
+            for name, value in said["yardsticks"].items():
+                found.yardsticks[name] = max(value, found.yardsticks.get(name, 0.0))
         elif "begins" in said:
             current = said["begins"]
         else:
