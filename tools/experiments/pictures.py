@@ -66,7 +66,8 @@ def shades(
         for i, line in enumerate(grid):
             for j, value in enumerate(line):
                 said = "" if math.isnan(value) else f"{value:.2f}" if value < 100 else "≫"
-                axis.text(j, i, said, ha="center", va="center", fontsize=7)
+                ink = "white" if value > (1.0 + most) / 2 else "black"
+                axis.text(j, i, said, ha="center", va="center", fontsize=7, color=ink)
         axis.set_title(title, fontsize=10, loc="left")
 
     return _image(draw, size=(9.0, 0.38 * len(rows) + 1.2))
