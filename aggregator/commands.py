@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from numpy import ones
+
 from aggregator import config as configs
 from aggregator.orders import Order, apply, leave
 from aggregator.page import SCHEMA, round_line
@@ -18,6 +20,7 @@ from aggregator.store import SqliteStore, StoreBusyError
 from edge_sdk.clock import SystemClock
 from edge_sdk.program import RUNTIME, USAGE, Answer, Failure
 from edge_sdk.settings import SettingsError, shown
+from edge_sdk.wire.codec import pack_tensor
 
 PATIENCE = 5.0  # s for the page to answer
 SHOWN = 8  # names of a cluster's devices; the JSON has them all
@@ -51,19 +54,34 @@ def check(args: Namespace) -> Answer:
     """Bind the configuration as the daemon would, and show where each value was said."""
     loaded = configs.load_with_origins(args.config)
     bound = configs.bind(loaded.value)
-    rows = [row for row in shown(loaded.value, loaded.origins) if row[0] != "file"]
+    rows = _in_force(loaded.value, loaded.origins)
     manifest = bound.bundle.manifest
     facts = {
         "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
         "scalars": bound.spec.size,
         "shared": bound.spec.shared_size,
-        "bytes_per_update": 4 * bound.spec.shared_size,
+        "bytes_per_update": len(pack_tensor(ones(bound.spec.shared_size), bound.ask.enc)),
     }
     settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]
     width = max(len(key) for key, _, _ in rows)
     text = "\n".join(f"{key:<{width}}  {value}  ({origin})" for key, value, origin in rows)
     told = "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
     return Answer({"settings": settings, **facts}, f"{text}\n\n{told}\n{args.config}: all well")
+
+
+def _in_force(config: configs.Config, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """List key, value and origin of every setting; of the method's own, those left out too."""
+    prefix = "run.settings"
+    said = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
+    own = shown(configs.settings_of(config), said)
+    rows: list[tuple[str, str, str]] = []
+    for key, value, origin in shown(config, origins):
+        if key == prefix or key.startswith(f"{prefix}."):
+            rows += [(f"{prefix}.{name}", text, whence) for name, text, whence in own]
+            own = []
+        elif key != "file":
+            rows.append((key, value, origin))
+    return rows
 
 
 def init(args: Namespace) -> Answer:
@@ -189,7 +207,9 @@ def listing(args: Namespace) -> Answer:
             }
             for client in store.clients()
         ]
-    text = "\n".join(f"{r['id']:<24} {r['state']:<12} releases {r['spent']}" for r in rows)
+    text = "\n".join(
+        f"{r['id']:<24} {r['state']:<12} releases {r['spent']}  {r['why']}".rstrip() for r in rows
+    )
     return Answer({"devices": rows}, text or "no device is enrolled")
 
 
@@ -338,7 +358,8 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
         "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
         "rounds": [round_line(version) for version in reversed(closed)],
     }
-    said = {"clusters": clusters}
+    alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
+    said: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
     said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
     return document | {name: told for name, told in said.items() if told}
 
@@ -353,6 +374,8 @@ def _prose(document: Mapping[str, Any]) -> str:
     for label, names in document.get("clusters", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'nobody'}{more}")
+    for device, why in document.get("alarms", {}).items():
+        lines.append(f"ALARM {device}: quarantined, {why}")
     for entry in document.get("rounds", ())[:5]:
         loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
         told = f"{entry['result']}, {entry['updates']} updates{loss}"

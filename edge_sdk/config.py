@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from edge_sdk.privacy.section import PrivacySection
-from edge_sdk.settings import Duration, Loaded, load
+from edge_sdk.settings import Duration, Loaded, SettingsError, load
 from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.strict import Between, Length, Matches
+from edge_sdk.wire.strict import Between, Length, Matches, Misfit
 
 PREFIX = "GRIDFED_EDGE_"
 
@@ -41,11 +41,18 @@ class KeysSection:
     aggregator: Path | None = None  # pin one aggregator key besides what root announces
 
 
+_UNSAID = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
+_HOW = (
+    'mechanism = { name = "none" } in [privacy] says that nothing protects the updates; '
+    "docs/privacy.md says what else there is"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptSection:
     """What this device lets a server ask of it."""
 
-    methods: tuple[str, ...] = tuple(CONTRACTS)  # to answer
+    methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # to answer
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task that asks for more is not done
     alone_after: Duration = "7d"  # without an aggregator this long, learn for oneself
     personal_init: Literal["device", "server"] = "device"  # start of the layers that never leave
@@ -114,7 +121,12 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
     Raises:
         SettingsError: As ``Config.load``.
     """
-    loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
+    try:
+        loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
+    except SettingsError as error:
+        if isinstance(error.__cause__, Misfit) and error.__cause__.path in _UNSAID:
+            raise SettingsError(str(error), hint=_HOW) from error.__cause__
+        raise
     folder = Path(path).parent.absolute()
     sources = tuple(_rooted_source(section, folder) for section in loaded.value.source)
     beside = folder / Path(loaded.value.bundle).expanduser()

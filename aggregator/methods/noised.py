@@ -113,7 +113,7 @@ def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
     """
     settings: NbAFL = setup.settings
     if settings.downlink and setup.rounds.limit is None:
-        raise Misfit("run.rounds", "a number, which the noise of the downlink depends on")
+        raise Misfit("run.rounds", "missing; the noise of the downlink depends on it")
     bound = settings.bound(setup.rounds)
     sigma = settings.sigma(setup.rounds)
     optimiser = noising(bound.optimiser, sigma, entropy)
@@ -127,7 +127,7 @@ def udp(setup: Setup) -> Half[Averaged]:
         Misfit: A plan to be discounted, but none.
     """
     if setup.settings.crd and setup.rounds.limit is None:
-        raise Misfit("run.rounds", "a number, which run.settings.crd discounts")
+        raise Misfit("run.rounds", "missing; run.settings.crd discounts it")
     return averaging(setup.rule, setup.settings.bound(setup.rounds))
 
 

@@ -69,6 +69,16 @@ def test_from_nothing_to_a_fleet(workplace):
     assert copy["bytes"] > 0
 
 
+def test_check_shows_what_the_method_takes_where_nothing_was_said(workplace):
+    folder = workplace(replacing=[('"fedavg"', '"rsa"')]).parent
+    told = json.loads(call(folder, "check", "--json", GRIDFED_AGGREGATOR_RUN__SETTINGS__L1="0.25"))
+    rows = {row["key"]: (row["value"], row["origin"]) for row in told["settings"]}
+    assert rows["run.settings.l1"] == ("0.25", "GRIDFED_AGGREGATOR_RUN__SETTINGS__L1")
+    assert rows["run.settings.patience"][1] == "default"
+    assert "run.settings" not in rows
+    assert told["bytes_per_update"] == 1, "two bits for each of two signs"
+
+
 def test_a_changed_run_is_not_continued_by_accident(workplace):
     folder = workplace().parent
     call(folder, "init")

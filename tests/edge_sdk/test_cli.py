@@ -87,7 +87,9 @@ def enrolled(config):
     [
         (("load-lstm", "load-lsdm"), "neither shipped nor a folder"),
         (('name = "none"', 'name = "gauss"'), "privacy.mechanism.name"),
+        (("privacy =", "accept = { methods = [] }\nprivacy ="), "accept.methods: expected"),
         (('privacy = { mechanism = { name = "none" } }\n', ""), "privacy: missing"),
+        (('mechanism = { name = "none" }', ""), "nothing protects the updates"),
         (
             ('{ name = "none" } }', '{ name = "gaussian", point = "update" }, mode = "honest" }'),
             "privacy.budget.epsilon: missing",
