@@ -38,6 +38,8 @@ SPENT = "budget"
 """Why a device answers nothing any more: what it may tell about itself is told."""
 
 _HOURLY = 3600.0
+_LOST = 30.0  # s without what must exist before we ask for it again; doubles
+_LOST_MOST = 900.0
 
 
 class Session(Questions):
@@ -68,6 +70,7 @@ class Session(Questions):
         self._kept = self.up.entries
         self._time = ServerTime(max(ServerTime().floor, store.fact("floor")))
         self._started = self._hour = self.heard_at = self.now
+        self._lost_at, self._lost_wait = self.now + _LOST, _LOST
         self._allowance, self._booked = Allowance(store.fact("day"), store.fact("used")), 0
         self._conn_said = self._said_down = False
         self.forbidden, self.lost = "", False
@@ -146,6 +149,7 @@ class Session(Questions):
         if not self.is_rationed:
             self.follow(uplink.tick(self.up, self.chance()))
             self._go_on_fetching()
+            self._ask_for_what_was_lost()
         self._each_hour()
         self._post.drain()
         self._ration()
@@ -282,6 +286,26 @@ class Session(Questions):
         self._store.file_paper("keys", body)
         if self._ring != before and self._post.refused[Reason.UNKNOWN_CLIENT]:
             self._post.subscribe()
+
+    def _ask_for_what_was_lost(self) -> None:
+        """Ask the broker again for what it retains while that must have been lost on its way."""
+        if not self.is_linked or not self._is_in_the_dark:
+            self._lost_at, self._lost_wait = self.now + _LOST, _LOST
+        elif self.now >= self._lost_at:
+            self._lost_wait = min(2 * self._lost_wait, _LOST_MOST)
+            self._lost_at = self.now + self._lost_wait
+            self.counts["subscribed again"] += 1
+            self._post.subscribe()
+
+    @property
+    def _is_in_the_dark(self) -> bool:
+        """Whether keys, a bundle announcement or a manifest must exist that we never heard."""
+        welcome, manifest = self.up.welcome, self._manifest
+        if welcome is None:
+            return self._ring.announced is None and self._post.refused[Reason.UNKNOWN_CLIENT] > 0
+        run = max(welcome.run, manifest.run if manifest is not None else 0)
+        announced = self.announced.run if self.announced is not None else 0
+        return min(announced, manifest.run if manifest is not None else 0) < run
 
     def _look_for_a_loss(self, said: object) -> None:
         """If a store was lost, never perturb anew what may have been told under other noise."""
