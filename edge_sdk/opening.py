@@ -187,7 +187,11 @@ def check_site(config: Config, manifest: Manifest) -> None:
 
 
 def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
-    """Return the half's state as it was saved, or a first one if nothing fits this layout."""
+    """Return the half's state as it was saved, or a first one if nothing fits this layout.
+
+    Of another run, perhaps by another method, only the weights are taken over: what else a half
+    remembers belongs to the run in which it was learned.
+    """
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
@@ -195,6 +199,8 @@ def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
         return state, None  # learned from other readings than are allowed now
     if learned.leaves["scale"]:
         learner.scale = Scale(*learned.leaves["scale"])
+    if learned.run != learner.role.run:
+        return learner.half.init(learned.leaves["half"]["p"]), learned
     return type(state).from_arrays(learned.leaves["half"]), learned
 
 
