@@ -7,6 +7,7 @@ nothing is receipted that a crash could take back (`PROTOCOL.md` sections 5, 9 a
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,8 +23,10 @@ from aggregator.records import Entry, Store
 from aggregator.registry import Registry
 from aggregator.store import StoreFullError
 from aggregator.turn import Terms, Turn, foreseen
+from aggregator.twins import SIGNS, Twins
 from aggregator.uploads import KEEP, Uploads
 from edge_sdk.clock import Clock
+from edge_sdk.program import fields
 from edge_sdk.wire import codec, envelope, messages, method, topics
 from edge_sdk.wire.admit import admit_update
 from edge_sdk.wire.cohort import takes_part
@@ -50,6 +53,8 @@ from edge_sdk.wire.transfer import Report
 from edge_sdk.wire.transport import Message as Arrival
 
 __all__ = ["Answer", "Intake", "Taken", "Terms", "Turn"]
+
+logger = logging.getLogger(__name__)
 
 ROWS = 4096  # settled numbers kept for a device; beyond, it must say hello, which prunes
 NO_SPACE_WAIT = 60_000  # ms
@@ -85,7 +90,8 @@ class Intake:
 
     Attributes:
         counts: How often what happened: reasons by name, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
-            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; IGNORED for a name under which
+            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; OUTLIVED for a life that went
+            on behind a newer one; IGNORED for a name under which
             too much was forged, STRAY for what no device of this fleet says to us.
         is_full: Whether the last attempt to record something found the disk full.
     """
@@ -122,6 +128,7 @@ class Intake:
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
         self._downloads = Downloads(store.content, self._terms.window)
         self._last: dict[str, Key] = {}
+        self._twins = Twins()
         self._turn: Turn | None = None
         self._takers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], Taken]]] = {
             Hello.kind: (Hello, self._hello),
@@ -219,6 +226,7 @@ class Intake:
         device = sealed.sender
         if not hello.wire[0] <= WIRE <= hello.wire[1]:
             raise Refused(Reason.UPGRADE_REQUIRED, f"{device} speaks {hello.wire}")
+        self._registry.check_one_life(device)
         before = self._store.ledger(device)
         ledger, is_welcome = hear(before, hello, sealed.digest, self._terms.hold)
         if not is_welcome:
@@ -226,6 +234,8 @@ class Intake:
         if ledger != before:
             self._store.save_ledger(device, ledger)
             self._last.pop(device, None)
+            charged_so_far = ledger.spent if hello.lost else hello.spent
+            self._twins.greeted(device, life=hello.life, spent=charged_so_far)
         words = self._say(device, self._welcome(sealed, hello, ledger))
         commands = (self._say(device, command) for command in self._store.issued(device))
         return Taken((words, *commands), member=method.Member(device, True), greeted=device)
@@ -303,10 +313,13 @@ class Intake:
     def _numbered(self, sealed: Sealed, key: Key, spent: int) -> Ledger | Taken:
         """Return the ledger to judge with, or what settled the number already (A2, A3)."""
         device = sealed.sender
+        self._registry.check_one_life(device)
         before = self._store.ledger(device)
         ledger = used(before, key[0])
         row = self._store.row(device, key)
         meaning = standing(ledger, key, sealed.digest, row)
+        if row is None:
+            self._watch(device, key, spent)
         if meaning is Standing.NEW:
             if self._store.held(device) >= ROWS and ledger != before:
                 self._store.save_ledger(device, ledger)  # a new life in use prunes
@@ -322,10 +335,30 @@ class Intake:
             return Taken((self._receipted(device, key, row),))
         is_fork = meaning is Standing.FORK
         if is_fork:
-            self._registry.quarantine(device, f"two bodies under number {key}")
+            self._registry.quarantine(device, f"FORK: two bodies under number {key}")
         code = Reason.FORK if is_fork else Reason.CLOSED
         self.counts[code.name] += 1
         return Taken((self._receipted(device, key, Row(sealed.digest, code, 0, 0)),))
+
+    def _watch(self, device: str, key: Key, spent: int) -> None:
+        """Look for a second process under this identity.
+
+        Raises:
+            Refused: TWO_LIVES; from now on nothing of either process counts.
+        """
+        life = key[0]
+        signs = self._twins.outlived(device, life=life, spent=spent, now=self._clock.monotonic())
+        if not signs:
+            return
+        self.counts["OUTLIVED"] += 1
+        told = {"device": device, "life": life, "signs": f"{signs} of {SIGNS}"}
+        logger.warning(
+            "an image was restored, or two processes use one identity %s", fields(**told)
+        )
+        if signs >= SIGNS:
+            self._twins.forget(device)
+            self._registry.part(device, f"life {life} goes on behind newer ones")
+            self._registry.check_one_life(device)
 
     def _close(self, device: str, ledger: Ledger, key: Key, row: Row) -> Taken:
         """Record a final refusal and tell it."""

@@ -105,6 +105,9 @@ class Metrics:
         own = self.registry
         self.devices = Gauge("gridfed_devices", "Devices by last status.", ["state"], registry=own)
         self.enrolled = Gauge("gridfed_devices_enrolled", "Devices enrolled.", registry=own)
+        self.quarantined = Gauge(
+            "gridfed_devices_quarantined", "Devices shut out by a forgery.", registry=own
+        )
         self.connected = Gauge(
             "gridfed_broker_connected", "1 while the broker has accepted us.", registry=own
         )

@@ -257,12 +257,13 @@ def html(document: Mapping[str, Any]) -> str:
     """Render the status document for a person; every value is escaped."""
     checks = document["checks"]
     missing = ", ".join(name for name, ok in checks.items() if not ok)
+    alarms = {f"ALARM {name}": why for name, why in document.get("alarms", {}).items()}
     return Template(_static("page.html")).substitute(
         fleet=escape(str(document.get("fleet", ""))),
         ready="yes" if document["ready"] else "no",
         headline="ready" if document["ready"] else escape(f"not ready: {missing or 'starting'}"),
         run=_rows(document.get("run", {})),
-        devices=_rows(document.get("devices", {})),
+        devices=_rows(document.get("devices", {})) + _rows(alarms),
         clusters=_rows(_sizes(document.get("clusters", {}))),
         refused=_rows(document.get("refused", {})),
         rounds="".join(_row(entry.values()) for entry in document.get("rounds", ())),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from aggregator.records import Client, Store
+from edge_sdk.program import fields
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.messages import Metrics, Status
 from edge_sdk.wire.method import Member
+
+logger = logging.getLogger(__name__)
+
+TWO_LIVES = f"{Reason.TWO_LIVES.name}: "
+"""How the reason of a quarantine begins under which neither process is even greeted."""
 
 _THERE = frozenset(("online", "sleeping", "draining"))  # a sleeping device has not left
 
@@ -97,7 +104,25 @@ class Registry:
     def quarantine(self, device: str, why: str) -> None:
         """Count nothing a device sends until an operator has looked at it."""
         if not self.is_quarantined(device):
-            self._mark(device, "quarantined", why)
+            self._shut(device, why)
+
+    def part(self, device: str, why: str) -> None:
+        """Quarantine an identity that two processes use: both are told, and stop."""
+        self._shut(device, TWO_LIVES + why)
+
+    def check_one_life(self, device: str) -> None:
+        """Refuse an identity that two processes use, until it is enrolled again.
+
+        Raises:
+            Refused: TWO_LIVES.
+        """
+        client = self._clients.get(device)
+        if client and client.state == "quarantined" and client.why.startswith(TWO_LIVES):
+            raise Refused(Reason.TWO_LIVES, device)
+
+    def quarantined(self) -> dict[str, str]:
+        """Return who is quarantined, and why."""
+        return {c.id: c.why for c in self.clients() if c.state == "quarantined"}
 
     def release(self, device: str) -> None:
         """Let a quarantined or revoked device take part again."""
@@ -143,6 +168,10 @@ class Registry:
     def shut_out(self) -> set[str]:
         """Return the devices that an operator, or a forgery, has shut out."""
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
+
+    def _shut(self, device: str, why: str) -> None:
+        logger.error("quarantined %s", fields(device=device, why=why))
+        self._mark(device, "quarantined", why)
 
     def _mark(self, device: str, state: str, why: str) -> None:
         client = self._clients.get(device)

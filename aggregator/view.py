@@ -87,6 +87,7 @@ class View:
             metrics.credit.labels(client).set(weight)
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
+        metrics.quarantined.set(len(self.registry.quarantined()))
         metrics.store.set(self.store.size())
         metrics.disk.set(shutil.disk_usage(self.store.path.parent).free)
         states = self.registry.states()
@@ -124,6 +125,8 @@ class View:
             status["clusters"] = clusters
         if credit:
             status["credit"] = credit
+        if alarms := self.registry.quarantined():
+            status["alarms"] = alarms
         return Snapshot(time.monotonic(), checks, status)
 
     def _credit(self) -> dict[str, dict[str, float]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edge_sdk.uplink import Entry
 from edge_sdk.wire import topics
 from edge_sdk.wire.codec import decode, encode
-from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, KeyOf, seal, unseal, wrap
+from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, KeyOf, digest, prove, seal, unseal, wrap
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.keys import Signer, kid_of
 from edge_sdk.wire.messages import Message, Status
 from edge_sdk.wire.transport import LinkDown, LinkUp, Transport
 from edge_sdk.wire.transport import Message as Publish
@@ -88,6 +89,20 @@ class Post:
         """Queue a body that was sealed before: the same bytes as every time."""
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
         self._queue(_Going(topics.up(self._fleet, self._device, kind), payload))
+
+    def owned(self, entry: Entry) -> Entry:
+        """Prove an entry of the outbox anew if its key is not ours any more; its bytes stay."""
+        if entry.proof.startswith(kid_of(self._signer.public)):
+            return entry
+        proof = prove(
+            digest(entry.body),
+            kind=entry.kind,
+            sender=self._device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            signer=self._signer,
+        )
+        return replace(entry, proof=proof)
 
     def announce(self, status: Status) -> None:
         """Queue our retained status."""

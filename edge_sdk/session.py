@@ -41,6 +41,13 @@ _HOURLY = 3600.0
 _LOST = 30.0  # s without what must exist before we ask for it again; doubles
 _LOST_MOST = 900.0
 
+_ENDS = {
+    Reason.TWO_LIVES: "another process uses this name and key: stop it, and enrol this one again",
+    Reason.UPGRADE_REQUIRED: "install a newer version",
+    Reason.REVOKED: "ask the operator; enrol this device again",
+}
+"""After which refusals this process answers nothing any more, and what to do about it."""
+
 
 class Session(Questions):
     """Everything between the link and the learner. Single-threaded, driven by ``serve``.
@@ -62,7 +69,7 @@ class Session(Questions):
         base = seconds(config.pace.answer)
         self.up = Uplink(
             numbers=store.numbers(),
-            entries=store.outbox(),
+            entries=tuple(map(post.owned, store.outbox())),
             conn=store.fact("conn"),
             sdk=".".join(map(str, SDK_VERSION)),
             pace=Pace(base, 90 * base),
@@ -395,6 +402,9 @@ class Session(Questions):
                 logger.warning("update refused %s", fields(round=entry.round, reason=_named(code)))
             case Heard(code=code, wait=wait):
                 self.counts[f"told {_named(code)}"] += 1
+                if code in _ENDS and self.counts[f"told {_named(code)}"] == 1:
+                    told = {"reason": _named(code), "do": _ENDS[Reason(code)]}
+                    logger.error("learns for the fleet no more %s", fields(**told))
                 logger.debug("refusal %s", fields(reason=_named(code), wait=wait))
 
     def _ration(self) -> None:

@@ -633,3 +633,75 @@ def _until_full(desk, device):
         if answers[0].kind == "refusal":
             return update, answers
     raise AssertionError("the disk never filled")
+
+
+class TestTwoLives:
+    """Two processes copied from one store: each knows the key, and neither of the other."""
+
+    @pytest.fixture
+    def copies(self, desk, device):
+        """Welcome the original; let its copy push it up, and it the copy, until one is judged."""
+        device.say(device.update())
+        copy = Device(desk)
+        copy.nonce, copy.life, copy.spent = 1000, device.life, device.spent
+        return device, copy
+
+    @staticmethod
+    def _push(desk, newer, older, number):
+        """One process says hello and uses its life, then the other answers the same round."""
+        desk.open(round_number=number, version=number - 1)
+        top = desk.store.ledger("meter-1").top
+        assert [m.kind for m in newer.greet(life=top)] == ["floor"]
+        assert newer.greet(life=top + 1)[0].kind == "welcome"
+        (counted,) = newer.say(newer.update())
+        assert counted.code == Reason.ACCEPTED
+        (answer,) = older.say(older.update())
+        return answer
+
+    def test_two_that_push_each_other_up_are_both_shut_out_and_told(self, desk, copies):
+        one, other = copies
+        told = [
+            self._push(desk, *pair, number)
+            for number, pair in enumerate([(other, one), (one, other), (other, one)], start=2)
+        ]
+        assert [(m.kind, m.code) for m in told] == [
+            ("receipt", Reason.CLOSED),
+            ("receipt", Reason.CLOSED),
+            ("refusal", Reason.TWO_LIVES),
+        ]
+        assert desk.registry.quarantined()["meter-1"].startswith("TWO_LIVES: ")
+        for process in copies:
+            for words in (process.hello(), process.update(), process.offer(process.update())):
+                (refusal,) = process.say(words)
+                assert (refusal.kind, refusal.code) == ("refusal", Reason.TWO_LIVES)
+        assert desk.intake.counts["TWO_LIVES"] == 7
+
+    def test_they_stay_shut_out_over_a_restart_until_enrolled_again(self, desk, copies):
+        one, other = copies
+        for number, pair in enumerate([(other, one), (one, other), (other, one)], start=2):
+            self._push(desk, *pair, number)
+        desk.crash()
+        assert one.greet()[0].code == Reason.TWO_LIVES
+        desk.registry.release("meter-1")
+        assert one.greet(life=9)[0].kind == "welcome"
+
+    def test_one_restored_image_is_a_warning(self, desk, copies, caplog):
+        one, other = copies
+        with caplog.at_level("WARNING"):
+            assert self._push(desk, other, one, 2).code == Reason.CLOSED
+        assert "image was restored" in caplog.text
+        assert desk.intake.counts["OUTLIVED"] == 1
+        assert not desk.registry.quarantined()
+        desk.open(round_number=3, version=2)
+        assert other.say(other.update())[0].code == Reason.ACCEPTED
+
+    def test_a_lost_store_is_not_even_that(self, desk, device):
+        late = [device.update() for _ in range(3)]
+        device.say(late[0])
+        new = Device(desk)
+        new.nonce = 1000
+        new.greet(life=5, lost=True, spent=0)
+        new.say(new.update())
+        for update in late[1:]:
+            device.say(update)
+        assert desk.intake.counts["OUTLIVED"] == 0
