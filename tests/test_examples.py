@@ -14,6 +14,7 @@ from aggregator import cli as aggregator_cli
 from aggregator.config import Config as AggregatorConfig
 from aggregator.config import bind, settings_of
 from aggregator.methods.fesem import FeSEM
+from aggregator.methods.pfl import PFL
 from aggregator.mosquitto import check_mosquitto_config
 from edge_sdk import cli
 from edge_sdk.config import load_with_origins
@@ -28,6 +29,7 @@ def test_no_example_is_without_a_test():
     assert found == {
         "meter.toml",
         "aggregator.toml",
+        "charging.toml",
         "clusters.toml",
         "mosquitto.conf",
         "quickstart_meter.py",
@@ -95,7 +97,22 @@ def test_what_the_clusters_call_their_numbers_are_defaults(tmp_path):
     assert bind(config).first_state().centres.shape[0] == 3
 
 
-@pytest.mark.parametrize("name", ["aggregator.toml", "clusters.toml"])
+def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(tmp_path):
+    path = tmp_path / "charging.toml"
+    path.write_text((EXAMPLES / "charging.toml").read_text("utf-8"), "utf-8")
+    config = AggregatorConfig.load(path, {})
+    said = settings_of(config)
+    others = {key: getattr(PFL(), key) for key in config.run.settings}
+    differ = {key for key, value in others.items() if getattr(said, key) != value}
+    assert differ == {"sites", "alpha", "anti_sybil"}
+    assert said.compared.alpha == PFL(sites=said.sites).compared.alpha
+    near = said.near(tmp_path).among(sorted(said.sites))
+    assert near.any(axis=1).all()
+    assert near.sum() < 12
+    assert bind(config).rounds.enough == 6
+
+
+@pytest.mark.parametrize("name", ["aggregator.toml", "charging.toml", "clusters.toml"])
 def test_the_aggregator_begins_a_fleet(tmp_path, capsys, name):
     path = tmp_path / name
     path.write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")

@@ -414,7 +414,7 @@ WIDTH = 16
 def federation(consensus, n=8, **settings):
     """Devices of 16 numbers whose targets lie around one point; all answer in a round."""
     rng = np.random.default_rng(4)
-    half = server(n, credit=0.9, steps=5, rate=0.1, **settings)
+    half = server(n, **{"credit": 0.9, "steps": 5, "rate": 0.1} | settings)
     targets = {f"s-{k}": rng.normal(2.0, 0.3, WIDTH) for k in range(n)}
     spec = ParamSpec.of([("w", (WIDTH,))])
 
@@ -529,3 +529,18 @@ def test_own_models_differ_and_similar_devices_end_near_their_own_targets(consen
     common = np.mean(list(fleet.targets.values()), axis=0)
     to_common = np.mean([np.linalg.norm(common - t) for t in fleet.targets.values()])
     assert error(fleet, fleet.targets) < 0.3 * to_common
+
+
+def test_with_more_credit_more_devices_contribute_and_never_the_liar(consensus):
+    """As the paper's figure of weights shows it, over the credits that it uses."""
+    contributors, entropies = [], []
+    for credit in (0.6, 0.8, 0.9, 0.95):
+        fleet = federation(consensus, credit=credit)
+        rounds(fleet, 10, ["s-0"], LIES["flip"])
+        row = fleet.state.credits[10]["s-3"]
+        assert "s-0" not in row
+        contributors.append(len(row))
+        entropies.append(-sum(w * np.log(w) for w in row.values()))
+    assert contributors == sorted(contributors)
+    assert contributors[-1] == 7
+    assert entropies == sorted(set(entropies))
