@@ -34,7 +34,6 @@ from aggregator.view import View
 from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
-from edge_sdk.wire.keys import load_signing_key
 from edge_sdk.wire.messages import CHUNK_LIMIT, Command, Task
 from edge_sdk.wire.method import Event, Member
 from edge_sdk.wire.transfer import chunk_size
@@ -87,7 +86,7 @@ class Daemon:
     def _build(
         self, config: Config, transport: Transport | None, clock: Clock, rng: random.Random | None
     ) -> None:
-        run, signer = bind(config), load_signing_key(config.signing_key)
+        run, signer = bind(config), founding.signer(config)
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(SqliteStore.open(config.database))
         begun = founding.check(run, self._store, signer)

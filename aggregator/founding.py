@@ -24,7 +24,7 @@ from edge_sdk.wire import topics
 from edge_sdk.wire.codec import decode
 from edge_sdk.wire.envelope import ALL, ROOT, unseal
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.keys import SigningKey, kid_of
+from edge_sdk.wire.keys import KeyFileError, SigningKey, kid_of, load_signing_key
 from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Keys, Message
 
 M = TypeVar("M", bound=Message)
@@ -131,6 +131,20 @@ def differences(run: config.Run, store: SqliteStore, begun: records.Run) -> list
     ]
     before, after = json.loads(begun.settings), json.loads(definition(run))
     return found + _changed(before, after)
+
+
+def signer(said: config.Config) -> SigningKey:
+    """Read the online key.
+
+    Raises:
+        FoundingError: It is missing or is no key; the hint says how to get one.
+    """
+    try:
+        return load_signing_key(said.signing_key)
+    except KeyFileError as error:
+        raise FoundingError(
+            str(error), hint=f"put it back, or make another: gridfed-aggregator init {said.file}"
+        ) from error
 
 
 def check(run: config.Run, store: SqliteStore, online: SigningKey) -> records.Run:

@@ -219,10 +219,10 @@ def test_a_bundle_is_signed_by_another_root(meter):
 def test_an_aggregator_has_no_key_or_a_wrong_one(fleet):
     key = Path("state/aggregator.key")
     key.unlink()
-    said = sentence("gridfed-aggregator", "run", code=FAILED, hint=False)
+    said = sentence("gridfed-aggregator", "run", code=USAGE)
     assert "aggregator.key: cannot read the key: No such file" in said
     key.write_text("not a key")
-    said = sentence("gridfed-aggregator", "run", code=FAILED, hint=False)
+    said = sentence("gridfed-aggregator", "run", code=USAGE)
     assert "not an unencrypted PEM private key" in said
     keys.save_signing_key(key, keys.from_seed(b"x" * 32))
     assert "is not announced" in sentence("gridfed-aggregator", "run", code=USAGE)
