@@ -14,6 +14,7 @@ from typing import Any
 from numpy import ones
 
 from aggregator import config as configs
+from aggregator.methods import METHODS
 from aggregator.orders import Order, apply, leave
 from aggregator.page import SCHEMA, round_line
 from aggregator.store import SqliteStore, StoreBusyError
@@ -75,7 +76,10 @@ def _in_force(config: configs.Config, origins: Mapping[str, str]) -> list[tuple[
     said = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
     own = shown(configs.settings_of(config), said)
     rows: list[tuple[str, str, str]] = []
+    combines = METHODS[config.run.method].own
     for key, value, origin in shown(config, origins):
+        if combines and key.startswith("run.rule"):
+            continue
         if key == prefix or key.startswith(f"{prefix}."):
             rows += [(f"{prefix}.{name}", text, whence) for name, text, whence in own]
             own = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from aggregator.fold import Fold, restored
 from aggregator.intake import Intake
-from aggregator.methods import Clustered, Credited
+from aggregator.methods import METHODS, Clustered, Credited
 from aggregator.metrics import Metrics
 from aggregator.page import Snapshot, round_line
 from aggregator.records import Version
@@ -110,7 +110,7 @@ class View:
                 "run": fold.number,
                 "method": said.method,
                 "bundle": fold.run.bundle.manifest.name,
-                "rule": said.rule["name"],
+                "rule": "its own" if METHODS[said.method].own else said.rule["name"],
                 "phase": fold.phase,
                 "round": state.round,
                 "version": state.version,

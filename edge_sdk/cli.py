@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,22 @@ def _status(args: Namespace) -> Answer:
     from edge_sdk.review import status  # noqa: PLC0415
 
     found = status(_config(args))
-    return Answer(found, "\n".join(f"{key}: {value}" for key, value in found.items()))
+    return Answer(found, "\n".join(f"{key}: {_plain(value)}" for key, value in found.items()))
+
+
+def _plain(value: object) -> str:
+    """Write a value of the status for a person.
+
+    >>> _plain({"epsilon": 29.99999999998864, "left": None}), _plain([])
+    ('epsilon 30, left unlimited', 'none')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if value is None:
+        return "unlimited"
+    if isinstance(value, list):
+        return "; ".join(map(_plain, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _budget_arguments(parser: ArgumentParser) -> None:

@@ -21,7 +21,7 @@ Count = Annotated[int, Between(1, 100_000)]
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
 """Nothing protects these devices' updates, and it is said aloud."""
 
-_HALF = frozenset({"fedbuff", "bafdp", "rsa", "rsa_weights", "dp_rsa", "aspire_ease"})
+_HALF = frozenset({"fedbuff", "bafdp", "aspire_ease"})
 """Methods that wait for nobody in particular: half of the fleet is their papers' habit."""
 
 

@@ -92,11 +92,13 @@ class Method(NamedTuple):
 
     Where the contract's ask is ``patient``, the settings have ``max_staleness``: an answer that
     started from an older version than so many before the present one is refused at the door. They
-    may have ``graphs``: those of the contract's that a device needs for these numbers.
+    may have ``graphs``: those of the contract's that a device needs for these numbers. A method
+    that combines answers on its ``own`` refuses a rule, so none is shown.
     """
 
     settings: type[Any]
     half: Callable[[Setup], Half[Any]]
+    own: bool = False
 
 
 Unused = Literal["rule", "weighting", "share"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.config import Config, bind, broker_of, load_with_origins
+from aggregator.methods import METHODS
 from edge_sdk.program import Failure
 from edge_sdk.settings import SettingsError, shown
 from edge_sdk.wire.method import Ask, Up
@@ -106,6 +107,24 @@ def test_a_round_too_small_for_its_rule_is_refused(workplace, quorum, rule, key,
     said = refused(workplace(more, [("quorum = 2", f"quorum = {quorum}")]))
     assert said.startswith(f"aggregator.toml: run.rule.{key}: "), said
     assert says in said
+
+
+RECURRENT = {"fedgru": "cells-gru-1", "fedntp": "cells-lstm-1"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_takes_a_rule_or_says_that_it_has_its_own(tmp_path, method):
+    """What status and check leave out must be what a run refuses."""
+    file = tmp_path / "aggregator.toml"
+    file.write_text(
+        f'fleet = "north"\nstate = "state"\n[run]\nmethod = "{method}"\n'
+        f'bundle = "{RECURRENT.get(method, "cells-mlp-1")}"\nrounds = 3\n'
+        f'quorum = {1 if method == "fedasync" else 5}\nrule = {{ name = "median" }}\n'
+    )
+    if METHODS[method].own:
+        assert refused(file).startswith("aggregator.toml: run.rule: expected none")
+    else:
+        assert bind(Config.load(file, {})).config.run.rule["name"] == "median"
 
 
 def test_fewer_answers_at_the_deadline_count(workplace):

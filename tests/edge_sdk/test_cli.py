@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from edge_sdk.cli import main
+from edge_sdk.cli import _plain, main
 from edge_sdk.wire import keys
 
 TOML = """
@@ -174,6 +174,14 @@ def test_a_budget_is_known_before_anything_is_sent(config, capsys):
     assert told["shared"] == 5760
     assert 4 * 5760 < told["bytes_up"] < 4 * 5760 * 1.02
     assert told["releases"] == 0
+
+
+def test_status_is_written_for_a_person():
+    assert _plain({"epsilon": 29.99999999998864, "left": None}) == "epsilon 30, left unlimited"
+    assert _plain([]) == "none"
+    assert _plain([{"round": 3, "attempts": 0}, {"round": 4, "attempts": 1}]) == (
+        "round 3, attempts 0; round 4, attempts 1"
+    )
 
 
 def test_without_a_broker_it_runs_and_forecasts_and_leaves_on_sigterm(config, capsys):
