@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aggregator.crowds import Crowds
 from aggregator.downloads import Downloads
 from aggregator.ledger import Key, Ledger, Row, Standing, charged, hear, standing, used
 from aggregator.quotas import Guard
@@ -43,6 +44,7 @@ from edge_sdk.wire.messages import (
     Message,
     Metrics,
     Offer,
+    Part,
     Receipt,
     Refusal,
     Status,
@@ -62,10 +64,11 @@ LATER = 1_000  # ms
 
 
 class Answer(NamedTuple):
-    """One message to publish."""
+    """One message to publish; retained only where it is a slot of the common model."""
 
     topic: str
     payload: bytes
+    retain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,10 @@ class Intake:
 
     Attributes:
         counts: How often what happened: reasons by name, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
-            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; OUTLIVED for a life that went
-            on behind a newer one; IGNORED for a name under which
-            too much was forged, STRAY for what no device of this fleet says to us.
+            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; SLOTS_AGAIN for a crowd that
+            got a piece of the model at once; OUTLIVED for a life that went on behind a newer one;
+            IGNORED for a name under which too much was forged, STRAY for what no device of this
+            fleet says to us.
         is_full: Whether the last attempt to record something found the disk full.
     """
 
@@ -127,6 +131,7 @@ class Intake:
         self._guard = Guard(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
         self._downloads = Downloads(store.content, self._terms.window)
+        self._crowds = Crowds()
         self._last: dict[str, Key] = {}
         self._twins = Twins()
         self._turn: Turn | None = None
@@ -475,7 +480,29 @@ class Intake:
             self.counts["PULLS_DELAYED"] += 1
             return Taken()
         missing = self._downloads.wanted(device, have, now)
-        return Taken(tuple(self._say(device, chunk) for chunk in missing))
+        said = (self._piece(device, chunk, now) for chunk in missing)
+        return Taken(tuple(answer for answer in said if answer is not None))
+
+    def _piece(self, device: str, chunk: Chunk, now: float) -> Answer | None:
+        """Send one chunk; what a crowd misses is published once more in its slot instead."""
+        piece = chunk.id, chunk.i
+        slot = self._slot(chunk) if self._crowds.grows(device, piece, now) else None
+        if slot is None:
+            return self._say(device, chunk)
+        if not self._crowds.is_waiting(piece, now):
+            return None
+        self.counts["SLOTS_AGAIN"] += 1
+        return slot
+
+    def _slot(self, chunk: Chunk) -> Answer | None:
+        """Return the retained slot with this very chunk, if it is of the present common model."""
+        topic = topics.part(self._fleet, chunk.i)
+        payload = self._store.announced(topic)
+        if not payload:
+            return None
+        part = codec.decode(Part, envelope.unproved(payload))
+        is_it = (part.id, part.blob) == (chunk.id, chunk.blob)
+        return Answer(topic, payload, retain=True) if is_it else None
 
     # --- words
 

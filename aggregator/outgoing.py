@@ -44,7 +44,7 @@ class Outgoing:
         """Queue answers for single devices; a crowd beyond ``MOST`` is dropped and asks again."""
         for one in answers:
             if len(self._waiting) < MOST:
-                self._waiting.append((one.topic, one.payload, False))
+                self._waiting.append((one.topic, one.payload, one.retain))
 
     def announce(self, publications: Iterable[Publication]) -> None:
         """Queue retained announcements."""

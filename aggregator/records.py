@@ -216,6 +216,9 @@ class Store(Protocol):
     def command_done(self, device: str, num: int, code: int) -> bool:
         """Note a command's receipt; False if there is no such open command."""
 
+    def announced(self, topic: str) -> bytes:
+        """Return the signed payload of one retained topic; empty if it has none."""
+
     def content(self, ref: bytes) -> Content | None:
         """Return a body that may be pulled, by the first 16 bytes of its digest."""
 

@@ -500,6 +500,10 @@ class SqliteStore:
             self._db.execute("SELECT topic, payload FROM announcements ORDER BY topic").fetchall()
         )
 
+    def announced(self, topic: str) -> bytes:
+        """Return the signed payload of one retained topic; empty if it has none."""
+        return bytes(self._one("SELECT payload FROM announcements WHERE topic = ?", topic) or b"")
+
     def announce(self, published: Mapping[str, bytes], contents: Sequence[Content] = ()) -> None:
         """Save announcements that belong to no event; an empty payload clears a topic."""
         with self._writing():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aggregator import announce
 from aggregator.intake import Terms
 from aggregator.quotas import Quotas
 from aggregator.records import Content
@@ -11,7 +12,7 @@ from edge_sdk.wire import codec, envelope, keys, topics
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.messages import Have, Receipt, Refusal
 from edge_sdk.wire.transfer import bitmap
-from tests.aggregator.rig import FLEET, START, Desk, Device, ref_of, replace, turn_of, wide
+from tests.aggregator.rig import FLEET, SIGNER, START, Desk, Device, ref_of, replace, turn_of, wide
 
 
 @pytest.fixture
@@ -464,6 +465,59 @@ class TestPull:
         assert sum(bool(a) for a in answers) == 8
         desk.clock.seconds += 1
         assert len(device.say(Have(body.id, b"", 1))) == 1
+
+
+class TestCrowd:
+    """A retained slot was lost on the way to a hundred devices: one publish, not a hundred."""
+
+    @pytest.fixture
+    def crowd(self, tmp_path):
+        desk = Desk(tmp_path, devices=[f"meter-{n}" for n in range(30)])
+        yield desk, [Device(desk, f"meter-{n}") for n in range(30)]
+        desk.close()
+
+    @staticmethod
+    def slotted(desk, *, version=0):
+        run = announce.Body(version, bytes([version]) * 20_000)
+        slots = announce.slots(announce.Ends(FLEET, SIGNER), run, chunk=8192)
+        content = Content("model", run.id, run.data, 8192)
+        desk.store.announce({one.topic: one.payload for one in slots}, [content])
+        return run, slots
+
+    def test_the_twenty_first_gets_the_slot_and_the_next_ones_wait_for_it(self, crowd):
+        desk, devices = crowd
+        body, slots = self.slotted(desk)
+        said = []
+        for device in devices:
+            device.say(Have(body.id, bitmap([0, 2], 3), 8))
+            said.append(desk.taken.answers)
+        assert all(topics.parse(a.topic).kind == "chunk" for (a,) in said[:20])
+        assert said[20] == ((slots[1].topic, slots[1].payload, True),)
+        assert said[21:] == [()] * 9
+        assert desk.intake.counts["SLOTS_AGAIN"] == 1
+
+    def test_ten_seconds_later_they_are_no_crowd(self, crowd):
+        desk, devices = crowd
+        body, _ = self.slotted(desk)
+        for device in devices:
+            desk.clock.seconds += 0.6
+            assert device.say(Have(body.id, bitmap([0, 2], 3), 8))
+        assert desk.intake.counts["SLOTS_AGAIN"] == 0
+
+    def test_one_device_that_asks_often_is_no_crowd(self, crowd):
+        desk, (device, *_) = crowd
+        body, _ = self.slotted(desk)
+        for _ in range(40):
+            desk.clock.seconds += 2
+            assert device.say(Have(body.id, bitmap([0, 2], 3), 8))
+
+    def test_an_older_model_is_not_put_where_the_present_one_lies(self, crowd):
+        desk, devices = crowd
+        old, _ = self.slotted(desk, version=1)
+        self.slotted(desk, version=2)
+        for device in devices:
+            device.say(Have(old.id, bitmap([0, 2], 3), 8))
+            assert [a.retain for a in desk.taken.answers] == [False]
 
 
 class TestWhoSpeaks:

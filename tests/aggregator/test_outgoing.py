@@ -63,3 +63,16 @@ def test_an_empty_payload_clears_a_topic():
     out.announce([Publication("gf/1/north/_all/part/0", b"")])
     out.flush()
     assert broker.retained() == {}
+
+
+def test_an_answer_in_a_slot_is_retained_and_any_other_is_not():
+    broker, _link, _ear, out = joined()
+    out.answer(
+        [Answer("gf/1/north/_all/part/0", b"s", True), Answer("gf/1/north/m/down/have", b"h")]
+    )
+    out.flush()
+    late = broker.link("late")
+    late.open()
+    late.poll(0)
+    late.subscribe("gf/1/north/#")
+    assert heard(late) == ["0"]
