@@ -91,6 +91,14 @@ def _backup(parser: ArgumentParser) -> None:
     _config_option(parser)
 
 
+def _restore(parser: ArgumentParser) -> None:
+    parser.add_argument("file", help="what backup wrote")
+    parser.add_argument(
+        "--root-key", metavar="FILE", help="the root's private key, if it was moved away"
+    )
+    _config_option(parser)
+
+
 def _broker(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=("find", "start", "config", "check"))
     parser.add_argument("--kind", default="auto", choices=("auto", "mosquitto", "embedded"))
@@ -184,6 +192,14 @@ COMMANDS = {
         "A product of norms of the weights: no readings are needed, and none is steeper.",
     ),
     "backup": Command("Copy the database while the daemon runs.", _later("backup"), _backup),
+    "restore": Command(
+        "Put a backup in place and begin another run.",
+        _later("restore"),
+        _restore,
+        "The daemon must not run. Devices may have seen rounds that the backup does not know, so\n"
+        "another run begins from its model, and every number that only rises leaps ahead. The\n"
+        "database from before is kept beside it.",
+    ),
     "broker": Command(
         "Find, start, configure or check a broker.", _later("broker"), _broker
     ),

@@ -106,12 +106,45 @@ def announce(args: Namespace) -> Answer:
     return _found(args, config)
 
 
-def _found(args: Namespace, config: configs.Config) -> Answer:
+def restore(args: Namespace) -> Answer:
+    """Put a backup in the place of the database, and begin the run that follows it."""
+    from aggregator.restoring import put_in_place  # noqa: PLC0415 - only here
+
+    config = configs.Config.load(args.config)
+    configs.bind(config)
+    if not config.root_public.exists():
+        raise CommandError(
+            f"{config.root_public}: no such key; devices trust the root of the fleet's first day",
+            hint="put root.pub and aggregator.key back beside the backup, then restore",
+        )
+    _keys(args, config)  # what cannot be signed is not put in place either
+    done = put_in_place(config, Path(args.file), now=SystemClock().wall())
+    args.fresh = False
+    begun = _found(args, config)
+    text = (
+        f"{args.file}: run {done.run}, version {done.version}, is in place; the run that begins "
+        "continues from there\n"
+        "what was recorded after the backup is lost here; devices that know more are told to say "
+        "hello, and nothing is counted twice\n"
+        "who was enrolled, revoked or quarantined since then must be so again"
+    )
+    aside = None if done.aside is None else str(done.aside)
+    kept = f"\nthe database from before: {aside}" if aside else ""
+    data = {**begun.data, "restored_run": done.run, "version": done.version, "aside": aside}
+    return Answer(data, f"{text}{kept}\n{begun.text}")
+
+
+def _keys(args: Namespace, config: configs.Config) -> Any:  # noqa: ANN401 - root's and online key
     from aggregator.enrol import keys_of  # noqa: PLC0415 - the cryptography library
-    from aggregator.founding import found  # noqa: PLC0415 - as above
 
     root_key = Path(args.root_key) if args.root_key else None
-    root, online = keys_of(config.state, config.signing_key, config.root_public, root_key)
+    return keys_of(config.state, config.signing_key, config.root_public, root_key)
+
+
+def _found(args: Namespace, config: configs.Config) -> Answer:
+    from aggregator.founding import found  # noqa: PLC0415 - the cryptography library
+
+    root, online = _keys(args, config)
     bound = configs.bind(config)
     with SqliteStore.open(config.database) as store:
         done = found(
@@ -128,7 +161,7 @@ def _found(args: Namespace, config: configs.Config) -> Answer:
         f"fleet {config.fleet}: {what}\n"
         f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}\n"
         f"copy to every device: {config.root_public}\n"
-        f"keep offline, the daemon does not need it: {root_key or config.state / 'root.key'}"
+        f"keep offline, the daemon does not need it: {args.root_key or config.state / 'root.key'}"
     )
     data = {
         **asdict(done),

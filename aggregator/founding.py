@@ -29,6 +29,9 @@ from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Keys, Message
 
 M = TypeVar("M", bound=Message)
 
+RUN_LEAP = 1_000
+"""After a restore: beyond every run that was begun since the backup and that devices know."""
+
 
 class FoundingError(Failure):
     """The store's signed announcements are missing, or are not for this configuration."""
@@ -100,9 +103,9 @@ def found(
     ends = announce.Ends(run.config.fleet, root)
     before = store.run()
     is_new = fresh or store.was_restored or before is None or bool(differences(run, store, before))
+    number = (before.run if before else 0) + (RUN_LEAP if store.was_restored else is_new)
     if store.was_restored:
         store.adopt()
-    number = (before.run if before else 0) + is_new
     signed = [
         announce.keys(ends, online, serial=store.next_serial(), now=now),
         announce.bundle(

@@ -54,6 +54,7 @@ __all__ = [
     "StoreNewerError",
     "Timer",
     "Version",
+    "alone",
 ]
 
 APPLICATION = 0x47464147  # "GFAG"
@@ -214,9 +215,18 @@ class SqliteStore:
         return bool(self._fact("restored"))
 
     def adopt(self) -> None:
-        """Continue from a backup: announcement numbers leap ahead; the caller begins a new run."""
+        """Continue from a backup: numbers that devices may have seen larger leap ahead.
+
+        Those are the numbers of announcements and of commands; the caller begins a new run.
+        """
         with self._writing():
             self._set_fact("serial", self._fact("serial") + SERIAL_LEAP)
+            self._db.execute(
+                "INSERT INTO ledgers (device, cur, hid, hid_life, hid_open, open, spent, cmd)"
+                " SELECT id, 0, x'', 0, '[]', '[]', 0, ? FROM clients WHERE true"
+                " ON CONFLICT (device) DO UPDATE SET cmd = cmd + excluded.cmd",
+                (SERIAL_LEAP,),
+            )
             self._set_fact("restored", 0)
         self._serial = self._serial_end = 0
 
@@ -751,6 +761,20 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
         )
     elif schema == 1:  # the tasks of single devices came with schema 2
         db.executescript(f"BEGIN IMMEDIATE; {_TASKS} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep every other process away from a database without opening it.
+
+    Raises:
+        StoreBusyError: Another process holds it.
+    """
+    lock = _locked(path)
+    try:
+        yield
+    finally:
+        _unlock(lock)
 
 
 def _locked(path: Path) -> int:
