@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from edge_sdk import opening
@@ -13,6 +14,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.learner import series_for
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.words import promise
+from edge_sdk.sources import Source
 from edge_sdk.wire import topics
 from edge_sdk.wire.keys import (
     KeyFileError,
@@ -22,6 +24,7 @@ from edge_sdk.wire.keys import (
     save_public,
     save_signing_key,
 )
+from edge_sdk.wire.manifest import Manifest
 from edge_sdk.wire.transport import LinkDown, LinkUp
 
 _PATIENCE = 10.0  # seconds to reach a broker
@@ -44,14 +47,32 @@ def check(config: Config) -> dict[str, str]:
     shared = manifest.spec().shared_size
     plan = opening.plan(config, manifest, config.accept.methods[0], shared)
     sources = open_sources(config)
+    _check_streams(sources, manifest)
     opening.broker_of(config)
     return {
         "device key": key.kid.hex(),
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
-        "reads": ", ".join(sorted(series_for(manifest, config.learn.keep).streams)),
+        "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
         "privacy": promise(plan),
     }
+
+
+def _reads(manifest: Manifest) -> list[str]:
+    return sorted(series_for(manifest, keep=2).streams)
+
+
+def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
+    """Refuse files that lack what the bundle reads: the device would wait for ever, in silence.
+
+    Without any source, a program of the device's own observes.
+    """
+    given = frozenset[str]().union(*(source.streams for source in sources))
+    if sources and (missing := [name for name in _reads(manifest) if name not in given]):
+        raise ConfigError(
+            f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
+            hint="columns says which column of a file is which stream",
+        )
 
 
 def reach_broker(config: Config) -> tuple[str, bool]:

@@ -161,6 +161,7 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     from firmware_sim.samples import sample_set  # noqa: PLC0415 - numpy
     from firmware_sim.scenario import (  # noqa: PLC0415 - as above
         PATIENT,
+        SUITED,
         Noise,
         Scenario,
         scenario,
@@ -168,6 +169,8 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     from firmware_sim.versus import with_trial  # noqa: PLC0415 - as above
 
     base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
+    if not args.scenario:
+        base = replace(base, bundle=SUITED.get(args.like or base.samples, base.bundle))
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
     learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
     settings = {"steps": args.steps, "rate": args.rate}
@@ -218,7 +221,7 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     add("--shared", type=_layers, metavar="LAYERS", help="prefixes with commas, all, or none")
     add("--steps", type=int, help="local steps in a round (the bundle's)")
     add("--rate", type=float, help="learning rate (the bundle's)")
-    add("--bundle", help="a shipped name, or a path (load-lstm-week)")
+    add("--bundle", help="a shipped name, or a path (one that suits the set)")
     add("--days", type=int, default=28, help="history of a device, from its first reading (28)")
     add("--judge-days", type=int, default=7, metavar="N", help="that a trial judges on, after (7)")
     add("--seed", type=int, default=0, help="of what the simulator draws (0)")

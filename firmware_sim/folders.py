@@ -109,8 +109,7 @@ def prepare(
     if chosen.privacy != UNPROTECTED:  # a device judges its noise by the method it expects
         common["accept"]["methods"] = [chosen.learning.method]
     devices = _enrolled(folder, config, common, chosen, samples)
-    if chosen.privacy != UNPROTECTED:
-        run(command("gridfed-edge", "check", str(devices[0].config)))
+    run(command("gridfed-edge", "check", str(devices[0].config)))  # readings, bundle, noise
     return Prepared(folder, config, devices, page)
 
 

@@ -18,6 +18,9 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 
 Count = Annotated[int, Between(1, 100_000)]
 
+SUITED: Mapping[str, str] = {"homes": "load-lstm-week", "cells": "cells-mlp-1"}
+"""The shipped bundle that forecasts a shipped set, where nothing was said."""
+
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
 """Nothing protects these devices' updates, and it is said aloud."""
 

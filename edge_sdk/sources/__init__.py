@@ -18,6 +18,10 @@ class Source(Protocol):
     def rejected(self) -> Counter[str]:
         """How many pieces of input were dropped, by reason."""
 
+    @property
+    def streams(self) -> frozenset[str]:
+        """Which streams its readings may be of."""
+
     def __iter__(self) -> Iterator[Reading]:
         """Yield what there is to read, oldest first where the medium allows it."""
 

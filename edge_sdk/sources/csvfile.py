@@ -50,6 +50,11 @@ class CsvFile:
     delimiter: str = ","
     rejected: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def streams(self) -> frozenset[str]:
+        """Which streams its readings may be of."""
+        return frozenset(self.columns.values())
+
     def __iter__(self) -> Iterator[Reading]:
         """Yield the file's readings in its order; what cannot be read is counted and skipped."""
         try:

@@ -96,6 +96,7 @@ def enrolled(config):
         ),
         (("floor-area = 100.0, ", ""), "[site] lacks"),
         (("load.csv", "lood.csv"), "there is no file"),
+        ((', w = "weather.wind_speed"', ""), "none gives weather.wind_speed, which bundle"),
         (('type = "csv"', 'type = "cvs"'), "source[0].type: unknown 'cvs'"),
         (("mqtt://127.0.0.1:1", "mqtt://broker.example"), "in the clear"),
         (("fleet =", "fleat ="), "fleat: unknown key; did you mean 'fleet'?"),
