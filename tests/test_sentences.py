@@ -248,7 +248,7 @@ def test_an_aggregators_bundle_is_missing(fleet):
 
 
 def test_a_simulated_bundle_is_missing(place):
-    said = sentence("gridfed-sim", "fleet", "--bundle", "load-lsdm", code=FAILED)
+    said = sentence("gridfed-sim", "fleet", "--bundle", "load-lsdm", code=USAGE)
     assert "load-lsdm" in said
 
 
