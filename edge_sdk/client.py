@@ -102,7 +102,7 @@ class Client:
             self._recall()
             self._charge_start()
             self._store.set_facts(starts=self._store.fact("starts") + 1)
-            self._session.connect(_maker(config, transport))
+            self._session.connect(_maker(config, transport, self._session.judged_at))
         except BaseException:
             self._store.close()
             raise
@@ -542,7 +542,9 @@ class Client:
         self._session.reconsider()
 
 
-def _maker(config: Config, transport: Transport | Connect | None) -> Connect:
+def _maker(
+    config: Config, transport: Transport | Connect | None, judged_at: Callable[[], float | None]
+) -> Connect:
     if transport is None:
-        return lambda will: connect(config, will)
+        return lambda will: connect(config, will, judged_at)
     return transport if callable(transport) else lambda _will: transport

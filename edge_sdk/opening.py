@@ -204,7 +204,11 @@ def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
     return type(state).from_arrays(learned.leaves["half"]), learned
 
 
-def broker_of(config: Config, will: Callable[[], Will] | None = None) -> Broker:
+def broker_of(
+    config: Config,
+    will: Callable[[], Will] | None = None,
+    judged_at: Callable[[], float | None] | None = None,
+) -> Broker:
     """Describe the configured broker.
 
     Raises:
@@ -222,12 +226,19 @@ def broker_of(config: Config, will: Callable[[], Will] | None = None) -> Broker:
             keepalive=section.keepalive,
             will=will,
             insecure=section.insecure,
+            judged_at=judged_at,
         )
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
 
 
-def connect(config: Config, will: Callable[[], Will], *, is_trial: bool = False) -> Transport:
+def connect(
+    config: Config,
+    will: Callable[[], Will],
+    judged_at: Callable[[], float | None] | None = None,
+    *,
+    is_trial: bool = False,
+) -> Transport:
     """Make the configured link; a trial says no last words and shares nobody's session.
 
     Raises:
@@ -235,7 +246,7 @@ def connect(config: Config, will: Callable[[], Will], *, is_trial: bool = False)
     """
     from edge_sdk.wire.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 
-    broker = broker_of(config, None if is_trial else will)
+    broker = broker_of(config, None if is_trial else will, judged_at)
     if is_trial:
         broker = replace(broker, session_expiry=0)
     try:

@@ -38,6 +38,7 @@ SPENT = "budget"
 """Why a device answers nothing any more: what it may tell about itself is told."""
 
 _HOURLY = 3600.0
+_DAY = 86_400_000  # ms
 _LOST = 30.0  # s without what must exist before we ask for it again; doubles
 _LOST_MOST = 900.0
 
@@ -191,6 +192,14 @@ class Session(Questions):
         self._post.link.close()
         self._ration()
         self._save_allowance()
+
+    def judged_at(self) -> float | None:
+        """Return the time to judge certificates by, or None while the clock may be right.
+
+        It is wrong if it is a day behind what was signed; then that is the best we have.
+        """
+        signed = max(self._time.floor, self._time.now(self.now) or 0)
+        return signed / 1000 if self._clock.wall() + _DAY < signed else None
 
     def last_words(self) -> Will:
         """What the broker says when we are gone; asked before every CONNECT, each one counted."""

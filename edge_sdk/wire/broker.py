@@ -44,6 +44,8 @@ class Broker:
         reconnect_max: Where its doubling ends.
         connect_timeout: Seconds for TCP and TLS; the only step that blocks.
         insecure: Allow ``mqtt://`` to a host that is not loopback.
+        judged_at: Asked before every TLS handshake: the Unix seconds to judge the broker's dates
+            by, where this machine's clock is known to be wrong; None while it is not.
 
     Raises:
         LinkError: The settings cannot work together; the sentence says which.
@@ -71,6 +73,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     reconnect_max: float = 600.0
     connect_timeout: float = 5.0
     insecure: bool = False
+    judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is sent."""
@@ -120,16 +123,48 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
+
+
+class _Dated(ssl.SSLSocket):
+    """Compares the leaf's dates itself where the machine's clock cannot be believed."""
+
+    def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - ssl's signature
+        """Shake hands, and refuse a certificate that is not valid at the time we know."""
+        super().do_handshake(block)
+        at = self.context.at if isinstance(self.context, TlsContext) else None
+        if at is None:
+            return
+        leaf: Any = self.getpeercert()
+        if not _second(leaf["notBefore"]) <= at <= _second(leaf["notAfter"]):
+            raise ssl.SSLCertVerificationError(
+                f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
+                "this machine's clock is wrong, and what is known of the time does not fit"
+            )
+
+
+_second = ssl.cert_time_to_seconds
+
+
 class TlsContext(ssl.SSLContext):
-    """Remembers the connection it wrapped last.
+    """Remembers the connection it wrapped last, and by which time its dates are judged.
 
     The MQTT library leaves it open when the handshake fails; whoever called it can close it here.
+    While the clock is known to be wrong, OpenSSL checks chain and host name without the time, and
+    the dates of the broker's own certificate are compared with the best time we have.
     """
 
+    sslsocket_class = _Dated
+    judged_at: Callable[[], float | None] | None = None
+    at: float | None = None
     wrapped: ssl.SSLSocket | None = None
 
     def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
         """Wrap as usual."""
+        self.at = None if self.judged_at is None else self.judged_at()
+        flags = self.verify_flags & ~_NO_CHECK_TIME
+        self.verify_flags = flags if self.at is None else flags | _NO_CHECK_TIME
         self.wrapped = super().wrap_socket(*args, **settings)
         return self.wrapped
 
@@ -142,6 +177,7 @@ def tls_context(broker: Broker) -> TlsContext:
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.judged_at = broker.judged_at
     try:
         context.load_verify_locations(cafile=broker.ca_file)
         if broker.cert_file is not None:

@@ -23,10 +23,13 @@ class Authority:
         certificate = self._sign(self.name, self.key, is_authority=True)
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, address: str | None = None) -> tuple[Path, Path]:
+    def issue(
+        self, name: str, address: str | None = None, *, days: tuple[float, float] = (-1 / 24, 1.0)
+    ) -> tuple[Path, Path]:
+        """Sign a certificate that is valid between two moments, in days from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._sign(subject, key, address=address)
+        certificate = self._sign(subject, key, address=address, days=days)
         files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files[1].write_bytes(
@@ -38,7 +41,7 @@ class Authority:
         )
         return files
 
-    def _sign(self, subject, key, *, is_authority=False, address=None):
+    def _sign(self, subject, key, *, is_authority=False, address=None, days=(-1 / 24, 1.0)):
         now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateBuilder()
@@ -46,8 +49,8 @@ class Authority:
             .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(days=1))
+            .not_valid_before(now + dt.timedelta(days=days[0]))
+            .not_valid_after(now + dt.timedelta(days=days[1]))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         )
         if address is not None:

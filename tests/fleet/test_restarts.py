@@ -74,3 +74,17 @@ def test_personal_layers_survive_a_power_cut(world):
     one.die(1)
     one.start(1)
     assert spec.personal(one.clients[1].state.p).tobytes() == spec.personal(before).tobytes()
+
+
+def test_a_clock_back_at_1970_is_not_what_certificates_are_judged_by(world):
+    one = world()
+    one.start_all()
+    one.until(lambda: one.version >= 1)
+    session, welcomed = one.clients[0]._session, one.clock.wall()
+    assert session.judged_at() is None
+    one.clock.begun = -one.clock.now
+    assert one.clock.wall() == 0
+    assert session.judged_at() == pytest.approx(welcomed / 1000, abs=1)
+    one.die(0)
+    again = one.start(0)._session.judged_at()
+    assert welcomed / 1000 - 3600 <= again <= welcomed / 1000 + 1

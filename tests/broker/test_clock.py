@@ -1,0 +1,115 @@
+"""TLS where the clock is known to be wrong: the broker's dates are judged by what was signed."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+
+import pytest
+
+from aggregator.broker import mosquitto_program
+from edge_sdk.wire.mqtt import Broker, MqttLink
+from edge_sdk.wire.transport import LinkDown
+from tests.broker.authority import Authority
+
+pytestmark = pytest.mark.broker
+
+DAY = 86_400.0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A mosquitto whose certificate begins in ten days and ends in twenty."""
+    program = mosquitto_program()
+    if program is None:
+        pytest.skip("mosquitto is not installed")
+    folder, port = tmp_path_factory.mktemp("future"), free_port()
+    authority = Authority(folder, "authority")
+    certificate, key = authority.issue("broker", "127.0.0.1", days=(10, 20))
+    settings = {"listener": f"{port} 127.0.0.1", "allow_anonymous": "true", "certfile": certificate}
+    told = settings | {"keyfile": key, "user": "root"}
+    (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in told.items()))
+    with subprocess.Popen([program, "-c", folder / "conf"], stderr=subprocess.DEVNULL) as process:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port), 0.1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield f"mqtts://127.0.0.1:{port}", authority.file, folder
+        process.terminate()
+
+
+def attempt(url, authority, days):
+    """Why the link did not come up, or "" if it did; ``days`` from now is what the device knows."""
+    judged_at = None if days is None else (lambda: time.time() + days * DAY)
+    broker = Broker(url=url, client_id="dev1", ca_file=authority, judged_at=judged_at)
+    link = MqttLink(broker)
+    link.open()
+    try:
+        for _ in range(200):
+            for happening in link.poll(0.05):
+                if isinstance(happening, LinkDown):
+                    return happening.why
+            if link.is_up:
+                return ""
+        return "nothing happened"
+    finally:
+        link.close()
+
+
+def test_a_certificate_that_has_not_begun_is_refused_by_a_clock_that_is_believed(site):
+    url, authority, _ = site
+    assert "not yet valid" in attempt(url, authority, None)
+
+
+def test_a_device_that_knows_better_than_its_clock_gets_in(site):
+    url, authority, _ = site
+    assert attempt(url, authority, 11) == ""
+
+
+@pytest.mark.parametrize("days", [9, 21])
+def test_but_not_outside_of_the_dates(site, days):
+    url, authority, _ = site
+    assert "this machine's clock is wrong" in attempt(url, authority, days)
+
+
+def test_the_chain_is_checked_all_the_same(site, tmp_path):
+    url, _, _ = site
+    other = Authority(tmp_path, "other").file
+    assert "CERTIFICATE_VERIFY_FAILED" in attempt(url, other, 11)
+
+
+def test_and_so_is_the_name(site):
+    url, authority, _ = site
+    why = attempt(url.replace("127.0.0.1", "localhost"), authority, 11)
+    assert "CERTIFICATE_VERIFY_FAILED" in why
+
+
+def test_a_clock_that_was_set_is_believed_again(site):
+    url, authority, _ = site
+    known = [time.time() + 11 * DAY, None]
+    broker = Broker(url=url, client_id="dev1", ca_file=authority, judged_at=lambda: known.pop(0))
+    link = MqttLink(broker)
+    link.open()
+    try:
+        for _ in range(100):
+            link.poll(0.05)
+            if link.is_up:
+                break
+        assert link.is_up
+        link.cut()
+        heard = []
+        for _ in range(200):
+            heard += [h.why for h in link.poll(0.05) if isinstance(h, LinkDown)]
+            if any("not yet valid" in why for why in heard):
+                break
+        assert any("not yet valid" in why for why in heard), heard
+    finally:
+        link.close()
