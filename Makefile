@@ -65,9 +65,10 @@ $(VENV)/.torch: $(VENV)/bin/python
 	@$(PIP) install -c constraints/dev.txt -e '.[train]'
 	@touch $@
 
-# Only its arithmetic is imported: the rest of what it declares (a web stack, uv, a newer certifi) is not.
+# Their arithmetic is all that is imported: what they declare besides (a web stack, uv, a newer certifi, attrs
+# below 24) is left out, or is the version of constraints/dev.txt.
 $(VENV)/.oracles: $(VENV)/.dev
 	@$(PIP) install -c constraints/dev.txt grpcio httpx iterators protobuf pycryptodome typer
-	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11
-	@$(PIP) install -c constraints/dev.txt dp-accounting==0.6.0
+	@$(PIP) install -c constraints/dev.txt absl-py attrs dm-tree mpmath scipy
+	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11 dp-accounting==0.6.0
 	@touch $@
