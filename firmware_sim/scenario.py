@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edge_sdk.settings import Duration, load
-from edge_sdk.wire.method import CONTRACTS
 from edge_sdk.wire.strict import Between, Length
 from firmware_sim.attacks.assault import Assault
 from firmware_sim.samples import SampleSet
@@ -23,6 +22,12 @@ SUITED: Mapping[str, str] = {"homes": "load-lstm-week", "cells": "cells-mlp-1"}
 
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
 """Nothing protects these devices' updates, and it is said aloud."""
+
+_OWN = frozenset(
+    {"fedasync", "afl", "fedatt", "fedda", "pfl", "rsa", "rsa_weights", "dp_rsa"}
+    | {"bafdp", "bsfdp", "aspire_ease"}
+)
+"""Methods that combine answers by themselves: a rule beside them is refused."""
 
 _HALF = frozenset({"fedbuff", "bafdp", "aspire_ease"})
 """Methods that wait for nobody in particular: half of the fleet is their papers' habit."""
@@ -76,10 +81,10 @@ class Learning:
 
         >>> Learning(rule={"name": "krum", "f": 1, "before": ["nnm"]}).rule_name
         'nnm+krum'
-        >>> Learning().rule_name, Learning(method="bafdp").rule_name
-        ('mean', 'its own')
+        >>> Learning().rule_name, Learning(method="bafdp").rule_name, Learning("afl").rule_name
+        ('mean', 'its own', 'its own')
         """
-        if not self.rule and "train" not in CONTRACTS.get(self.method, {"train": None}):
+        if not self.rule and self.method in _OWN:
             return "its own"
         before = [
             one if isinstance(one, str) else one["name"] for one in self.rule.get("before", ())

@@ -214,6 +214,9 @@ def _calibrations(section: PrivacySection, _facts: Facts) -> Iterator[Complaint]
         )
     if kind in PAPERS:
         yield from _formula(mechanism)
+        if section.budget.epsilon is not None:
+            why = f"{kind} bounds nothing; its own epsilon goes into mechanism"
+            yield "budget.epsilon", why
     elif mechanism.paper:
         yield "mechanism.paper", f"means nothing with calibration {kind!r}"
     epsilon = mechanism.epsilon

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.methods import METHODS
 from edge_sdk.program import Failure
 from firmware_sim.folders import assigned, toml
 from firmware_sim.samples import instant, sample_set
-from firmware_sim.scenario import Scenario, names, scenario
+from firmware_sim.scenario import Learning, Scenario, names, scenario
 
 
 @pytest.mark.parametrize("name", names())
@@ -79,3 +80,22 @@ def test_the_byzantine_scenario_is_the_acceptance_of_the_method():
     assert attacks == [("flipping", {}), ("scaling", {"factor": 10}), ("gaussian", {})]
     ids = [name for name, _ in assigned(sample_set(chosen.samples).samples, chosen.devices)]
     assert {len(one.malicious(ids)) for one in chosen.assaults} == {3}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_table_names_no_rule_where_the_aggregator_takes_none(method):
+    assert Learning(method).rule_name == ("its own" if METHODS[method].own else "mean")
+
+
+def test_nobody_said_a_quorum():
+    """Six can be heard: half where nobody is waited for, and what the rule needs of them."""
+    told = {name: Learning(name).awaits(6) for name in METHODS}
+    assert {name for name, quorum in told.items() if quorum == 3} == {
+        "fedbuff",
+        "bafdp",
+        "aspire_ease",
+    }
+    assert told["fedasync"] == 1
+    assert told["fedavg"] == told["bsfdp"] == told["rsa"] == 6
+    assert Learning("fedbuff", rule={"name": "krum", "f": 1}).awaits(6) == 5
+    assert Learning("bafdp", quorum=2).awaits(6) == 2

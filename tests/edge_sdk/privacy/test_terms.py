@@ -165,6 +165,7 @@ REFUSED = {
         section(NBAFL | {"paper": {"samples": 9, "round": 3}}, "paper"),
         "privacy.mechanism.paper.round",
     ),
+    "a budget where nothing is claimed": (section(NBAFL, "paper"), "privacy.budget.epsilon"),
 }
 
 
@@ -267,7 +268,7 @@ def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
 
 
 def test_papers_are_labels_and_the_ledger_books_what_was_really_added():
-    plan = plan_of(section(NBAFL, "paper"), facts())
+    plan = plan_of(section(NBAFL, "paper", {}), facts())
     assert plan.noise == pytest.approx(9.68961e-4, rel=1e-5)
     assert plan.limit.epsilon == math.inf
     worth = Account(limit=plan.limit).plus(plan.charge()).epsilon()
@@ -275,7 +276,7 @@ def test_papers_are_labels_and_the_ledger_books_what_was_really_added():
     assert worth > 2e6  # the paper calls this 10
     udp = NBAFL | {"calibration": "udp"}
     udp["paper"] = {"samples": 1000, "rate": 0.01, "steps": 5, "rounds": 25}
-    assert plan_of(section(udp, "paper"), facts()).noise == pytest.approx(2.399263e-4, rel=1e-6)
+    assert plan_of(section(udp, "paper", {}), facts()).noise == pytest.approx(2.399263e-4, rel=1e-6)
 
 
 def test_a_papers_input_noise_bounds_nothing():
