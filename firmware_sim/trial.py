@@ -47,6 +47,7 @@ class Row:
         errors: Of the devices that lie in no run.
         refused: What the aggregator refused, by reason.
         rounds: How often the model moved.
+        devices: How many took part.
         clean: The RMSE of the same way to learn without an attack; None in that row itself.
     """
 
@@ -55,6 +56,7 @@ class Row:
     errors: Errors
     refused: dict[str, int]
     rounds: int
+    devices: int = 0
     clean: float | None = None
 
     @property
@@ -190,7 +192,7 @@ class Trial:
             rounds = run.moved
         if run.errors is None:
             raise TooSlow(f"{where}: nobody could be judged")
-        return Row(learning, assault, run.errors, run.refused, rounds)
+        return Row(learning, assault, run.errors, run.refused, rounds, self.scenario.devices)
 
 
 def heard_of(chosen: Scenario, assault: Assault | None) -> int:
@@ -234,14 +236,14 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     >>> from firmware_sim.errors import Error
     >>> def row(attack, rmse):
     ...     off = Errors({"a": Error(1.0, rmse, 9)})
-    ...     return Row(Learning(), Assault(attack, 0.3), off, {}, 20, clean=2.0)
+    ...     return Row(Learning(), Assault(attack, 0.3), off, {}, 20, devices=8, clean=2.0)
     >>> verdicts([row("alie", 2.1), row("flipping", 4.5), row("ipm", 1.9)])
-    ['fedavg with mean: doubles under 30 % flipping; holds under 30 % alie, ipm']
+    ['fedavg with mean: doubles under 25 % flipping; holds under 25 % alie, ipm']
     """
     said: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
     for row in rows:
         if row.assault is not None:
-            share = f"{row.assault.byzantine:.0%}".replace("%", " %")
+            share = f"{row.assault.share(row.devices):.0%}".replace("%", " %")
             words = said.setdefault((row.learning.method, row.learning.rule_name), {})
             words.setdefault((row.says, share), []).append(row.assault.attack)
     return [f"{method} with {rule}: {_told(words)}" for (method, rule), words in said.items()]

@@ -80,6 +80,14 @@ class Assault:
             return 0
         return max(1, math.floor(self.byzantine * devices + 1e-9))
 
+    def share(self, devices: int) -> float:
+        """Return which share of so many devices lies: whole devices do.
+
+        >>> Assault("flipping", 0.3).share(8)
+        0.25
+        """
+        return self.count(devices) / devices if devices else self.byzantine
+
     def malicious(self, ids: Sequence[str]) -> frozenset[str]:
         """Return who lies, for the whole run.
 
