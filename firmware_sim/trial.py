@@ -47,8 +47,8 @@ class Row:
         errors: Of the devices that lie in no run.
         refused: What the aggregator refused, by reason.
         rounds: How often the model moved.
-        devices: How many took part.
         clean: The RMSE of the same way to learn without an attack; None in that row itself.
+        devices: How many took part.
     """
 
     learning: Learning
@@ -56,8 +56,8 @@ class Row:
     errors: Errors
     refused: dict[str, int]
     rounds: int
-    devices: int = 0
     clean: float | None = None
+    devices: int = 0
 
     @property
     def rise(self) -> float | None:
@@ -192,7 +192,8 @@ class Trial:
             rounds = run.moved
         if run.errors is None:
             raise TooSlow(f"{where}: nobody could be judged")
-        return Row(learning, assault, run.errors, run.refused, rounds, self.scenario.devices)
+        devices = self.scenario.devices
+        return Row(learning, assault, run.errors, run.refused, rounds, devices=devices)
 
 
 def heard_of(chosen: Scenario, assault: Assault | None) -> int:
@@ -236,7 +237,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     >>> from firmware_sim.errors import Error
     >>> def row(attack, rmse):
     ...     off = Errors({"a": Error(1.0, rmse, 9)})
-    ...     return Row(Learning(), Assault(attack, 0.3), off, {}, 20, devices=8, clean=2.0)
+    ...     return Row(Learning(), Assault(attack, 0.3), off, {}, 20, clean=2.0, devices=8)
     >>> verdicts([row("alie", 2.1), row("flipping", 4.5), row("ipm", 1.9)])
     ['fedavg with mean: doubles under 25 % flipping; holds under 25 % alie, ipm']
     """
