@@ -21,7 +21,7 @@ ROUNDS = 12
 SETTINGS = {"steps": 2, "rate": 0.003}
 LEARNING = {
     "bsfdp": Learning("bsfdp", rounds=ROUNDS, settings=SETTINGS | {"regulariser": "off"}),
-    "fedbuff": Learning("fedbuff", rounds=ROUNDS, settings=SETTINGS),
+    "fedbuff": Learning("fedbuff", rounds=ROUNDS, settings=SETTINGS, quorum=4),
     "fesem": Learning("fesem", rounds=ROUNDS, settings=SETTINGS | {"centres": 2, "first_steps": 8}),
     "half": Learning("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
     "fedasync": Learning("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
