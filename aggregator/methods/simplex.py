@@ -26,6 +26,7 @@ def onto_simplex(values: NDArray[np.float64], total: float = 1.0) -> NDArray[np.
         Held, Wolfe and Crowder, Validation of Subgradient Optimization, Mathematical Programming
         1974; Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008.
     """
+    values = values - values.max()  # a common shift changes nothing, and costs digits
     falling = np.sort(values)[::-1]
     surplus = np.cumsum(falling) - total
     ranks = np.arange(1, len(values) + 1)
