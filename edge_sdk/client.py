@@ -34,7 +34,7 @@ from edge_sdk.privacy.ledger import Account, BudgetSpent
 from edge_sdk.program import fields
 from edge_sdk.questions import Found
 from edge_sdk.runtime import GraphError
-from edge_sdk.series import Reading, Seen, Series
+from edge_sdk.series import Reading, Series
 from edge_sdk.session import SPENT, Connect, Session
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 _READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed: flash wears out
 _READINGS_AFTER = 60.0
-_COUNTED = {seen: f"readings {seen.value}" for seen in Seen}
 _TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
 _ALONE = 2**40  # rounds a device sets itself are numbered from here: no server gets that far
@@ -114,7 +113,7 @@ class Client:
         wall = self._clock.wall()
         latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
         seen = self._learner.observe(reading, latest)
-        self._session.counts[_COUNTED[seen]] += 1
+        self._session.counts["readings " + seen] += 1
         overdue = self._session.now - self._flushed > _READINGS_AFTER
         if overdue or self._learner.series.unsaved >= _READINGS_AT_ONCE:
             self.flush()

@@ -118,7 +118,7 @@ class Learner:
     def observe(self, reading: Reading, latest: float) -> Seen:
         """Merge one reading into the series."""
         seen = self.series.add(reading, latest=latest)
-        if seen in {Seen.NEW, Seen.CHANGED}:
+        if seen is Seen.NEW or seen is Seen.CHANGED:
             self._frame = self._learnable = None
         return seen
 

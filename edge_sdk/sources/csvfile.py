@@ -64,49 +64,54 @@ class CsvFile:
                 else self.path.open("rb") as packed
             ):
                 lines = io.TextIOWrapper(packed, "utf-8-sig", errors="replace", newline="")
-                yield from self._readings(csv.DictReader(lines, delimiter=self.delimiter))
+                yield from self._readings(csv.reader(lines, delimiter=self.delimiter))
         except (OSError, EOFError, zlib.error, csv.Error):
             self.rejected["unreadable file"] += 1
 
-    def _readings(self, rows: csv.DictReader[str]) -> Iterator[Reading]:
-        wanted = {self.time, *self.columns, *self.where}
-        if missing := wanted - set(rows.fieldnames or ()):
+    def _readings(self, rows: Iterator[list[str]]) -> Iterator[Reading]:
+        at = {name: place for place, name in enumerate(next(rows, ()))}
+        if missing := {self.time, *self.columns, *self.where} - set(at):
             self.rejected[f"no column {min(missing)}"] += 1
             return
+        when, width = at[self.time], len(at)
+        where = [(at[column], text) for column, text in self.where.items()]
+        streams = [(at[column], stream) for column, stream in self.columns.items()]
         before = -math.inf
         for row in rows:
-            if any(row[column] != text for column, text in self.where.items()):
+            if not row:
                 continue
-            moment = self._moment(row[self.time], before)
+            row.extend([""] * (width - len(row)))
+            if any(row[place] != text for place, text in where):
+                continue
+            moment = self._moment(row[when], before)
             if moment is None:
                 self.rejected["bad time"] += 1
                 continue
             before = moment
             if self.start <= moment < self.until:
-                yield from self._row(row, moment)
+                for place, stream in streams:
+                    value = self._value(row[place])
+                    if value is not None:
+                        yield Reading(stream, moment, value, 0, self.seconds)
 
-    def _row(self, row: Mapping[str, str | None], moment: float) -> Iterator[Reading]:
-        for column, stream in self.columns.items():
-            text = (row[column] or "").strip()
-            if text.lower() in ABSENT:
-                self.rejected["no value"] += 1
-                continue
-            try:
-                value = float(text)
-            except ValueError:
-                value = math.nan
-            if math.isfinite(value):
-                yield Reading(stream, moment, value, seconds=self.seconds)
-            else:
-                self.rejected["bad value"] += 1
+    def _value(self, text: str) -> float | None:
+        """Read a number; what is none is counted."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value):
+            return value
+        self.rejected["no value" if text.strip().lower() in ABSENT else "bad value"] += 1
+        return None
 
-    def _moment(self, text: str | None, before: float) -> float | None:
+    def _moment(self, text: str, before: float) -> float | None:
         """Read a time. In the hour that a clock shows twice, the later one follows the earlier."""
         try:
             if self.form == "epoch":
-                moment = float(text or "")
+                moment = float(text)
                 return moment if math.isfinite(moment) else None
-            read = datetime.fromisoformat((text or "").strip())
+            read = datetime.fromisoformat(text.strip())
             if read.tzinfo is not None:
                 return read.timestamp()
             first, second = (read.replace(tzinfo=self.zone, fold=fold) for fold in (0, 1))
