@@ -170,10 +170,6 @@ class Registry:
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
 
     def _shut(self, device: str, why: str) -> None:
-        """Quarantine a device; one that goes on as before is neither written nor told again."""
-        client, (reason, _, _) = self._clients.get(device), why.partition(":")
-        if client is not None and client.state == "quarantined" and client.why.startswith(reason):
-            return
         logger.error("quarantined %s", fields(device=device, why=why))
         self._mark(device, "quarantined", why)
 

@@ -69,11 +69,12 @@ class CsvFile:
             self.rejected["unreadable file"] += 1
 
     def _readings(self, rows: Iterator[list[str]]) -> Iterator[Reading]:
-        at = {name: place for place, name in enumerate(next(rows, ()))}
+        header = next(rows, [])
+        at = {name: place for place, name in enumerate(header)}
         if missing := {self.time, *self.columns, *self.where} - set(at):
             self.rejected[f"no column {min(missing)}"] += 1
             return
-        when, width = at[self.time], len(at)
+        when, width = at[self.time], len(header)
         where = [(at[column], text) for column, text in self.where.items()]
         streams = [(at[column], stream) for column, stream in self.columns.items()]
         before = -math.inf

@@ -148,3 +148,9 @@ def test_a_section_that_cannot_be_meant_is_refused_in_words(tmp_path, section, w
 def test_a_file_can_be_read_again_from_the_start(source):
     csv = source("time,kwh\n2024-01-01,1\n")
     assert pairs(csv) == pairs(csv)
+
+
+def test_a_short_row_under_a_header_that_repeats_a_name_lacks_its_value(source):
+    csv = source("note,note,time,kwh\na,b,0,1\nc,d,3600\n", form="epoch")
+    assert pairs(csv) == [(0.0, 1.0)]
+    assert csv.rejected == {"no value": 1}
