@@ -1,0 +1,80 @@
+"""The smallest graph model: every feature spreads over the graph with its own few weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from aggregator.graph.laplacian import Matrix, chebyshev_of_present
+from aggregator.graph.model import Array
+from edge_sdk.wire.spec import ParamSpec
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """``z = tanh(sum_k theta_k * T_k h)`` with ``theta (K, F)``, in numpy alone.
+
+    It has no attention and mixes no features: what a fleet can afford on a machine without torch,
+    and what the protocol's tests run against.
+
+    Attributes:
+        adjacent: 0/1, ``(N, N)``, symmetric, nothing on the diagonal.
+        features: F.
+        order: K, how many polynomials; two stations K - 1 edges apart still see each other.
+
+    >>> model = Diffusion(np.array([[0.0, 1.0], [1.0, 0.0]]), features=1, order=2)
+    >>> h = np.array([1.0, 2.0]).reshape(1, 2, 1, 1)
+    >>> both, one = np.array([True, True]), np.array([True, False])
+    >>> p = np.array([0.5, 0.25])
+    >>> np.arctanh(model.forward(p, h, both)).ravel().round(9).tolist()
+    [0.0, 0.75]
+    >>> np.arctanh(model.forward(p, h, one)).ravel().round(9).tolist()  # alone: L is scaled to 0
+    [0.5, 0.0]
+    """
+
+    adjacent: Matrix
+    features: int
+    order: int = 3
+
+    @property
+    def capacity(self) -> int:
+        """How many stations there can be."""
+        return len(self.adjacent)
+
+    @cached_property
+    def spec(self) -> ParamSpec:
+        """One layer."""
+        return ParamSpec.of([("theta", (self.order, self.features))])
+
+    def init(self, seed: int) -> Array:
+        """Draw weights as Xavier does, float64."""
+        draw = np.random.Generator(np.random.Philox(seed))
+        reach = np.sqrt(6.0 / (self.order + self.features))
+        return draw.uniform(-reach, reach, self.spec.size)
+
+    def forward(self, p: Array, h: Array, present: Array) -> Array:
+        """Compute z; see ``GraphModel``."""
+        return np.tanh(self._sum(p, self._spread(h, present)))
+
+    def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
+        """Carry gradients back; see ``GraphModel``."""
+        spread, theta = self._spread(h, present), self._theta(p)
+        inner = np.where(present[:, None, None], gz, 0.0) * (1 - np.tanh(self._sum(p, spread)) ** 2)
+        terms = chebyshev_of_present(self.adjacent, present, self.order)
+        gh = np.einsum("kmn,bmfl,kf->bnfl", terms, inner, theta, optimize=True)
+        return gh, np.einsum("kbnfl,bnfl->kf", spread, inner, optimize=True).ravel()
+
+    def _theta(self, p: Array) -> Array:
+        return p.reshape(self.order, self.features)
+
+    def _spread(self, h: Array, present: Array) -> Array:
+        there = np.where(present[:, None, None], h, 0.0).astype(np.float64)
+        terms = chebyshev_of_present(self.adjacent, present, self.order)
+        found: Array = np.einsum("kmn,bnfl->kbmfl", terms, there, optimize=True)
+        return found
+
+    def _sum(self, p: Array, spread: Array) -> Array:
+        found: Array = np.einsum("kbnfl,kf->bnfl", spread, self._theta(p), optimize=True)
+        return found
