@@ -121,7 +121,9 @@ def centred_clipping(
         distances = rows.distances_to(v)
         bound = float(np.median(distances)) if bound is None else bound
         factors = np.minimum(1.0, bound / np.maximum(distances, _TINY)) / n
-        v = (1.0 - factors.sum()) * v + rows.combine(factors)
+        moved = rows.combine(factors)
+        moved += (1.0 - factors.sum()) * v
+        v = moved
     return Verdict(v, report={"radius": float(bound or 0.0)}, memory={"v": v})
 
 

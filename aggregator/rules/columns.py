@@ -29,7 +29,8 @@ Block = Callable[[int, int], Values]
 _SPAN = 65_536  # columns of a running sum: 256 KiB of float32 stay in the cache beside a row
 _PANEL = 8192  # columns whose squares are added up in the precision of the rows; more of few rows
 _DEEP = 4096  # columns whose products are; more of few rows
-_GROUP = 64  # rows that are added up in their own precision
+_GROUP = 128  # rows that are added up in their own precision
+_SHARED = 1 << 21  # scalars that are worth handing half of to another thread
 _CACHE = 1 << 18  # scalars of a block that is sorted: 1 MiB of float32
 _TILE = 64  # rows turned into columns at a time
 
@@ -83,13 +84,16 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
     factors = None if (weights[used] == weights[used[0]]).all() else weights[used]
     every, few = len(used) == len(values), len(used) <= _GROUP
     scale = weights[used[0]] if factors is None else 1.0
+    huge: list[int] = []  # blocks too large for sums in the precision of the rows
 
     def add(start: int, stop: int) -> None:
         part = total[start:stop]
         for at in range(0, len(used), _GROUP):
             group = slice(at, at + _GROUP)
             rows = values[group, start:stop] if every else values[used[group], start:stop]
-            some = _added(rows, None if factors is None else factors[group])
+            some, is_fit = _added(rows, None if factors is None else factors[group])
+            if not is_fit:
+                huge.append(start)
             if at == 0:
                 np.multiply(some, scale if few else 1.0, out=part, dtype=np.float64)
             else:
@@ -97,18 +101,23 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
         if not few:
             np.multiply(part, scale, out=part)
 
-    each(add, values.shape[1], _SPAN if every else _SPAN // 8, least=4)
-    if values.dtype == np.float32 and not np.isfinite(total.sum()):  # too large for its sums
+    step = _SPAN if every else _SPAN // 8
+    if len(used) * len(total) >= _SHARED:
+        step = min(step, -(-len(total) // threads()))
+    each(add, len(total), step)
+    if values.dtype == np.float32 and huge:
         return weighted_sum(values.astype(np.float64), weights)
     return total
 
 
-def _added(rows: Values, factors: Matrix | None) -> Values:
-    """Return the sum of some rows, each times its factor, in their precision."""
+def _added(rows: Values, factors: Matrix | None) -> tuple[Values, bool]:
+    """Return the sum of some rows, each times its factor, in their precision; whether it fits."""
     with np.errstate(over="ignore", invalid="ignore"):
         if factors is None:
-            return np.asarray(np.add.reduce(rows, axis=0))
-        return np.asarray(np.einsum("i,ij->j", factors.astype(rows.dtype), rows))
+            some = np.asarray(np.add.reduce(rows, axis=0))
+        else:
+            some = np.asarray(np.einsum("i,ij->j", factors.astype(rows.dtype), rows))
+        return some, bool(np.isfinite(np.vdot(some, some)))
 
 
 def squares(block: Block, width: int, count: int, point: Matrix | None = None) -> Matrix:
