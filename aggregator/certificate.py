@@ -66,7 +66,8 @@ def certificate(manifest: Manifest, vector: Floats, *, error: float | None = Non
         math.prod(stage_bound(stage, weights) for stage in path) for path in manifest.paths
     )
     loss = loss_bound(manifest.loss, manifest.window.horizon, error)
-    return Certificate(forecast, loss, loss * math.hypot(1.0, forecast))
+    told = len(manifest.loss.levels or (0.5,))  # one target moves the errors of all its quantiles
+    return Certificate(forecast, loss, loss * math.hypot(math.sqrt(told), forecast))
 
 
 def named(manifest: Manifest, vector: Floats) -> Weights:
@@ -81,15 +82,19 @@ def named(manifest: Manifest, vector: Floats) -> Weights:
 def loss_bound(loss: Loss, horizon: int, error: float | None = None) -> float:
     """Return the steepest an example's loss gets in its forecast.
 
-    The loss is a mean over the horizon, so its slope ``l'(e) / H`` has a norm of at most
-    ``max |l'| / sqrt(H)``.
+    Most losses are a mean over the horizon, so their slope ``l'(e) / H`` has a norm of at most
+    ``max |l'| / sqrt(H)``. A pinball loss is a sum, and is nowhere steeper than ``max(q, 1 - q)``.
 
     >>> loss_bound(Loss("huber", 0.1), 4), loss_bound(Loss("mse"), 4, error=0.5)
     (0.05, 0.5)
+    >>> round(loss_bound(Loss("pinball", levels=(0.1, 0.5, 0.9)), 4) ** 2, 6)  # 4 (.81 + .25 + .81)
+    7.48
 
     Raises:
         CertificateError: A squared error without a range.
     """
+    if loss.levels is not None:
+        return math.sqrt(horizon * sum(max(q, 1 - q) ** 2 for q in loss.levels))
     if loss.name == "huber":
         delta = loss.delta or 1.0
         steepest = delta if error is None else min(delta, error)

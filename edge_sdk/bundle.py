@@ -148,7 +148,7 @@ class Bundle:
 
     @property
     def forecast(self) -> Graph:
-        """``p [P], x [B, L, C]`` to ``yhat [B, H]``, in scaled units."""
+        """``p [P], x [B, L, C]`` to ``yhat [B, H]`` or ``[B, H, levels]``, in scaled units."""
         return self.graphs[FORECAST]
 
 
@@ -278,7 +278,7 @@ def _canary(bundle: Bundle) -> None:
         (yhat,) = bundle.forecast(p=bundle.initial, x=x)
     except GraphError as error:
         raise BundleError(f"bundle {bundle.manifest.name}: {error}") from error
-    wanted = np.array([golden.yhat], np.float32)
+    wanted = np.array(golden.yhat, np.float32).reshape(1, *bundle.manifest.forecast_shape)
     if yhat.shape != wanted.shape or not np.allclose(yhat, wanted, rtol=0, atol=golden.tolerance):
         raise BundleError(
             f"bundle {bundle.manifest.name}: the golden forecast comes out as "

@@ -14,7 +14,7 @@ from torch.func import grad_and_value, vmap
 from aggregator.certificate import certificate
 from aggregator.models.errors import ExportError
 from aggregator.models.lowering import Lowering
-from aggregator.models.trace import Traced, losses_of
+from aggregator.models.trace import Traced, error_of, losses_of
 from edge_sdk.wire.manifest import (
     CLIPPED_GRADIENT,
     FORECAST,
@@ -84,7 +84,7 @@ def check_robust(traced: Traced, loss: Loss, graph: Runnable) -> None:
     for batch in BATCHES:
         p, (x, y) = traced.initial.requires_grad_(), traced.example(batch, seed=batch)
         at = x.requires_grad_(), y.requires_grad_()
-        losses = losses_of(loss, traced.predict(p, x) - y)
+        losses = losses_of(loss, error_of(traced.predict(p, x), y))
         slopes = torch.autograd.grad(losses.sum(), at, create_graph=True)
         slope = torch.cat([part.flatten(1) for part in slopes], 1).norm(dim=1).mean()
         for rho in (0.0, 1.0):
@@ -141,7 +141,7 @@ def check_paths(traced: Traced, manifest: Manifest) -> None:
         return
     p = traced.initial
     x, y = (part.requires_grad_() for part in traced.example(max(BATCHES), seed=2))
-    error = traced.predict(p, x) - y
+    error = error_of(traced.predict(p, x), y)
     slopes = torch.autograd.grad(losses_of(manifest.loss, error).sum(), (x, y))
     steepest = float(torch.cat([part.flatten(1) for part in slopes], 1).norm(dim=1).max())
     bound = certificate(manifest, p.double().numpy(), error=float(error.detach().abs().max()))

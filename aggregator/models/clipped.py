@@ -13,7 +13,7 @@ from aggregator.models.emit import emit
 from aggregator.models.errors import ExportError
 from aggregator.models.lowering import Lowering
 from aggregator.models.per_example import Recorder, Use
-from aggregator.models.trace import Traced, losses_of, trace
+from aggregator.models.trace import Traced, error_of, losses_of, trace
 from edge_sdk.wire.manifest import Loss
 
 SMALLEST = 1e-12
@@ -40,7 +40,7 @@ def clipped_gradient(traced: Traced, loss: Loss) -> Clipped:
         weights = traced.weights(p.detach().requires_grad_())
         with Recorder(weights) as recorder:
             yhat = functional_call(traced.module, weights, (x,))
-        losses = losses_of(loss, yhat - y)
+        losses = losses_of(loss, error_of(yhat, y))
         parts = _parts(recorder.uses, losses.sum())
         squared = torch.stack([part.squared for part in parts.values()]).sum(0)
         share = (bound / squared.sqrt().clamp_min(SMALLEST)).clamp_max(1.0)

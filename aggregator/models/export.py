@@ -70,8 +70,9 @@ def export(
     """Write a module as a bundle's folder.
 
     Args:
-        module: Takes ``[B, lookback, channels]``, returns ``[B, horizon]``; its present parameters
-            become the first vector. It is not changed.
+        module: Takes ``[B, lookback, channels]``, returns ``[B, horizon]``, or with a pinball loss
+            ``[B, horizon, levels]``; its present parameters become the first vector. It is not
+            changed.
         recipe: How it is fed and trained.
         name: Of the bundle: lower-case letters, digits and hyphens.
         version: Must rise with every release of this name.
@@ -86,7 +87,8 @@ def export(
         ExportError: An operator that cannot be written, a graph that differs from torch, buffers
             that training would change, or parameters that no shared prefix can mean.
     """
-    traced = Traced(module, recipe.sample, recipe.window.horizon)
+    levels = None if recipe.loss.levels is None else len(recipe.loss.levels)
+    traced = Traced(module, recipe.sample, recipe.window.horizon, levels)
     contents = _graphs(traced, recipe, engine)
     contents[INITIAL] = traced.initial.numpy().astype("<f4").tobytes()
     try:
@@ -252,6 +254,6 @@ def _golden(traced: Traced) -> Golden:
     """Draw one window, rounded so that it reads well, and ask torch for its forecast."""
     x = np.random.Generator(np.random.Philox(SEED)).random(traced.sample).round(4)
     with torch.no_grad():
-        yhat = traced.predict(traced.initial, torch.tensor(x[None], dtype=torch.float32))[0]
+        yhat = traced.predict(traced.initial, torch.tensor(x[None], dtype=torch.float32)).flatten()
     rows = tuple(tuple(float(value) for value in row) for row in x)
     return Golden(rows, tuple(round(float(value), 6) for value in yhat))

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad
 
 from aggregator.models.emit import emit
 from aggregator.models.lowering import Lowering
-from aggregator.models.trace import Traced, losses_of, trace
+from aggregator.models.trace import Traced, error_of, losses_of, trace
 from edge_sdk.wire.manifest import Loss
 
 Robust = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -29,7 +29,7 @@ def robust_gradient(traced: Traced, loss: Loss) -> Robust:
 
     def of(p: Tensor, x: Tensor, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         def losses(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return losses_of(loss, functional_call(traced.module, weights, (x,)) - y)
+            return losses_of(loss, error_of(functional_call(traced.module, weights, (x,)), y))
 
         def penalised(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             # examples do not see each other: the slope of the sum is each one's own slope

@@ -31,18 +31,26 @@ class Traced:
     """A module seen as functions of one flat vector, ready to be exported.
 
     Args:
-        module: Takes ``[B, lookback, channels]``, returns ``[B, horizon]``; it is copied.
+        module: Takes ``[B, lookback, channels]``, returns a forecast an example; it is copied.
         sample: ``(lookback, channels)`` of one example.
-        horizon: Values a forecast has.
+        horizon: Steps that a forecast has.
+        levels: Quantiles of each step, on a last axis; None for one value without that axis.
 
     Raises:
         ExportError: Buffers that training would change, parameters that are not float32, or a
             forecast of another shape.
     """
 
-    def __init__(self, module: nn.Module, sample: tuple[int, int], horizon: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        sample: tuple[int, int],
+        horizon: int,
+        levels: int | None = None,
+    ) -> None:
         self.module = copy.deepcopy(module).eval()
         self.sample, self.horizon = sample, horizon
+        self.forecast = (horizon,) if levels is None else (horizon, levels)
         self.layers = layout(self.module)
         self._sizes = [(name, shape, torch.Size(shape).numel()) for name, shape in self.layers]
         self._check_output()
@@ -52,9 +60,10 @@ class Traced:
         x = torch.zeros(3, *self.sample)
         with torch.no_grad():
             shape = tuple(self.module(x).shape)
-        if shape != (3, self.horizon):
+        if shape != (3, *self.forecast):
+            names = "[batch, horizon, levels]" if len(self.forecast) > 1 else "[batch, horizon]"
             raise ExportError(
-                f"forward must return [batch, horizon] = [3, {self.horizon}] for an input "
+                f"forward must return {names} = {[3, *self.forecast]} for an input "
                 f"{tuple(x.shape)}; it returned {list(shape)}"
             )
 
@@ -78,20 +87,20 @@ class Traced:
         }
 
     def predict(self, p: Tensor, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]``."""
+        """Forecast ``[B, horizon]``, or ``[B, horizon, levels]``."""
         out: Tensor = functional_call(self.module, self.weights(p), (x,))
         return out
 
     def loss(self, loss: Loss, p: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss on a batch."""
-        return loss_of(loss, self.predict(p, x) - y)
+        return loss_of(loss, error_of(self.predict(p, x), y))
 
     def gradient(self, loss: Loss) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return ``(p, x, y) -> (loss, g)``."""
 
         def of(p: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             def value_of(weights: dict[str, Tensor]) -> Tensor:
-                return loss_of(loss, functional_call(self.module, weights, (x,)) - y)
+                return loss_of(loss, error_of(functional_call(self.module, weights, (x,)), y))
 
             grads, value = grad_and_value(value_of)(self.weights(p))
             return value, torch.cat([grads[name].reshape(-1) for name, _ in self.layers])
@@ -122,7 +131,7 @@ class Traced:
         return x, torch.rand(size, self.horizon, generator=draw)
 
     def _free_batch(self) -> int:
-        taken = {*self.sample, self.horizon, *(dim for _, shape in self.layers for dim in shape)}
+        taken = {*self.sample, *self.forecast, *(dim for _, shape in self.layers for dim in shape)}
         return next((size for size in EXAMPLE_BATCHES if size not in taken), 61)
 
 
@@ -149,8 +158,15 @@ def layout(module: nn.Module) -> Shapes:
     return [(name, tuple(p.shape) or (1,)) for name, p in module.named_parameters()]
 
 
+def error_of(yhat: Tensor, y: Tensor) -> Tensor:
+    """Return what a forecast ``[B, horizon]`` is too high by, or each level of quantiles' is."""
+    return yhat - (y if yhat.dim() == y.dim() else y[:, :, None])
+
+
 def loss_of(loss: Loss, error: Tensor) -> Tensor:
-    """Return the mean loss of an error ``[B, horizon]``."""
+    """Return the mean loss of an error ``[B, horizon]``, or ``[B, horizon, levels]``."""
+    if loss.levels is not None:
+        return losses_of(loss, error).mean()
     if loss.name == "mse":
         return (error * error).mean()
     near = error.clamp(-(loss.delta or 1.0), loss.delta or 1.0)
@@ -158,7 +174,20 @@ def loss_of(loss: Loss, error: Tensor) -> Tensor:
 
 
 def losses_of(loss: Loss, error: Tensor) -> Tensor:
-    """Return each example's own loss ``[B]``; their mean is ``loss_of``."""
+    """Return each example's own loss ``[B]``; their mean is ``loss_of``.
+
+    ``pinball`` is the sum over horizon and levels of ``max(-q e, (1 - q) e)``, ``e`` being what the
+    forecast is too high by; where it is exactly right, the slope is taken to be zero.
+
+    >>> loss = Loss("pinball", levels=(0.1, 0.5, 0.9))
+    >>> told = torch.tensor([[[0.5, 1.0, 2.0]], [[1.0, 2.5, 3.0]], [[2.5, 2.5, 2.8]]])
+    >>> error = error_of(told, torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> round(losses_of(loss, error).mean().item(), 6)
+    0.36
+    """
+    if loss.levels is not None:
+        levels = error.new_tensor(loss.levels)
+        return ((1 - levels) * error.relu() + levels * (-error).relu()).sum((1, 2))
     if loss.name == "mse":
         return (error * error).mean(1)
     near = error.clamp(-(loss.delta or 1.0), loss.delta or 1.0)

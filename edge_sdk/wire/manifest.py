@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = Mappi
 
 ``p`` is the vector ``[P]``, ``x`` inputs ``[B, lookback, channels]``, ``y`` targets
 ``[B, horizon]``; ``rho`` and ``bound`` are scalars. ``loss`` is the batch's mean and ``yhat`` the
-forecast ``[B, horizon]``. ``g [P]`` is the loss's gradient; in ``robust_gradient`` that of
+forecast, ``[B, horizon]``, or ``[B, horizon, levels]`` where the target's output is ``quantiles``.
+``g [P]`` is the loss's gradient; in ``robust_gradient`` that of
 ``loss + rho * slope``, where ``slope`` is the mean norm of an example's slope in ``(x, y)``; in
 ``clipped_gradient`` the **sum** over examples of their own gradients, each at most ``bound`` long.
 """
@@ -46,6 +48,7 @@ Name = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,63}")]
 Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]
 Count = Annotated[int, Between(1, 65536)]
 Finite = Annotated[float, Between(-1e30, 1e30)]
+Level = Annotated[float, Between(1e-6, 1 - 1e-6)]
 
 
 class ManifestError(WireError):
@@ -114,7 +117,8 @@ class Target:
             divided by the scale's width; the forecast adds the last value back).
         scale: ``device`` (the minimum and maximum of the device's own training part) or
             ``fixed`` (``low`` and ``high``).
-        output: ``point``: one value a horizon step.
+        output: ``point``: one value a horizon step; ``quantiles``: one for each of the loss's
+            levels, in their order.
         low: Lower end of a fixed scale.
         high: Upper end of a fixed scale.
     """
@@ -123,7 +127,7 @@ class Target:
     unit: Annotated[str, Length(1, 32)]
     form: Literal["level", "change"]
     scale: Literal["device", "fixed"]
-    output: Literal["point"] = "point"
+    output: Literal["point", "quantiles"] = "point"
     low: Finite | None = None
     high: Finite | None = None
 
@@ -137,15 +141,37 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The training loss, on scaled values, averaged over batch and horizon."""
+    """The training loss, on scaled values.
 
-    name: Literal["mse", "huber"]
+    ``mse`` and ``huber`` are averaged over batch and horizon; ``pinball`` is summed over levels and
+    horizon and averaged over the batch.
+
+    Attributes:
+        name: Which.
+        delta: Where Huber's turns from a square into a line.
+        levels: Of the quantiles that ``pinball`` learns, rising, the median among them and at least
+            one on either side of it: the outer two are the ends of the interval.
+    """
+
+    name: Literal["mse", "huber", "pinball"]
     delta: Annotated[float, Between(1e-9, 1e9)] | None = None
+    levels: Annotated[tuple[Level, ...], Length(3, 99)] | None = None
 
     def __post_init__(self) -> None:
-        """Only Huber has a delta, and it must have one."""
+        """Only Huber has a delta and only pinball has levels, and each must have them."""
         if (self.name == "huber") != (self.delta is not None):
             raise ValueError("a delta belongs to huber, and to nothing else")
+        if (self.name == "pinball") != (self.levels is not None):
+            raise ValueError("levels belong to pinball, and to nothing else")
+        if self.levels is not None:
+            _check_levels(self.levels)
+
+
+def _check_levels(levels: Sequence[float]) -> None:
+    if any(after <= before for before, after in itertools.pairwise(levels)):
+        raise ValueError(f"levels must rise: {', '.join(map(str, levels))}")
+    if 0.5 not in levels[1:-1]:
+        raise ValueError("levels must have the median 0.5, and others on either side of it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +224,8 @@ class Golden:
 
     Attributes:
         x: ``lookback`` rows of one value a feature.
-        yhat: ``horizon`` values, from the authoring framework.
+        yhat: ``horizon`` values, from the authoring framework; of quantiles, those of the first
+            step's levels come first.
         tolerance: Largest absolute difference a device may show.
     """
 
@@ -247,6 +274,8 @@ class Manifest:
 
     def __post_init__(self) -> None:
         """Refuse what no single field can see."""
+        if (self.target.output == "quantiles") != (self.loss.levels is not None):
+            raise ValueError("an output of quantiles goes with a pinball loss, and with no other")
         self._check_features()
         self._check_golden()
         self._check_graphs()
@@ -262,8 +291,8 @@ class Manifest:
         rows, width = len(self.golden.x), len(self.features)
         if rows != self.window.lookback or any(len(row) != width for row in self.golden.x):
             raise ValueError(f"golden.x must be {self.window.lookback} rows of {width} values")
-        if len(self.golden.yhat) != self.window.horizon:
-            raise ValueError(f"golden.yhat must have {self.window.horizon} values")
+        if len(self.golden.yhat) != (wanted := math.prod(self.forecast_shape)):
+            raise ValueError(f"golden.yhat must have {wanted} values")
 
     def _check_graphs(self) -> None:
         for role in (GRADIENT, FORECAST):
@@ -301,6 +330,12 @@ class Manifest:
     def digest(self) -> bytes:
         """SHA-256 of the canonical bytes (32 bytes): what a bundle's signature covers."""
         return hashlib.sha256(self.canonical()).digest()
+
+    @property
+    def forecast_shape(self) -> tuple[int, ...]:
+        """Shape of one window's forecast: ``(horizon,)``, or ``(horizon, levels)`` of quantiles."""
+        levels = self.loss.levels
+        return (self.window.horizon,) if levels is None else (self.window.horizon, len(levels))
 
     @property
     def size(self) -> int:

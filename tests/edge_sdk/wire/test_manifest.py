@@ -68,6 +68,15 @@ def test_the_paper_model_has_the_papers_counts():
         ({"features__3__stream": None}, "needs 'stream'"),
         ({"loss__delta": 1.0}, "delta belongs to huber"),
         ({"loss__name": "huber"}, "delta belongs to huber"),
+        ({"loss__name": "pinball"}, "levels belong to pinball"),
+        ({"loss__levels": [0.1, 0.5, 0.9]}, "levels belong to pinball"),
+        ({"loss": {"name": "pinball", "levels": [0.1, 0.5, 0.9]}}, "an output of quantiles goes"),
+        ({"loss": {"name": "pinball", "levels": [0.1, 0.5]}}, "levels"),
+        ({"loss": {"name": "pinball", "levels": [0.1, 0.9, 0.5]}}, "levels must rise"),
+        ({"loss": {"name": "pinball", "levels": [0.1, 0.4, 0.9]}}, "the median 0.5"),
+        ({"loss": {"name": "pinball", "levels": [0.5, 0.8, 0.9]}}, "on either side"),
+        ({"loss": {"name": "pinball", "levels": [0.1, 0.5, 1.0]}}, "levels"),
+        ({"target__output": "quantiles"}, "an output of quantiles goes"),
         ({"training__optimiser": "lbfgs"}, "known: adam, sgd"),
         ({"golden__yhat": [0.0, 1.0]}, "golden.yhat must have 1"),
         ({"graphs__gradient__file": "../gradient.onnx"}, "file"),
@@ -116,6 +125,19 @@ def test_parts_check_themselves():
     with pytest.raises(ValueError, match="low < high"):
         Target("load", "kWh", "level", "fixed", low=1.0, high=1.0)
     assert Loss("huber", 0.5).delta == 0.5
+
+
+def test_quantiles_need_a_golden_value_for_every_level():
+    quantiles = {
+        "loss": {"name": "pinball", "levels": [0.1, 0.5, 0.9]},
+        "target__output": "quantiles",
+    }
+    with pytest.raises(ManifestError, match="yhat must have 3 values"):
+        Manifest.parse(edited(**quantiles))
+    manifest = Manifest.parse(edited(**quantiles, golden__yhat=[0.0, 0.5, 1.0]))
+    assert manifest.forecast_shape == (1, 3)
+    assert Manifest.parse(manifest.canonical()) == manifest
+    assert Manifest.parse(RAW).forecast_shape == (1,)
 
 
 def test_the_digest_covers_every_field():
