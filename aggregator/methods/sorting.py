@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from aggregator.methods.averaging import Rounds
 from aggregator.methods.centres import Moved, distances, draws, farthest, moved, nearest, plus_plus
-from aggregator.methods.gathering import Gathered
+from aggregator.methods.newest import Newest
 from aggregator.rules import Memory, Rule
-from edge_sdk.wire.method import Array
 
 Matrix = NDArray[np.float64]
 
@@ -49,43 +48,24 @@ class Clustering:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Centres:
-    """The server's state. Mappings are by client, ``memories`` is by cluster.
+class Centres(Newest):
+    """The server's state; ``w`` is the average over clients of their centres.
 
     Attributes:
-        round: The round that is gathered for, from 1; 0 before the first.
-        version: How often the centres have moved.
-        is_open: Whether answers are wanted.
-        w: The average over clients of their centres, float64, shape ``(P,)``.
         centres: Shape ``(K, P)``; all the first model until they are seeded.
         empty: For how many rounds nobody belonged to each centre, shape ``(K,)``.
         seeded: Whether the centres were placed.
         seed: Of the draws that place them; kept, because the configured one may change.
-        who: Who takes part, and whose answers wait.
-        held: Each client's newest weights, float32.
-        labels: The cluster that each belongs to.
-        losses: Reported with the waiting answers.
-        memories: What each cluster's rule remembers.
+        labels: The cluster that each client belongs to.
+        memories: What each cluster's rule remembers, by its label.
     """
 
-    round: int
-    version: int
-    is_open: bool
-    w: Matrix
     centres: Matrix
     empty: NDArray[np.int64]
     seeded: bool
     seed: int = 0
-    who: Gathered = field(default_factory=Gathered)
-    held: Mapping[str, Array] = field(default_factory=dict)
     labels: Mapping[str, int] = field(default_factory=dict)
-    losses: Mapping[str, float] = field(default_factory=dict)
     memories: Mapping[str, Memory] = field(default_factory=dict)
-
-    @property
-    def waiting(self) -> int:
-        """How many answers wait for the round to close."""
-        return len(self.who.arrived)
 
     @property
     def clusters(self) -> dict[str, tuple[str, ...]]:
@@ -186,12 +166,10 @@ def _average(state: Centres) -> Matrix:
     return total
 
 
-def report_of(before: Centres, fit: Fit, settings: Clustering, cohort: list[str]) -> dict[str, Any]:
+def report_of(before: Centres, fit: Fit, settings: Clustering) -> dict[str, Any]:
     """Return what is worth telling about a round; plain values only, for a page or JSON."""
-    state, arrived = fit.state, before.who.arrived
-    report: dict[str, Any] = {
-        "cohort": cohort,
-        "staleness": {name: before.version - arrived[name] for name in cohort},
+    state = fit.state
+    return {
         "clusters": {label: list(names) for label, names in state.clusters.items()},
         "changed": sorted(
             name for name, at in before.labels.items() if state.labels.get(name, at) != at
@@ -203,10 +181,6 @@ def report_of(before: Centres, fit: Fit, settings: Clustering, cohort: list[str]
         "dropped": dict(fit.moved.dropped),
         "step": float(np.linalg.norm(state.w - before.w)),
     }
-    if before.losses:
-        told = [before.losses[name] for name in sorted(before.losses)]
-        report["loss"] = float(np.mean(told))
-    return report
 
 
 def _spread(state: Centres, settings: Clustering) -> dict[str, float]:
