@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
+from edge_sdk.wire.rows import DIMENSIONS, check
 from edge_sdk.wire.strict import Between, Length
 
 WIRE = 1
@@ -28,6 +29,7 @@ CHUNK_FLOOR = 8192
 BODY_LIMIT = 8 * 1024 * 1024
 CHUNKS_LIMIT = 256
 SCALARS_LIMIT = 2_097_152
+NEIGHBOURS_LIMIT = 24
 
 Whole = Annotated[int, Between(0, LARGEST)]
 Ordinal = Annotated[int, Between(1, LARGEST)]
@@ -50,7 +52,10 @@ Word = Annotated[str, Length(1, 16)]
 Release = Annotated[str, Length(1, 32)]
 Words = Annotated[tuple[Word, ...], Length(0, 32)]
 Scalars = Annotated[Mapping[Text, float], Length(0, 32)]
+Slice = Annotated[int, Between(1, CHUNK_LIMIT // 4)]
+Offset = Annotated[int, Between(0, SCALARS_LIMIT - 1)]
 Pair = tuple[Whole, Whole]
+Dimensions = Annotated[tuple[Annotated[int, Between(1, 1_048_576)], ...], Length(0, DIMENSIONS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +177,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question to one device: work on this and answer with an update. Said until answered."""
+    """A question to one device: work on this and answer with an update. Said until answered.
+
+    With a ``shape``, and where its contract says so, it is perishable: said once, with some rows of
+    one array, and answered by a signal or not at all.
+    """
 
     kind: ClassVar[str] = "task"
     run: Ordinal  # training run
@@ -186,13 +195,25 @@ class Task:
     size: BodySize | None = None  # bytes of the content body
     chunk: ChunkSize | None = None  # bytes of one chunk of it; the last is shorter
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
-    blob: bytes = b""  # the content body where it is small; else it is asked for by its digest
+    peers: Annotated[tuple[Text, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # your neighbours' ids
+    keys: Annotated[tuple[PublicKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # and their keys
+    weights: Annotated[tuple[float, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: by degrees
+    enc: Annotated[str, Length(0, 2)] = ""  # of a perishable array: f4, f2, or i4 for window ids
+    shape: Dimensions = ()  # of that whole array; unset: it brings none
+    off: U32 = 0  # number of the first row that is in the blob
+    num: U32 = 0  # how many rows are
+    blob: bytes = b""  # the content body where it is small, else it is asked for; or the rows
 
     def __post_init__(self) -> None:
-        """Refuse a content that is not wholly described."""
+        """Refuse a content, a neighbourhood or rows that are not wholly described."""
+        if len(self.keys) != len(self.peers) or len(self.weights) not in (0, len(self.peers)):
+            raise ValueError("peers, keys and weights have the same length")
         if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
             raise ValueError("digest, size and chunk belong together")
-        if self.blob and len(self.blob) != self.size:
+        if self.shape and self.digest is not None:
+            raise ValueError("a task brings a content or rows, not both")
+        check(self.enc, self.shape, self.off, self.num, self.blob if self.shape else b"")
+        if not self.shape and self.blob and len(self.blob) != self.size:
             raise ValueError("the blob is the whole content body, or nothing")
 
     @property
@@ -326,6 +347,56 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """A slice of what one device lets a neighbour mix in; repeated until that neighbour settles."""
+
+    kind: ClassVar[str] = "peer"
+    run: Whole  # training run; 0 where nobody announced one
+    epoch: Ordinal  # which start of the exchange: the higher one is in force, everywhere
+    step: Whole  # the exchange within it
+    part: Literal["theta", "tracker"]  # the model, or the estimate of everybody's gradient
+    degree: Annotated[int, Between(1, NEIGHBOURS_LIMIT)]  # how many neighbours the sender has
+    spec: Ref  # layout digest of the whole vector
+    enc: Literal["f4"]  # its tensor encoding: both ends compute on with these very bits
+    off: Offset  # first scalar of this slice: a multiple of 8,192
+    num: Slice  # how many there are: 8,192, or what is left
+    blob: Piece = b""  # the slice
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Whether a link counts in one exchange. The device whose id sorts first says so."""
+
+    kind: ClassVar[str] = "settle"
+    run: Whole  # training run
+    epoch: Ordinal  # as in the exchange it settles
+    step: Whole  # likewise
+    used: bool  # both mix, or neither does; from the other end only false: gone on without you
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Some rows of an answer that perishes with its turn: not numbered, not kept, not receipted."""
+
+    kind: ClassVar[str] = "signal"
+    run: Ordinal  # training run
+    round: Whole  # the round it belongs to; 0 for one that belongs to none
+    ask: Word  # the question it answers, as the contract names it
+    attempt: Whole = 0  # how often the round was begun anew
+    step: Whole = 0  # the turn inside the round; for ``serve`` the number of the window
+    enc: Annotated[str, Length(0, 2)] = ""  # encoding of the scalars: f4 or f2
+    shape: Dimensions = ()  # of the whole array; unset: it brings none
+    off: U32 = 0  # number of the first row that is in the blob
+    num: U32 = 0  # how many rows are
+    vals: Scalars = field(default_factory=dict)  # the numbers of the answer, as the contract names
+    blob: Piece = b""  # the rows
+
+    def __post_init__(self) -> None:
+        """Refuse rows that are none."""
+        check(self.enc, self.shape, self.off, self.num, self.blob)
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """An operator's word to one device, repeated after each hello until receipted."""
 
@@ -350,6 +421,9 @@ class Metrics:
     outbox: Whole  # entries without a receipt
     flash: Whole  # kilobytes of the store
     rss: Whole  # kilobytes of memory
+    step: Whole | None = None  # exchanges with neighbours so far, where there are any
+    mixed: Whole | None = None  # links that counted in them
+    missed: Whole | None = None  # links that did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +453,9 @@ Message = (
     | Receipt
     | Refusal
     | Update
+    | Signal
+    | Peer
+    | Settle
     | Command
     | Metrics
     | Time
@@ -404,6 +481,9 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
             Receipt,
             Refusal,
             Update,
+            Signal,
+            Peer,
+            Settle,
             Command,
             Metrics,
             Time,
@@ -414,9 +494,6 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
 
 RESERVED = frozenset(
     (
-        "signal",
-        "peer",
-        "settle",
         "rekey",
         "state",
         "batch",

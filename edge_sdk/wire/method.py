@@ -78,8 +78,9 @@ class Signal:
     round: int
     ask: str
     step: int
-    array: Array
+    array: Array  # of no elements where the answer is only numbers
     values: Scalars = field(default_factory=_no_scalars)
+    attempt: int = 0  # how often the round was begun anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,37 @@ class Closed:
     report: Mapping[str, Any] = field(default_factory=dict)  # cohort, dropped, norms, why
 
 
-Event = Task | Update | Signal | Due | Member
-Effect = Task | Update | Signal | Due | Closed
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The perishable turns of a round are over: what they came to, for the journal.
+
+    Signals are in no journal. What they did to the server's own parameters is here, so that the
+    state is still a fold over the journal.
+    """
+
+    round: int
+    attempt: int
+    arrays: Mapping[str, Array] = field(default_factory=_no_arrays)
+    values: Scalars = field(default_factory=_no_scalars)
+    record: str = ""  # who took part in which turn, a line each
+
+
+Event = Task | Update | Signal | Due | Member | Played
+Effect = Task | Update | Signal | Due | Closed | Played
 Effects = tuple[Effect, ...]
+
+
+class Play(NamedTuple, Generic[S]):
+    """What happens inside a round and perishes with it: a second pure machine beside a half.
+
+    A shell drives it with what is in no journal. It begins anew from the half's state whenever that
+    opens a round, begins one anew (``attempt``), or has taken ``Played`` in; a process that was
+    killed begins it anew as well. Its effects are tasks, wake-ups, and ``Played`` at the end.
+    """
+
+    begin: Callable[[S, Any], Any]  # a half's state, and what was played before or None
+    apply: Callable[[Any, Event], tuple[Any, Effects]]
+    wants: Callable[[Any, Signal, tuple[int, ...]], bool]  # whether an answer, by its shape, may be
 
 
 class Half(NamedTuple, Generic[S]):
@@ -132,6 +161,7 @@ class Half(NamedTuple, Generic[S]):
     init: Callable[[Vector], S]
     apply: Callable[[S, Event], tuple[S, Effects]]
     model: Callable[[S], Mapping[str, Array]]  # feeds to forecast with, or to publish, right now
+    play: Play[Any] | None = None  # where a round has turns that perish
 
 
 class Up(Enum):
@@ -178,6 +208,7 @@ class Ask:
     patient: bool = False  # an answer counts though the model has moved since its base
     enc: str = "f4"  # tensor encoding of the answer
     mirrored: bool = False  # both ends compute on with what was answered: no noise on its way out
+    perishable: bool = False  # said once, inside a round that is open; not kept, not repeated
 
 
 Contract = Mapping[str, Ask]
@@ -281,6 +312,36 @@ _PERSONAL = Ask(  # w is this device's own mixture, which only draws
 )
 _BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 
+_FIRST = Number("first", 0, 2**31 - 1, measured=True, needed=True)  # number of a window
+_LAST = replace(_FIRST, name="last")
+_HALF = Number("half", *_FLAG)  # the answer's array in float16
+_SPLIT: Contract = {
+    "train": Ask(  # opens the round; its answer is wanted when the turns are over (``share``)
+        ("encode", "decode", "encode_vjp"),
+        ("w",),
+        (
+            PROX,
+            RATE,
+            Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+            Number("received", *_FLAG),  # begin at w
+            Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
+        ),
+        Up.WEIGHTS,
+        (LOSS,),
+        personal=True,
+        patient=True,
+    ),
+    "ready": Ask(up=Up.SIGNAL, report=(_FIRST, _LAST), perishable=True),
+    "encode": Ask(("encode",), ("ids",), (_HALF,), Up.SIGNAL, perishable=True),
+    "decode": Ask(("decode",), ("z",), (_HALF,), Up.SIGNAL, (LOSS,), perishable=True),
+    "keep": Ask((), ("z",), perishable=True),
+    "finish": Ask(("encode_vjp",), ("hgrad",), perishable=True),  # without hgrad: alone
+    "local": Ask(numbers=(STEPS, Number("batch", 1, 65536)), perishable=True),
+    "share": Ask(perishable=True),
+    "serve": Ask(("encode",), ("z",), (_HALF,), Up.SIGNAL, perishable=True),
+}
+"""Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
+
 CONTRACTS: Mapping[str, Contract] = MappingProxyType(
     {
         "fedsgd": {
@@ -301,6 +362,10 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "udp": {"train": _BOUNDED},
         "fesem": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
         "pfl": {"train": _PERSONAL},
+        "pfgl": _SPLIT,
+        "cnfgnn": _SPLIT,
+        "lstm_cnn_fedavg": _SPLIT,
+        "lstm_cnn_pfl": _SPLIT,
         "bafdp": {"step": _BAFDP},
         "bsfdp": {"step": _BAFDP},
         "aspire_ease": {"step": _ASPIRE},
