@@ -149,6 +149,17 @@ def unseal(
     return Sealed(kind, sender, body, whole, proof)
 
 
+def kind_of(raw: bytes) -> str:
+    """Return the kind an envelope names, where its topic does not say one; nothing is proved.
+
+    Raises:
+        Refused: TOO_LARGE, or MALFORMED: it is no envelope.
+    """
+    if len(raw) > PAYLOAD_LIMIT:
+        raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
+    return _outer(raw)[1]
+
+
 def unproved(raw: bytes) -> bytes:
     """Return the body of an envelope that this machine wrote and kept; nothing is proved.
 

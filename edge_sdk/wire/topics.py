@@ -71,6 +71,15 @@ def part(fleet: str, slot: int) -> str:
     return f"{ROOT}/{fleet}/{ALL}/part/{slot}"
 
 
+def peer(fleet: str, device: str, neighbour: str) -> str:
+    """Return the topic on which a device speaks to one neighbour: below its own id.
+
+    >>> peer("north", "meter-0042", "meter-0043")
+    'gf/1/north/meter-0042/peer/meter-0043'
+    """
+    return f"{ROOT}/{fleet}/{device}/peer/{neighbour}"
+
+
 def parse(topic: str) -> Address | None:
     """Read a topic; None if it has not exactly the shape of one of ours.
 
@@ -118,6 +127,11 @@ def device_filters(fleet: str, device: str) -> tuple[str, ...]:
     """Return what a device subscribes to after every connect; none of them overlap."""
     announced = ("keys", "time", "bundle", "model")
     return (f"{ROOT}/{fleet}/{device}/down/#", *(common(fleet, kind) for kind in announced))
+
+
+def peers_filter(fleet: str, device: str) -> str:
+    """Return what a device adds while it exchanges models with neighbours."""
+    return f"{ROOT}/{fleet}/+/peer/{device}"
 
 
 def parts_filter(fleet: str) -> str:

@@ -239,6 +239,30 @@ def uplink() -> list[Case]:
     ]
 
 
+NEIGHBOUR_ID = "meter-0043"
+
+
+def neighbours() -> list[Case]:
+    """Who a device's neighbours are, what it tells one of them, and how a link is settled."""
+    way = {"sender": DEVICE_ID, "recipient": NEIGHBOUR_ID, "signer": DEVICE}
+    topic = topics.peer(FLEET, DEVICE_ID, NEIGHBOUR_ID)
+    peer = messages.Peer(
+        run=7, epoch=2, step=41, part="theta", degree=3, spec=SPEC.digest, enc="f4", off=0, num=2,
+        blob=UPDATE.blob,
+    )  # fmt: skip
+    begin = messages.Task(
+        run=7, round=2, base=0, ask="begin", spec=SPEC.digest, vals={"tau": 1.0},
+        peers=(NEIGHBOUR_ID,), keys=(AGGREGATOR.public,), weights=(0.25,),
+    )  # fmt: skip
+    return [
+        down("task-neighbours", begin),
+        sealed("peer", peer, way, topic),
+        sealed("peer-tracker", replace(peer, part="tracker"), way, topic),
+        sealed("settle", messages.Settle(run=7, epoch=2, step=41, used=True), way, topic),
+        sealed("settle-unused", messages.Settle(run=7, epoch=2, step=42, used=False), way, topic),
+    ]
+
+
 def widths() -> list[Case]:
     """The largest integer of every width, and the first of the next."""
     sizes = {"7": 0x7F, "8": 0xFF, "16": 0xFFFF, "32": 2**32 - 1, "63": LARGEST}
@@ -329,7 +353,16 @@ def beyond() -> Case:
 
 def cases() -> list[Case]:
     """Return every payload, good and bad."""
-    return [*session(), *model(), *tasks(), *uplink(), *widths(), *negative(), beyond()]
+    return [
+        *session(),
+        *model(),
+        *tasks(),
+        *uplink(),
+        *neighbours(),
+        *widths(),
+        *negative(),
+        beyond(),
+    ]
 
 
 def files() -> dict[str, bytes]:

@@ -72,9 +72,9 @@ TABLE = {
         {
             "run": ONE, "round": ANY, "base": ANY, "ask": (S, 1, 16), "spec": REF, "attempt": ANY,
             "step": ANY, "digest": (B, 32, 32), "size": (I, 1, 2**23), "chunk": (I, 1, 32768),
-            "vals": (M, 0, 32),
+            "vals": (M, 0, 32), "peers": (L, 0, 24), "keys": (L, 0, 24), "weights": (L, 0, 24),
         },
-        "attempt step digest size chunk vals",
+        "attempt step digest size chunk vals peers keys weights",
     ),
     "part": (1, {"id": REF, "i": (I, 0, 255)}, ""),
     "offer": (
@@ -108,15 +108,25 @@ TABLE = {
         },
         "vals check flags",
     ),
+    "peer": (
+        1,
+        {
+            "run": ANY, "epoch": ONE, "step": ANY, "part": (S, 5, 7), "degree": (I, 1, 24),
+            "spec": REF, "enc": (S, 2, 2), "off": (I, 0, 2**21 - 1), "num": (I, 1, 8192),
+        },
+        "",
+    ),
+    "settle": (0, {"run": ANY, "epoch": ONE, "step": ANY, "used": (T, 0, 0)}, ""),
     "command": (
         0, {"num": ONE, "op": (S, 1, 16), "args": (M, 0, 32), "until": ANY}, "args until",
     ),
     "metrics": (
         0,
         dict.fromkeys(
-            "up sent resent refused bytes_up bytes_down outbox flash rss".split(), ANY
+            "up sent resent refused bytes_up bytes_down outbox flash rss step mixed missed".split(),
+            ANY,
         ),
-        "",
+        "step mixed missed",
     ),
     "time": (0, {"serial": ONE, "t": ANY}, ""),
 }  # fmt: skip

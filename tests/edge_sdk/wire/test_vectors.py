@@ -36,9 +36,10 @@ def key_of(sender, kid):
 def receive(name, raw=None):
     case = INDEX["payloads"][name]
     address = topics.parse(case["topic"])
+    raw = raw if raw is not None else (FOLDER / f"{name}.bin").read_bytes()
     sealed = envelope.unseal(
-        raw if raw is not None else (FOLDER / f"{name}.bin").read_bytes(),
-        kind=address.kind,
+        raw,
+        kind=address.kind or envelope.kind_of(raw),
         sender=case["sender"],
         recipient=case["recipient"],
         fleet=INDEX["fleet"],
