@@ -10,7 +10,7 @@ import pytest
 
 import edge_sdk.runtime
 from edge_sdk.bundle import shipped_folder, shipped_names
-from edge_sdk.runtime import GraphError, load_graph
+from edge_sdk.runtime import ENGINE, GraphError, engine_name, load_graph
 from edge_sdk.wire.manifest import Manifest
 
 FOLDER = shipped_folder()
@@ -119,9 +119,22 @@ def test_bytes_that_are_no_graph_are_refused():
         load_graph(b"not a graph")
 
 
-def test_a_device_without_an_engine_is_told(monkeypatch):
+def test_numpy_takes_over_where_no_engine_is_installed(monkeypatch):
+    monkeypatch.delenv(ENGINE, raising=False)
+    assert engine_name() == "onnxruntime"
     monkeypatch.setattr(edge_sdk.runtime, "find_spec", lambda _name: None)
-    with pytest.raises(GraphError, match="onnxruntime is not installed"):
+    assert engine_name() == "numpy"
+    graph = load_graph(FOLDER / "load-mlp" / "gradient.onnx")
+    assert type(graph).__name__ == "PlainGraph"
+    with pytest.raises(GraphError, match="not installed on this device"):
+        engine_name({ENGINE: "onnxruntime"})
+
+
+def test_an_engine_can_be_named(monkeypatch):
+    monkeypatch.setenv(ENGINE, "numpy")
+    assert type(load_graph(FOLDER / "load-mlp" / "forecast.onnx")).__name__ == "PlainGraph"
+    monkeypatch.setenv(ENGINE, "tensorrt")
+    with pytest.raises(GraphError, match="known: auto, onnxruntime, numpy"):
         load_graph(b"")
 
 
