@@ -1,0 +1,214 @@
+"""Learning without a server: steps of one's own, and mixing with neighbours (DFL-SGD, DFL-GT).
+
+The half is pure and knows no neighbour: the shell tells it which vectors count in an exchange and
+how much (``edge_sdk.gossip``). One step is either *alone*, or an exchange of one or two turns; in
+each turn the half first makes ready what it offers and then mixes what came back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_sdk.methods.local import Local
+from edge_sdk.methods.steps import Steps
+from edge_sdk.methods.taking import taken
+from edge_sdk.wire.method import Array, Effects, Event, Half, Scalars, Task
+from edge_sdk.wire.spec import ParamSpec, Vector
+
+BEGIN, ALONE, ADAPT, MIX = "begin", "alone", "adapt", "mix"
+"""What the shell asks of the half; only ``begin`` is ever asked from outside."""
+
+THETA, TRACKER = "theta", "tracker"
+DGD, ATC = 0.0, 1.0
+"""The values of ``order``: the gradient step beside the mixing, or before it."""
+
+Turns = tuple[tuple[str, ...], ...]
+
+
+def turns(method: str, values: Scalars) -> Turns:
+    """Return what is offered in each turn of one exchange.
+
+    Adapt-then-combine with a tracker needs two: the tracker is corrected by the gradient at the
+    point that the first turn leads to, and that sum is mixed.
+
+    >>> turns("dfl_gt", {"order": 0.0}), turns("dfl_gt", {"order": 1.0})
+    ((('theta', 'tracker'),), (('theta',), ('tracker',)))
+    """
+    if method != "dfl_gt":
+        return ((THETA,),)
+    return ((THETA,), (TRACKER,)) if values.get("order", DGD) == ATC else ((THETA, TRACKER),)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gossiped:
+    """What a device among neighbours has learned.
+
+    Attributes:
+        p: Its whole vector, personal layers included.
+        seen: The gradient it computed last, a whole vector; None before the first, or untracked.
+        tracker: Its estimate of everybody's average gradient, shape ``(P,)`` of what is shared.
+        draws: How many minibatches it has drawn: the number of the next.
+    """
+
+    p: Vector
+    seen: Vector | None = None
+    tracker: Vector | None = None
+    draws: int = 0
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        out: dict[str, Array] = {"p": self.p, "draws": np.array(self.draws)}
+        if self.seen is not None and self.tracker is not None:
+            out |= {"seen": self.seen, "tracker": self.tracker}
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Gossiped:
+        """Rebuild a state from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        seen, tracker = arrays.get("seen"), arrays.get("tracker")
+        return cls(arrays["p"], seen, tracker, int(arrays["draws"]))
+
+    def offered(self, spec: ParamSpec, part: str) -> Vector:
+        """Return what a neighbour is told of this state, shape ``(P,)`` of what is shared."""
+        if part == TRACKER:
+            assert self.tracker is not None, "a tracker is told after 'begin'"
+            return self.tracker
+        return spec.shared(self.p)
+
+
+def dfl_sgd(local: Local, _settings: Steps) -> Half[Gossiped]:
+    """Return DFL-SGD's device half: mix the models, and take a gradient step.
+
+    Personal layers take the same steps and are never mixed. A device without windows only mixes; a
+    gradient that is not finite is passed over.
+
+    Reference:
+        algorithms.md section 11; (10.4) with the mixing step in the place of the local one.
+    """
+
+    def apply(state: Gossiped, event: Event) -> tuple[Gossiped, Effects]:
+        if not isinstance(event, Task):
+            return state, ()
+        match event.ask, event.values.get("order", DGD):
+            case ("alone", _) | ("adapt", 1.0):
+                return _descended(local, state, state.p, event), ()
+            case "mix", 1.0:
+                return replace(state, p=_mixed(local.spec, state, event)), ()
+            case "mix", _:
+                return _descended(local, state, _mixed(local.spec, state, event), event), ()
+        return state, ()
+
+    return Half(Gossiped, apply, model=lambda state: {"p": state.p})
+
+
+def dfl_gt(local: Local, _settings: Steps) -> Half[Gossiped]:
+    """Return DFL-GT's device half: steps along a tracker, which is mixed like the model.
+
+    ``begin`` starts the tracker at this device's own gradient: started at 0, the average of all
+    trackers would be what the gradient changed by, and nobody would ever move. The gradient of
+    every step is kept and used again, so that the average of all trackers is the average of all
+    latest gradients whatever minibatches are drawn, as long as both ends of a link mix or neither.
+
+    Reference:
+        algorithms.md section 11, (10.5) and (10.6), D11.
+    """
+
+    def apply(state: Gossiped, event: Event) -> tuple[Gossiped, Effects]:
+        if not isinstance(event, Task):
+            return state, ()
+        if event.ask == BEGIN:
+            return _tracking_anew(local, state), ()
+        return (state if state.tracker is None else _tracked(local, state, event)), ()
+
+    return Half(Gossiped, apply, model=lambda state: {"p": state.p})
+
+
+def _tracked(local: Local, state: Gossiped, task: Task) -> Gossiped:
+    """Take one step, or one turn of an exchange, along the tracker."""
+    second = bool(task.values.get("turn"))
+    match task.ask, task.values.get("order", DGD):
+        case "alone", _:
+            return _corrected(local, _followed(local.spec, state, task))
+        case "mix", 1.0:
+            return _mixed_in(local.spec, state, task)
+        case "adapt", 1.0:
+            return _corrected(local, state) if second else _followed(local.spec, state, task)
+        case "mix", _:
+            mixed = _mixed_in(local.spec, state, task)
+            moved = _followed(local.spec, replace(state, p=mixed.p), task)
+            return _corrected(local, replace(moved, tracker=mixed.tracker))
+    return state
+
+
+def rate(task: Task) -> float:
+    """Return the length of step number ``task.step``: fading with its square root where asked.
+
+    >>> rate(Task("a", 0, "mix", step=3, values={"rate": 0.1, "fading": 1.0}))
+    0.05
+    """
+    length = float(task.values.get("rate", 0.0))
+    return length / math.sqrt(task.step + 1) if task.values.get("fading") else length
+
+
+def _gradient(local: Local, state: Gossiped, at: Vector) -> tuple[Gossiped, Vector | None]:
+    """Draw the next minibatch and return its gradient there; None if there is none to use."""
+    after = replace(state, draws=state.draws + 1)
+    for batch in local.batches(1, state.draws, fresh=True):
+        _, g = local.run("gradient", p=at, x=batch.x, y=batch.y)
+        return after, g if bool(np.isfinite(g).all()) else None
+    return after, None
+
+
+def _descended(local: Local, state: Gossiped, start: Vector, task: Task) -> Gossiped:
+    """Step from ``start`` along the gradient at the state's own point."""
+    after, g = _gradient(local, state, state.p)
+    return replace(after, p=start if g is None else (start - rate(task) * g).astype(start.dtype))
+
+
+def _tracking_anew(local: Local, state: Gossiped) -> Gossiped:
+    after, g = _gradient(local, state, state.p)
+    seen = np.zeros_like(state.p) if g is None else g.astype(state.p.dtype)
+    return replace(after, seen=seen, tracker=local.spec.shared(seen).copy())
+
+
+def _corrected(local: Local, state: Gossiped) -> Gossiped:
+    """Add to the tracker what this device's gradient has changed by."""
+    after, g = _gradient(local, state, state.p)
+    if g is None or state.seen is None or state.tracker is None:
+        return after
+    g = g.astype(state.p.dtype)
+    change = local.spec.shared(g).astype(np.float64) - local.spec.shared(state.seen)
+    tracker = (state.tracker + change).astype(state.p.dtype)
+    return replace(after, seen=g, tracker=tracker)
+
+
+def _followed(spec: ParamSpec, state: Gossiped, task: Task) -> Gossiped:
+    """Step along the tracker; personal layers along their own gradient."""
+    assert state.seen is not None and state.tracker is not None, "after 'begin' both are there"
+    along = spec.place(state.seen, state.tracker)
+    return replace(state, p=(state.p - rate(task) * along).astype(state.p.dtype))
+
+
+def _mixed(spec: ParamSpec, state: Gossiped, task: Task) -> Vector:
+    """Return the whole vector with its shared layers mixed."""
+    own = spec.shared(state.p)
+    theirs, weights = task.arrays[THETA], task.arrays["weights"]
+    return spec.place(state.p, taken(own, theirs, weights, task.values))
+
+
+def _mixed_in(spec: ParamSpec, state: Gossiped, task: Task) -> Gossiped:
+    """Mix whatever parts the task brings."""
+    if THETA in task.arrays:
+        state = replace(state, p=_mixed(spec, state, task))
+    if TRACKER in task.arrays and state.tracker is not None:
+        theirs, weights = task.arrays[TRACKER], task.arrays["weights"]
+        state = replace(state, tracker=taken(state.tracker, theirs, weights, {}))
+    return state
