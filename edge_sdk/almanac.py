@@ -41,6 +41,8 @@ def calendar(what: str, local: Ints, step: int) -> Floats:
 
     >>> calendar("slot_of_day", np.array([0, 900, 86399]), 900)
     array([ 0.,  1., 95.])
+    >>> calendar("year", np.array([1577836799, 1577836800]), 3600)  # New Year's Eve, New Year
+    array([2019., 2020.])
 
     Raises:
         ValueError: An unknown word.
@@ -61,6 +63,10 @@ def _dates(local: Ints) -> NDArray[np.datetime64]:
 
 def _month(local: Ints, _: int) -> Ints:
     return np.asarray(_dates(local).astype("datetime64[M]").astype(np.int64) % 12 + 1)
+
+
+def _year(local: Ints, _: int) -> Ints:
+    return np.asarray(_dates(local).astype("datetime64[Y]").astype(np.int64) + 1970)
 
 
 def _day_of_month(local: Ints, _: int) -> Ints:
@@ -90,6 +96,7 @@ CALENDAR: Mapping[str, Callable[[Ints, int], NDArray[Any]]] = MappingProxyType(
         "day_of_month": _day_of_month,
         "day_of_year": _day_of_year,
         "month": _month,
+        "year": _year,
     }
 )
 """Calendar words of a manifest, as functions of wall-clock seconds and the grid's step."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from aggregator.models.catalogue import MODELS
+from aggregator.models.catalogue import SHIPPED
 from aggregator.models.export import export, make
 from edge_sdk.bundle import Bundle, Trust, shipped_folder
 from edge_sdk.runtime import load_graph
@@ -24,7 +24,7 @@ from edge_sdk.wire.keys import SigningKey, save_public
 VERSION = 1
 
 
-def write(out: Path, names: Sequence[str] = tuple(MODELS)) -> None:
+def write(out: Path, names: Sequence[str] = SHIPPED) -> None:
     """Write these models of the catalogue below ``out``, checked on the engine devices use."""
     torch.set_num_threads(1)  # small graphs: more threads only wait for one another
     key = SigningKey.generate()

@@ -8,6 +8,10 @@ buildings that is 5 to 13 % better than the level under a squared error.
 period is all of the target's hours on each of the last three days: the six values of one hour leave
 an MLP on Milan behind the mere repetition of yesterday (RMSE 579 against 352 in the week before the
 test), all hours put it before (289).
+
+``chargers-*`` forecast three quantiles of the demand at charging sites, one or six hours ahead.
+All but ``chargers-paper-lstm-*`` are in two halves, with room for a graph model on the server;
+``chargers-paper-*`` are as wide and as fed as the PFGL paper says, the others are small.
 """
 
 from __future__ import annotations
@@ -23,12 +27,22 @@ from torch import nn
 
 from aggregator.models.cells import CellsBranches, CellsGru, CellsLstm, CellsMlp
 from aggregator.models.gru import LoadGru
+from aggregator.models.halves import (
+    ConvDecoder,
+    ConvEncoder,
+    GruDecoder,
+    GruEncoder,
+    Halves,
+    Lstm,
+    LstmEncoder,
+)
 from aggregator.models.mlp import LoadMlp
 from aggregator.models.plfl import LoadLstm
 from aggregator.models.recipe import Recipe
 from edge_sdk.wire.manifest import (
     CLIPPED_GRADIENT,
     ROBUST_GRADIENT,
+    SPLIT,
     Feature,
     Loss,
     Stage,
@@ -39,7 +53,9 @@ from edge_sdk.wire.manifest import (
 
 LOAD = "elec.import.energy"
 TRAFFIC = "cell.internet.activity"
+DEMAND = "ev.demand.energy"
 HOUR = 3600
+LEVELS = (0.1, 0.5, 0.9)
 
 _TEMPERATURE = Feature(
     "temperature", "stream", "°C", low=-20.0, high=45.0, stream="weather.temperature"
@@ -118,6 +134,76 @@ def _recurrent(kind: Literal["gru", "lstm"]) -> tuple[Stage, Stage]:
     return Stage(kind, "body", steps=3), _HEAD
 
 
+_DEMAND = Feature("demand", "target", "kWh")
+_DATES = {  # what PFGL reads beside the demand, each scaled to 0 to 1
+    "hour": ("hour", 0.0, 23.0),
+    "day-of-week": ("day_of_week", 0.0, 6.0),
+    "day-of-month": ("day_of_month", 1.0, 31.0),
+    "day-of-year": ("day_of_year", 1.0, 366.0),
+    "month": ("month", 1.0, 12.0),
+    "year": ("year", 2010.0, 2030.0),
+}
+
+
+def _chargers(horizon: int, *more: Feature, rate: float = 5e-4) -> Recipe:
+    """Demand at a charging site, hourly, as three quantiles of every hour ahead."""
+    return Recipe(
+        window=Window(lookback=32, horizon=horizon, step_seconds=HOUR),
+        features=(_DEMAND, *more),
+        target=Target(DEMAND, "kWh", form="level", scale="device", output="quantiles"),
+        loss=Loss("pinball", levels=LEVELS),
+        training=Training(minibatch="fresh", rate=rate, batch=32, steps=16),
+        graphs=SPLIT,
+    )
+
+
+def _paper(horizon: int, rate: float = 5e-4) -> Recipe:
+    """Return what the PFGL paper feeds: demand and dates."""
+    dates = (
+        Feature(name, "calendar", "1", low=low, high=high, what=what)
+        for name, (what, low, high) in _DATES.items()
+    )
+    return _chargers(horizon, *dates, rate=rate)
+
+
+def _weekly(horizon: int) -> Recipe:
+    """Feed the days and the week before the target, whose hours are the last rows of the window."""
+    lags = (
+        Feature(f"demand-{name}-ago", "lag", "kWh", lag_steps=hours - horizon + 1)
+        for name, hours in (("a-day", 24), ("a-week", 168))
+    )
+    clock = (
+        Feature("hour-sin", "calendar", "1", low=-1.0, high=1.0, what="hour_sin"),
+        Feature("hour-cos", "calendar", "1", low=-1.0, high=1.0, what="hour_cos"),
+        Feature("weekend", "calendar", "1", low=0.0, high=1.0, what="weekend"),
+    )
+    return _chargers(horizon, *clock, *lags, rate=1e-3)
+
+
+def _conv(channels: int, width: int, hidden: int, horizon: int) -> Halves:
+    decoder = ConvDecoder(width, 32, hidden, horizon, len(LEVELS))
+    return Halves(ConvEncoder(channels, width), decoder)
+
+
+def _lstm_conv(horizon: int) -> Halves:
+    return Halves(LstmEncoder(7, 64), ConvDecoder(64, 32, 64, horizon, len(LEVELS)))
+
+
+def _gru(horizon: int) -> Halves:
+    return Halves(GruEncoder(7, 64), GruDecoder(64, horizon, len(LEVELS)))
+
+
+def _papers(horizon: int) -> dict[str, tuple[Callable[[], nn.Module], Recipe]]:
+    """Return the device models of the PFGL paper's table, in its sizes."""
+    plain = replace(_paper(horizon, rate=1e-3), graphs=())
+    return {
+        f"chargers-paper-{horizon}": (partial(_conv, 7, 64, 64, horizon), _paper(horizon)),
+        f"chargers-paper-lstm-{horizon}": (partial(Lstm, 7, 64, horizon, len(LEVELS)), plain),
+        f"chargers-paper-lstm-conv-{horizon}": (partial(_lstm_conv, horizon), _paper(horizon)),
+        f"chargers-paper-gru-{horizon}": (partial(_gru, horizon), _paper(horizon)),
+    }
+
+
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
     {
         "load-lstm": (LoadLstm, _PAPER),
@@ -132,6 +218,13 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
         "cells-lstm-24": (partial(CellsLstm, 24), _plain(24, *_recurrent("lstm"))),
         "cells-branches-1": (CellsBranches, replace(_cells(1), paths=_BRANCHES)),
         "cells-branches-24": (partial(CellsBranches, 24), replace(_cells(24), paths=_BRANCHES)),
+        "chargers-1": (partial(_conv, 6, 16, 32, 1), _weekly(1)),
+        "chargers-6": (partial(_conv, 6, 16, 32, 6), _weekly(6)),
+        **_papers(1),
+        **_papers(6),
     }
 )
 """Name to what makes the module, and what it is fed."""
+
+SHIPPED = tuple(name for name in MODELS if not name.startswith("chargers-paper"))
+"""What the package brings along; the rest, for comparison with a paper, is exported on demand."""

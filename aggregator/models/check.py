@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
-from torch.func import grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from aggregator.certificate import certificate
 from aggregator.models.errors import ExportError
 from aggregator.models.lowering import Lowering
-from aggregator.models.trace import Traced, error_of, losses_of
+from aggregator.models.split import example
+from aggregator.models.trace import Traced, error_of, loss_of, losses_of
 from edge_sdk.wire.manifest import (
+    AIDED_FORECAST,
     CLIPPED_GRADIENT,
+    DECODE,
+    ENCODE,
+    ENCODE_VJP,
     FORECAST,
     GRADIENT,
     ROBUST_GRADIENT,
@@ -167,6 +173,70 @@ def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:
         _refuse("forecast", batch, _distance(got, wanted))
 
 
+def check_halves(traced: Traced, loss: Loss, graph: Runnable, name: str) -> None:
+    """Compare one graph of a model in two halves with the module's own parts at every batch size.
+
+    Raises:
+        ExportError: They differ by more than the tolerance, or are not finite.
+    """
+    for batch in BATCHES:
+        x, h, z, y = example(traced, batch)
+        p = traced.initial.requires_grad_()
+        feeds, wanted = _WANTED[name](_Parts(traced, loss, p, x, h, z, y))
+        got = graph(p=_array(p), **{key: _array(value) for key, value in feeds.items()})
+        for one, other in zip(got, wanted, strict=True):
+            _refuse(name, batch, _apart(one, other))
+
+
+class _Parts(NamedTuple):
+    traced: Traced
+    loss: Loss
+    p: torch.Tensor
+    x: torch.Tensor
+    h: torch.Tensor
+    z: torch.Tensor
+    y: torch.Tensor
+
+    def half(self, name: str, *inputs: torch.Tensor) -> torch.Tensor:
+        """Run the encoder or the decoder with the vector's weights."""
+        named = self.traced.weights(self.p).items()
+        mine = {x.removeprefix(f"{name}."): w for x, w in named if x.startswith(f"{name}.")}
+        out: torch.Tensor = functional_call(getattr(self.traced.module, name), mine, inputs)
+        return out
+
+
+Feeds = Mapping[str, torch.Tensor]
+Wanted = tuple[Feeds, tuple[torch.Tensor, ...]]
+
+
+def _encoded(of: _Parts) -> Wanted:
+    return {"x": of.x}, (of.half("encoder", of.x),)
+
+
+def _pulled(of: _Parts) -> Wanted:
+    out = (of.half("encoder", of.x) * of.h).sum()  # any numbers of h's shape serve as gh
+    return {"x": of.x, "gh": of.h}, torch.autograd.grad(out, of.p)
+
+
+def _decoded(of: _Parts) -> Wanted:
+    h, z = of.h.requires_grad_(), of.z.requires_grad_()
+    value = loss_of(of.loss, error_of(of.half("decoder", h, z), of.y))
+    return {"h": h, "z": z, "y": of.y}, (value, *torch.autograd.grad(value, (of.p, h, z)))
+
+
+def _aided(of: _Parts) -> Wanted:
+    yhat = functional_call(of.traced.module, of.traced.weights(of.p), (of.x, of.z))
+    return {"x": of.x, "z": of.z}, (yhat,)
+
+
+_WANTED: Mapping[str, Callable[[_Parts], Wanted]] = {
+    ENCODE: _encoded,
+    ENCODE_VJP: _pulled,
+    DECODE: _decoded,
+    AIDED_FORECAST: _aided,
+}
+
+
 def _refuse(what: str, batch: int, error: float) -> None:
     if not error <= TOLERANCE:
         raise ExportError(
@@ -196,4 +266,5 @@ _CHECKS: Mapping[str, Callable[[Traced, Loss, Runnable], None]] = {
     FORECAST: check_forecast,
     ROBUST_GRADIENT: check_robust,
     CLIPPED_GRADIENT: check_clipped,
+    **{name: partial(check_halves, name=name) for name in _WANTED},
 }

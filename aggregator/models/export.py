@@ -24,15 +24,27 @@ from aggregator.models.clipped import clipped_graph
 from aggregator.models.errors import ExportError
 from aggregator.models.recipe import Recipe
 from aggregator.models.robust import robust_graph
+from aggregator.models.split import (
+    activation,
+    aided_forecast_graph,
+    decode_graph,
+    encode_graph,
+    encode_vjp_graph,
+)
 from aggregator.models.trace import Traced
 from edge_sdk.wire.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, pack, seal
 from edge_sdk.wire.keys import Signer, load_signing_key
 from edge_sdk.wire.manifest import (
+    AIDED_FORECAST,
     CLIPPED_GRADIENT,
+    DECODE,
+    ENCODE,
+    ENCODE_VJP,
     FORECAST,
     GRADIENT,
     ROBUST_GRADIENT,
     SIGNATURES,
+    SPLIT,
     Golden,
     GraphFile,
     Loss,
@@ -52,6 +64,10 @@ GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyTy
         FORECAST: lambda traced, _: traced.forecast_graph(),
         ROBUST_GRADIENT: robust_graph,
         CLIPPED_GRADIENT: clipped_graph,
+        ENCODE: encode_graph,
+        ENCODE_VJP: encode_vjp_graph,
+        DECODE: decode_graph,
+        AIDED_FORECAST: aided_forecast_graph,
     }
 )
 """Name to what writes it; feeds and results are those of ``SIGNATURES``."""
@@ -246,6 +262,7 @@ def _manifest(
         golden=_golden(traced),
         files=digests,
         paths=recipe.paths,
+        activation=activation(traced) if any(name in SPLIT for name in recipe.graphs) else None,
     )
     return Manifest.parse(written.canonical())  # as strict with ourselves as with anybody
 

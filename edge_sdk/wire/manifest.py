@@ -25,6 +25,12 @@ GRADIENT = "gradient"
 FORECAST = "forecast"
 ROBUST_GRADIENT = "robust_gradient"
 CLIPPED_GRADIENT = "clipped_gradient"
+ENCODE = "encode"
+ENCODE_VJP = "encode_vjp"
+DECODE = "decode"
+AIDED_FORECAST = "aided_forecast"
+SPLIT = (ENCODE, ENCODE_VJP, DECODE, AIDED_FORECAST)
+"""The graphs of a model in two halves, between which the aggregator may compute something."""
 
 SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
     {
@@ -32,6 +38,10 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = Mappi
         FORECAST: (("p", "x"), ("yhat",)),
         ROBUST_GRADIENT: (("p", "x", "y", "rho"), ("loss", "g", "slope")),
         CLIPPED_GRADIENT: (("p", "x", "y", "bound"), ("loss", "g")),
+        ENCODE: (("p", "x"), ("h",)),
+        ENCODE_VJP: (("p", "x", "gh"), ("g",)),
+        DECODE: (("p", "h", "z", "y"), ("loss", "g", "gh", "gz")),
+        AIDED_FORECAST: (("p", "x", "z"), ("yhat",)),
     }
 )
 """Feeds and results of every graph that a bundle may have, float32, in order.
@@ -42,6 +52,11 @@ forecast, ``[B, horizon]``, or ``[B, horizon, levels]`` where the target's outpu
 ``g [P]`` is the loss's gradient; in ``robust_gradient`` that of
 ``loss + rho * slope``, where ``slope`` is the mean norm of an example's slope in ``(x, y)``; in
 ``clipped_gradient`` the **sum** over examples of their own gradients, each at most ``bound`` long.
+
+Of a model in two halves, ``h`` and ``z`` are what goes to the aggregator and what comes back,
+``[B, F, L]``, and ``gh``, ``gz`` the loss's gradients in them; ``forecast`` and ``gradient`` hold z
+at zero. ``decode`` gives the decoder's part of ``g`` and the ``gh`` of the decoder alone,
+``encode_vjp`` the encoder's part for any ``gh``; each ``g`` is ``[P]``, zero in the other half.
 """
 
 Name = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,63}")]
@@ -254,6 +269,7 @@ class Manifest:
         golden: The canary sample.
         files: SHA-256 in hexadecimal of every other file of the bundle but the signature.
         paths: From the window to the forecast, added at their ends: what a certificate multiplies.
+        activation: F and L of a model in two halves; None for any other.
     """
 
     name: Name
@@ -271,6 +287,7 @@ class Manifest:
     files: Mapping[str, Hash] = field(default_factory=lambda: MappingProxyType({}))
     format: Literal[1] = FORMAT
     paths: Annotated[tuple[tuple[Stage, ...], ...], Length(1, 64)] | None = None
+    activation: tuple[Count, Count] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no single field can see."""
@@ -301,6 +318,8 @@ class Manifest:
         for name, graph in self.graphs.items():
             if SIGNATURES.get(name, (graph.inputs, graph.outputs)) != (graph.inputs, graph.outputs):
                 raise ValueError(f"graph {name!r} must take and give {SIGNATURES[name]}")
+        if any(name in self.graphs for name in SPLIT) != (self.activation is not None):
+            raise ValueError("a model in two halves says its activation, and no other does")
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:

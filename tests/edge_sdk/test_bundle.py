@@ -57,14 +57,15 @@ def test_shipped_bundles_open_and_train(name):
     loss, g = bundle.gradient(p=bundle.initial, x=x, y=y)
     (lower, _) = bundle.gradient(p=bundle.initial - np.float32(0.01) * g, x=x, y=y)
     assert lower < loss
-    assert bundle.forecast(p=bundle.initial, x=x)[0].shape == y.shape
+    assert bundle.forecast(p=bundle.initial, x=x)[0].shape == (2, *bundle.manifest.forecast_shape)
     assert bundle.spec.size == bundle.initial.size
 
 
 def test_the_shipped_names():
     nets = [f"{net}-{horizon}" for net in ("branches", "gru", "lstm", "mlp") for horizon in (1, 24)]
     cells = [f"cells-{net}" for net in nets]
-    assert shipped_names() == [*cells, "load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
+    loads = ["load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
+    assert shipped_names() == [*cells, "chargers-1", "chargers-6", *loads]
 
 
 def test_a_folder_opens_under_our_own_key_only(tmp_path):

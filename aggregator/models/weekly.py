@@ -1,0 +1,88 @@
+"""Demand of a site from its last rows and the same slots of the seven days before, in quantiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from aggregator.models.recipe import Recipe
+from edge_sdk.wire.manifest import Feature, Loss, Target, Training, Window
+
+LEVELS = (0.1, 0.5, 0.9)
+HALF_HOUR = 1800
+DAYS = 7
+AROUND = 4
+"""Rows of earlier days that are read on either side of the hours to come."""
+
+GAIN = 8.0
+"""A site's largest reading is about so many deviations of its readings; weights like deviations."""
+
+
+class Weekly(nn.Module):
+    """Two hidden layers, and a linear path beside them that follows a level which drifts.
+
+    Channels are the demand, the demand ``d * day - horizon - AROUND + 1`` steps ago for the days
+    ``d`` of a week, and five of the calendar in 0 to 1: sine and cosine of the hour, of the day of
+    the week, and the weekend. Beside what it is given it reads whether there was any demand, and
+    the hour's overtones: a site's day is not one wave.
+
+    >>> Weekly(6)(torch.zeros(5, 32, 13)).shape
+    torch.Size([5, 6, 3])
+    """
+
+    def __init__(self, horizon: int, lookback: int = 32, width: int = 128, levels: int = 3) -> None:
+        """Draw fresh parameters; seed torch first where they must repeat."""
+        super().__init__()
+        self.shape = (horizon, levels)
+        self.near = horizon + 2 * AROUND
+        inputs, outputs = 2 * lookback + 4 * self.near + 1 + 11, horizon * levels
+        self.body = nn.Sequential(
+            nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
+        self.head = nn.Linear(width, outputs)
+        self.path = nn.Linear(inputs, outputs)
+        nn.init.normal_(self.path.weight, std=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Forecast ``[B, horizon, levels]`` from ``[B, lookback, 13]``."""
+        demand, days = GAIN * x[:, :, 0], GAIN * x[:, :, 1 : 1 + DAYS]
+        near = days[:, -self.near :]
+        is_busy = torch.relu(4 * demand) - torch.relu(4 * demand - 1)
+        read = (demand, is_busy, near[:, :, 0], near[:, :, 1], near[:, :, DAYS - 1])
+        means = (near.mean(2), days.mean((1, 2))[:, None])
+        seen = torch.cat([*read, *means, *_calendar(2 * x[:, -1, 1 + DAYS :] - 1)], 1)
+        out: Tensor = self.head(self.body(seen)) + self.path(seen)
+        return (out / GAIN).view(out.shape[0], *self.shape)
+
+
+def _calendar(now: Tensor) -> list[Tensor]:
+    """Return the hour's sine and cosine and their first three overtones, then the rest of ``now``.
+
+    >>> quarter = torch.tensor([[1.0, 0.0, 0.0]])  # six o'clock
+    >>> torch.cat(_calendar(quarter), 1).tolist()[0][:4]
+    [1.0, 0.0, 0.0, -1.0]
+    """
+    s, c, rest = now[:, :1], now[:, 1:2], now[:, 2:]
+    twice = (2 * s * c, c * c - s * s)
+    thrice = (twice[0] * c + twice[1] * s, twice[1] * c - twice[0] * s)
+    return [s, c, *twice, *thrice, 2 * twice[0] * twice[1], twice[1] ** 2 - twice[0] ** 2, rest]
+
+
+def recipe(horizon: int, stream: str = "ev.demand.energy") -> Recipe:
+    """Return how ``Weekly`` is fed and trained, on half-hours."""
+    day = 86_400 // HALF_HOUR
+    lags = [(d, d * day - horizon - AROUND + 1) for d in range(1, DAYS + 1)]
+    words = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")
+    waves = (Feature(x.replace("_", "-"), "calendar", "1", -1.0, 1.0, what=x) for x in words)
+    return Recipe(
+        window=Window(lookback=32, horizon=horizon, step_seconds=HALF_HOUR),
+        features=(
+            Feature("demand", "target", "kWh"),
+            *(Feature(f"demand-{d}-days-ago", "lag", "kWh", lag_steps=n) for d, n in lags),
+            *waves,
+            Feature("weekend", "calendar", "1", what="weekend"),
+        ),
+        target=Target(stream, "kWh", form="level", scale="device", output="quantiles"),
+        loss=Loss("pinball", levels=LEVELS),
+        training=Training(minibatch="fresh", rate=1e-3, batch=64, steps=20),
+    )
