@@ -40,7 +40,7 @@ bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
-oracles: $(VENV)/.oracles ## add second oracles: flwr and byzfl for the rules, dp-accounting for privacy
+oracles: $(VENV)/.oracles ## add second oracles: flwr and byzfl for the rules, dp-accounting for privacy, torch-geometric for graphs
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) site demo-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -70,5 +70,6 @@ $(VENV)/.torch: $(VENV)/bin/python
 $(VENV)/.oracles: $(VENV)/.dev
 	@$(PIP) install -c constraints/dev.txt grpcio httpx iterators protobuf pycryptodome typer
 	@$(PIP) install -c constraints/dev.txt absl-py attrs dm-tree mpmath scipy
-	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11 dp-accounting==0.6.0
+	@$(PIP) install -c constraints/dev.txt aiohttp fsspec Jinja2 psutil pyparsing requests tqdm xxhash
+	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11 dp-accounting==0.6.0 torch-geometric==2.8.1
 	@touch $@
