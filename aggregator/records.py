@@ -11,7 +11,7 @@ import numpy as np
 from aggregator.ledger import Key, Ledger, Row
 from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
 from edge_sdk.wire.messages import Command
-from edge_sdk.wire.method import Due, Event, Member, Update
+from edge_sdk.wire.method import Due, Event, Member, Played, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,34 @@ class Entry:
     position: int
     run: int
     event: Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One update of the journal, as the history check sees it.
+
+    Attributes:
+        device: Whose.
+        life: Its number, with ``seq``.
+        seq: Its number within the life.
+        run: Run it counts in.
+        turn: Round it answers.
+        position: Where it is in the journal.
+        vector: ``edge_sdk.wire.history.vector_digest`` of it; empty where it was pruned.
+    """
+
+    device: str
+    life: int
+    seq: int
+    run: int
+    turn: int
+    position: int
+    vector: str = ""
+
+    @property
+    def number(self) -> tuple[str, int, int]:
+        """Which release it is."""
+        return self.device, self.life, self.seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +284,10 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
         }, None
     if isinstance(event, Member):
         return {"client": event.client, "present": event.present}, None
+    if isinstance(event, Played):
+        facts = {"round": event.round, "attempt": event.attempt, "record": event.record}
+        facts["values"] = {name: float(value) for name, value in event.values.items()}
+        return facts, pack_leaves(dict(event.arrays))
     raise TypeError(f"a {type(event).__name__} is never journalled")
 
 
@@ -268,6 +300,8 @@ def _event(
         return Member(**facts)
     if vector is None:
         return None
+    if kind == "played":
+        return Played(arrays=unpack_leaves(vector), **facts)
     return Update(
         sender=device or "",
         round=facts["round"],

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 
 from aggregator.ledger import Key, Ledger, Row
 from aggregator.records import (
+    Applied,
     Asked,
     Client,
     Content,
@@ -37,8 +38,9 @@ from aggregator.records import (
 from edge_sdk.program import MIGRATION, TEMPORARY, Failure
 from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
 from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.history import vector_digest
 from edge_sdk.wire.messages import Command
-from edge_sdk.wire.method import Due, Event, Member, Update
+from edge_sdk.wire.method import Due, Event, Member, Played, Update
 
 __all__ = [
     "Client",
@@ -379,7 +381,7 @@ class SqliteStore:
 
     def record(self, run: int, event: Event) -> Entry:
         """Write an event that is no update into the journal."""
-        kinds: dict[type[Any], str] = {Due: "due", Member: "member"}
+        kinds: dict[type[Any], str] = {Due: "due", Member: "member", Played: "played"}
         with self._writing():
             return self._journal(kinds[type(event)], run, event)
 
@@ -490,6 +492,25 @@ class SqliteStore:
             Version(r, number, version, bool(moved), digest, json.loads(report), time, position)
             for r, number, version, moved, digest, report, time, position in reversed(found)
         ]
+
+    def runs(self) -> list[int]:
+        """Return the numbers of all runs, oldest first."""
+        return [run for (run,) in self._db.execute("SELECT run FROM runs ORDER BY run")]
+
+    def applied(self) -> Iterator[Applied]:
+        """Return every update of the journal, of all runs, in order."""
+        for position, run, turn, device, life, seq, facts, vector in self._db.execute(
+            "SELECT position, run, turn, device, life, seq, facts, vector FROM journal"
+            " WHERE kind = 'update' ORDER BY position"
+        ):
+            event = unpack_event("update", device, facts, vector)
+            known = vector_digest(event.vector) if isinstance(event, Update) else ""
+            yield Applied(device, life, seq, run, turn, position, known)
+
+    def settled(self) -> dict[tuple[str, int, int], Row]:
+        """Return how every number was settled that is still kept, by device, life and number."""
+        found = self._db.execute("SELECT device, life, seq, digest, code, run, round FROM rows")
+        return {(device, life, seq): Row(*rest) for device, life, seq, *rest in found}
 
     def waiting(self, run: int, number: int) -> int:
         """Return how many updates a round has recorded."""
@@ -717,8 +738,7 @@ class SqliteStore:
             return
         self._db.execute("UPDATE runs SET anchor = ? WHERE run = ?", (anchor, run))
         self._db.execute(
-            "UPDATE journal SET vector = NULL WHERE kind = 'update' AND vector IS NOT NULL"
-            " AND position <= ?",
+            "UPDATE journal SET vector = NULL WHERE vector IS NOT NULL AND position <= ?",
             (anchor,),
         )
         self._db.execute(

@@ -21,7 +21,7 @@ from edge_sdk.privacy.gate import Mechanism
 from edge_sdk.series import Reading, Row, Seen, Series
 from edge_sdk.windows import Drawable, Frame, Scale
 from edge_sdk.wire.manifest import Manifest, Training
-from edge_sdk.wire.method import Effects, Half, Task
+from edge_sdk.wire.method import Array, Effects, Event, Half, Task
 from edge_sdk.wire.spec import ParamSpec, Vector
 
 HELD = 256
@@ -99,6 +99,7 @@ class Learner:
             key=partial(keyed, self.role.run, self.config.id),
             turn=self._take_turn,
             judge=self.judged,
+            latest=self.newest,
         )
         self.half = self.factory(local, _steps(manifest.training))
         self.alone = steps(local, _steps(manifest.training))
@@ -171,11 +172,27 @@ class Learner:
         self._fix_scale()
         return self.half.apply(state, task)
 
+    def play(self, state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+        """Answer what perishes: as ``learn``, but of noise nothing is drawn for it."""
+        self._fix_scale()
+        return self.half.apply(state, event)
+
     def learn_alone(self, state: Any, task: Task) -> Fitted:  # noqa: ANN401 - as above
         """Take plain local steps from what was learned, whatever the run's method is."""
         begun = state if isinstance(state, Fitted) else Fitted(self.vector(state))
         self._fix_scale()
         return self.alone.apply(begun, task)[0]
+
+    def newest(self) -> tuple[int, Array] | None:
+        """Return the newest window's number and input, ``(1, lookback, channels)``, if it is whole.
+
+        The number is that of ``Drawable.named``: the same for all devices at the same time.
+        """
+        if not self.is_ready:
+            return None
+        frame = self.frame()
+        number = int(frame.times[-1]) // frame.window.step_seconds
+        return number, frame.inputs(np.array([len(frame) - 1], np.int64))
 
     @property
     def is_ready(self) -> bool:

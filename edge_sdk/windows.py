@@ -220,6 +220,23 @@ class Drawable:
             return self.take(self.origins)
         return self.take(self.origins[rng.choice(len(self), size, replace=False)])
 
+    def span(self) -> tuple[int, int] | None:
+        """Return the numbers of the first and last window; None without any."""
+        if not len(self):
+            return None
+        ends = self.frame.times[self.origins[[0, -1]]] // self.frame.window.step_seconds
+        return int(ends[0]), int(ends[1])
+
+    def named(self, ids: Ints) -> tuple[NDArray[np.bool_], Batch]:
+        """Return which windows of these numbers there are, ``(B,)``, and those windows.
+
+        A window's number is the start of its origin's row over the step.
+        """
+        first = self.frame.times[0] // self.frame.window.step_seconds if len(self.frame) else 0
+        rows = np.asarray(ids, np.int64) - first
+        here = np.isin(rows, self.origins)
+        return here, self.take(rows[here])
+
 
 def _scale_of(target: Target, raw: Floats, part: str) -> Scale:
     if target.scale == "fixed" and target.low is not None and target.high is not None:

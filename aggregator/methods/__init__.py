@@ -14,6 +14,7 @@ from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
 from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
 from aggregator.methods.fesem import FeSEM, fesem
+from aggregator.methods.graphed import PFGL, Common, averaged_through, pfgl
 from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
 from aggregator.methods.optim import adam, averaged, sgd
 from aggregator.methods.pfl import PFL, pfl
@@ -170,6 +171,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "udp": Method(UDP, udp),
         "fesem": Method(FeSEM, fesem),
         "pfl": Method(PFL, pfl, own=True),
+        "pfgl": Method(PFGL, pfgl, own=True),
+        "cnfgnn": Method(Common, averaged_through, own=True),
+        "lstm_cnn_fedavg": Method(Common, averaged_through, own=True),
+        "lstm_cnn_pfl": Method(PFGL, pfgl, own=True),
         "bafdp": Method(Bafdp, bafdp, own=True),
         "bsfdp": Method(Bafdp, bsfdp, own=True),
         "aspire_ease": Method(AspireEase, aspire_ease, own=True),

@@ -7,7 +7,7 @@ it is published, so that a saved state continues exactly where it stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,3 +90,37 @@ def adam(
         return w - rate * m / (np.sqrt(v) + eps), {"m": m, "v": v}
 
     return Optimiser(lambda w: {"m": np.zeros_like(w), "v": np.full_like(w, eps * eps)}, update)
+
+
+class Corrected(NamedTuple):
+    """What Adam with bias correction remembers: how many steps, and its two averages."""
+
+    taken: int
+    first: NDArray[Any]
+    second: NDArray[Any]
+
+
+def corrected(
+    p: NDArray[Any],
+    g: NDArray[Any],
+    memory: Corrected,
+    rate: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> tuple[NDArray[Any], Corrected]:
+    """Step as ``torch.optim.Adam`` does, with its bias correction: for what the server itself owns.
+
+    ``adam`` above is what moves a model by other people's differences, and corrects nothing.
+
+    >>> p, memory = corrected(np.zeros(1), np.array([-3.0]), Corrected(0, *np.zeros((2, 1))), 0.1)
+    >>> round(float(p[0]), 9), memory.taken
+    (0.1, 1)
+    """
+    taken, (beta1, beta2) = memory.taken + 1, betas
+    first = beta1 * memory.first + (1.0 - beta1) * g
+    second = beta2 * memory.second + (1.0 - beta2) * g * g
+    root = np.sqrt(second / (1.0 - beta2**taken)) + eps
+    step = rate / (1.0 - beta1**taken) * first / root
+    kind = p.dtype
+    return (p - step).astype(kind), Corrected(taken, first.astype(kind), second.astype(kind))

@@ -164,12 +164,7 @@ def pfl(setup: Setup) -> Half[Personalised]:
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFL = setup.settings
-    if settings.scope == "per_module" and setup.spec is None:
-        raise Misfit("run.settings.scope", "all, where no layout is known", "'per_module'")
-    modules = None
-    if settings.scope == "per_module" and setup.spec is not None:
-        modules = modules_of(setup.spec)
-    mixing = by_credit(settings, settings.near(setup.folder), modules)
+    mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
     return personal(
         Personalising(
             mixing,
@@ -180,6 +175,19 @@ def pfl(setup: Setup) -> Half[Personalised]:
             by_fleet=settings.choice == "fleet",
         )
     )
+
+
+def modules_of_scope(setup: Setup) -> tuple[Columns, ...] | None:
+    """Return the modules that are compared each by itself; None compares whole models.
+
+    Raises:
+        Misfit: No layout is known.
+    """
+    if setup.settings.scope != "per_module":
+        return None
+    if setup.spec is None:
+        raise Misfit("run.settings.scope", "all, where no layout is known", "'per_module'")
+    return modules_of(setup.spec)
 
 
 def by_credit(

@@ -65,6 +65,21 @@ class Credited(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """A graph model that is bound to the run's stations.
+
+    Attributes:
+        model: The model (``aggregator.graph.GraphModel``).
+        shape: F and L of the bundle's activations.
+        places: Slots of the stations whose place on the graph is known.
+    """
+
+    model: Any
+    shape: tuple[int, int]
+    places: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """What a server half is made of.
 
@@ -76,6 +91,7 @@ class Setup:
         seed: Of draws the server makes.
         share: Probability that a device takes part in a round.
         folder: Where the configuration lies: files that settings name are relative to it.
+        graph: The model between the devices, where a run has one.
     """
 
     rule: Rule
@@ -85,6 +101,7 @@ class Setup:
     seed: int = 0
     share: float = 1.0
     folder: Path = Path()
+    graph: Lent | None = None
 
 
 class Method(NamedTuple):

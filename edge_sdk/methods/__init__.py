@@ -12,6 +12,7 @@ from edge_sdk.methods.centred import centred
 from edge_sdk.methods.local import Local
 from edge_sdk.methods.personal import personal
 from edge_sdk.methods.pulled import pulled
+from edge_sdk.methods.station import station
 from edge_sdk.methods.steps import Steps, gradient, steps
 from edge_sdk.wire.method import Half
 
@@ -36,6 +37,10 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "udp": bounded_difference,
         "fesem": centred,
         "pfl": personal,
+        "pfgl": station,
+        "cnfgnn": station,
+        "lstm_cnn_fedavg": station,
+        "lstm_cnn_pfl": station,
         "bafdp": pulled,
         "bsfdp": pulled,
         "aspire_ease": pulled,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,22 @@ class Local(Protocol):
         only under a name that its contract declares as measured.
         """
 
+    def span(self) -> tuple[int, int] | None:
+        """Return the numbers of the first and last window to learn from; None without any.
+
+        A window's number is the start of its last row in Unix seconds over the step: the same for
+        all devices at the same time.
+        """
+
+    def named(self, ids: Array) -> tuple[NDArray[np.bool_], Batch]:
+        """Return which windows of these numbers one may learn from, and those, in order."""
+
+    def newest(self) -> tuple[int, NDArray[np.float32]] | None:
+        """Return the newest window to forecast from: its number, and ``(1, lookback, channels)``.
+
+        None while the readings do not reach far enough back.
+        """
+
 
 class Windows(Protocol):
     """What can be drawn from (``edge_sdk.windows`` has the real one)."""
@@ -81,8 +97,23 @@ class Windows(Protocol):
         """Draw ``size`` windows without repetition, or all when there are fewer."""
 
 
+class Numbered(Windows, Protocol):
+    """Windows that can also be asked for by their numbers."""
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the first and the last number; None without any window."""
+
+    def named(self, ids: Array) -> tuple[NDArray[np.bool_], Batch]:
+        """Return which of these numbers there are, and their windows."""
+
+
 def nothing() -> None:
     """Do nothing: the turn of a shell that has no one to serve."""
+
+
+def unready() -> tuple[int, NDArray[np.float32]] | None:
+    """Say that there is nothing to forecast from."""
+    return None
 
 
 def unjudged(_p: Vector) -> float | None:
@@ -104,16 +135,18 @@ class Lent:
             ``edge_sdk.chance``.
         turn: Called between two batches; may raise to stop the training.
         judge: A whole vector's loss on windows that are held back, or None.
+        latest: The newest window to forecast from, or None.
     """
 
     client: str
     spec: ParamSpec
     graphs: Mapping[str, Graph]
-    windows: Callable[[], Windows]
+    windows: Callable[[], Any]  # Windows; Numbered, where a half asks for windows by number
     size: int
     key: Callable[[str, int], np.random.Generator]
     turn: Callable[[], None] = nothing
     judge: Callable[[Vector], float | None] = unjudged
+    latest: Callable[[], tuple[int, NDArray[np.float32]] | None] = unready
 
     @property
     def count(self) -> int:
@@ -122,7 +155,7 @@ class Lent:
 
     def batches(self, steps: int, of_round: int, *, fresh: bool) -> Iterator[Batch]:
         """Yield this round's minibatches, giving the shell a turn between two."""
-        windows = self.windows()
+        windows: Windows = self.windows()
         if not len(windows):
             return
         rng = self.key("batch", of_round)
@@ -147,3 +180,17 @@ class Lent:
     def judged(self, p: Vector) -> float | None:
         """Return a whole vector's mean loss on windows that are held back; None without any."""
         return self.judge(p)
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the numbers of the first and last window to learn from; None without any."""
+        windows: Numbered = self.windows()
+        return windows.span()
+
+    def named(self, ids: Array) -> tuple[NDArray[np.bool_], Batch]:
+        """Return which windows of these numbers one may learn from, and those, in order."""
+        windows: Numbered = self.windows()
+        return windows.named(ids)
+
+    def newest(self) -> tuple[int, NDArray[np.float32]] | None:
+        """Return the newest window to forecast from, and its number."""
+        return self.latest()

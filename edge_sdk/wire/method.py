@@ -332,10 +332,16 @@ _SPLIT: Contract = {
         patient=True,
     ),
     "ready": Ask(up=Up.SIGNAL, report=(_FIRST, _LAST), perishable=True),
-    "encode": Ask(("encode",), ("ids",), (_HALF,), Up.SIGNAL, perishable=True),
+    "encode": Ask(
+        ("encode",),
+        ("ids",),
+        (_HALF, Number("frozen", *_FLAG)),  # no step of the device's follows
+        Up.SIGNAL,
+        perishable=True,
+    ),
     "decode": Ask(("decode",), ("z",), (_HALF,), Up.SIGNAL, (LOSS,), perishable=True),
-    "keep": Ask((), ("z",), perishable=True),
-    "finish": Ask(("encode_vjp",), ("hgrad",), perishable=True),  # without hgrad: alone
+    "keep": Ask((), ("z",), (_HALF,), perishable=True),
+    "finish": Ask(("encode_vjp",), ("hgrad",), (_HALF,), perishable=True),  # without it: alone
     "local": Ask(numbers=(STEPS, Number("batch", 1, 65536)), perishable=True),
     "share": Ask(perishable=True),
     "serve": Ask(("encode",), ("z",), (_HALF,), Up.SIGNAL, perishable=True),

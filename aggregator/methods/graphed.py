@@ -1,0 +1,144 @@
+"""What runs with a graph model between the devices may choose: PFGL and its kin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aggregator.methods.credit import Mixed
+from aggregator.methods.personal import Mixing, Personalising, personal
+from aggregator.methods.pfl import PFL, by_credit, modules_of_scope
+from aggregator.methods.play import Score, Turns
+from aggregator.methods.ranges import Prox, Rate, Steps
+from aggregator.methods.setup import Setup, has_no_use
+from aggregator.methods.split import split
+from aggregator.rules import Rows
+from edge_sdk.wire.method import Half
+from edge_sdk.wire.strict import Misfit
+
+_OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class PFGL(PFL):
+    """Personalised federated graph learning: credit attention as in PFL, and turns through a graph.
+
+    ``steps`` are the iterations of a round (or local steps, where they alternate). A device
+    forecasts with its last model, and is not tuned afterwards: both would want the graph's word.
+
+    Attributes:
+        turns: What happens inside a round.
+    """
+
+    choice: Any = "last"
+    tune: bool = False
+    turns: Turns = field(default_factory=Turns)
+
+    def __post_init__(self) -> None:
+        """Refuse what a device could only judge without the graph."""
+        PFL.__post_init__(self)
+        if self.choice != "last":
+            raise ValueError(f"choice: expected 'last' with a graph, got {self.choice!r}")
+        if self.tune:
+            raise ValueError("tune: expected false with a graph")
+
+    def numbers(self, client: str) -> dict[str, float]:
+        """Return the numbers of a client's task."""
+        told = {"prox": self.prox_of.get(client, self.prox), "rate": self.rate}
+        told["optimiser"] = _OPTIMISERS[self.optimiser]
+        flags = {"received": self.start == "received", "fresh": self.moments == "fresh"}
+        return told | {name: 1.0 for name, is_set in flags.items() if is_set}
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """One model for all devices, averaged, and turns through a graph.
+
+    Attributes:
+        steps: Iterations of a round; local steps, where they alternate.
+        rate: The devices' learning rate.
+        prox: Pull towards the average.
+        optimiser: Of a device's steps: the bundle's, plain steps, or Adam.
+        turns: What happens inside a round.
+    """
+
+    steps: Steps = 10
+    rate: Rate = 5e-4
+    prox: Prox = 0.0
+    optimiser: Any = "bundle"
+    turns: Turns = field(default_factory=Turns)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown optimiser."""
+        if self.optimiser not in _OPTIMISERS:
+            raise ValueError(f"optimiser: expected bundle, sgd or adam, got {self.optimiser!r}")
+
+    @property
+    def max_staleness(self) -> int:
+        """An answer may come one version late."""
+        return 1
+
+    def numbers(self, _client: str) -> dict[str, float]:
+        """Return the numbers of a client's task: everybody begins at the average."""
+        told = {"prox": self.prox, "rate": self.rate, "received": 1.0}
+        return told | {"optimiser": _OPTIMISERS[self.optimiser]}
+
+
+def pfgl(setup: Setup) -> Half[Any]:
+    """Return the server half of PFGL and of LSTM-CNN-PFL, which differ in the graph model.
+
+    Raises:
+        Misfit: Settings that cannot go together, or no graph model.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    settings: PFGL = setup.settings
+    mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
+    return _woven(setup, mixing, settings.numbers, settings.stale_after, settings.history)
+
+
+def averaged_through(setup: Setup) -> Half[Any]:
+    """Return the server half of CNFGNN and of LSTM-CNN-FedAvg: the mean of who answered.
+
+    Raises:
+        Misfit: Settings that cannot go together, or no graph model.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    settings: Common = setup.settings
+    return _woven(setup, meaned, settings.numbers, 0, 0)
+
+
+def meaned(rows: Rows) -> Mixed:
+    """Give everybody the plain mean, and let everybody in.
+
+    >>> meaned(Rows.of({"a": np.array([1.0]), "b": np.array([3.0])})).values["b"].tolist()
+    [2.0]
+    """
+    n = len(rows.ids)
+    mean = rows.combine(np.full(n, 1.0 / n))
+    everybody = np.ones((n, n), np.bool_)
+    return Mixed(dict.fromkeys(rows.ids, mean), np.full((n, n), 1.0 / n), everybody)
+
+
+def _woven(
+    setup: Setup,
+    mixing: Mixing,
+    numbers: Any,  # noqa: ANN401 - client to the numbers of its task
+    stale_after: int,
+    history: int,
+) -> Half[Any]:
+    lent, settings = setup.graph, setup.settings
+    if lent is None:
+        raise Misfit("run.graph", "a graph model, for this method has turns through one", "none")
+    score = Score(
+        lent.model,
+        settings.turns,
+        settings.steps,
+        lent.shape,
+        setup.rounds.enough,
+        setup.rounds.quorum,
+        setup.seed,
+    )
+    inner = personal(Personalising(mixing, setup.rounds, numbers, stale_after, history))
+    return split(inner, score, setup.rounds.deadline, lent.places)

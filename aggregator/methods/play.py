@@ -1,0 +1,583 @@
+"""Inside a round of split learning: who is asked for activations, what goes through the graph.
+
+A pure machine beside ``split``. Nothing of it is journalled; at the end of a round it says in one
+``Played`` what the graph model has become. A turn waits for the stations that answered the turn
+before, and no longer than its deadline: who is late is left out of it, gets no gradient, and is
+waited for again once it answers in time.
+
+Source: ``algorithms.md`` section 6.4; the alternating schedule is CNFGNN's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.guards import MEDIANS, clipped_features, clipped_gradients
+from aggregator.methods.optim import Corrected, corrected
+from edge_sdk.wire.method import Array, Due, Effects, Event, Member, Play, Played, Signal, Task
+from edge_sdk.wire.strict import Between
+
+KNOWN = 4096
+"""Activations of single windows that a round remembers, for stations that miss a later turn."""
+
+Ids = NDArray[np.int32]
+
+
+class Graph(Protocol):
+    """The graph model that is lent (``aggregator.graph.GraphModel`` says more)."""
+
+    @property
+    def capacity(self) -> int:
+        """How many stations there can be."""
+
+    def init(self, seed: int) -> Array:
+        """Draw first parameters."""
+
+    def forward(self, p: Array, h: Array, present: Array) -> Array:
+        """Compute z of all stations' h, ``(B, N, F, L)`` both."""
+
+    def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
+        """Return the gradients in h and in p."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of a round.
+
+    Attributes:
+        batch: Windows of one iteration, the same for all stations.
+        deadline: Seconds that a turn waits for a station.
+        schedule: ``joint``: every iteration moves the devices and the graph. ``alternating``: first
+            the graph alone for ``server`` iterations; then its word on ``refresh`` batches goes to
+            the devices, which step on these without asking again. Not the same descent, for a
+            hundredth of the bytes.
+        server: Iterations of the graph alone, where they alternate.
+        refresh: Batches whose ``z`` the devices get, where they alternate.
+        rate: Learning rate of the graph model.
+        guard: Activations and gradients may be so many medians long; 0: any length.
+        own_loss_only: A device gets only its own loss's gradient, as problem (7) is printed: one
+            backward pass a station.
+        half: Arrays cross the wire in float16.
+        gather: Seconds in which devices that want a forecast are answered together.
+    """
+
+    batch: Annotated[int, Between(1, 1024)] = 32
+    deadline: Annotated[float, Between(0.05, 3600.0)] = 20.0
+    schedule: Literal["joint", "alternating"] = "joint"
+    server: Annotated[int, Between(0, 65536)] = 4
+    refresh: Annotated[int, Between(1, 64)] = 4
+    rate: Annotated[float, Between(0.0, 1e3)] = 5e-4
+    guard: Annotated[float, Between(0.0, 1e6)] = MEDIANS
+    own_loss_only: bool = False
+    half: bool = False
+    gather: Annotated[float, Between(0.0, 60.0)] = 0.5
+
+    def program(self, steps: int) -> tuple[str, ...]:
+        """Return the iterations of a round, by what they are for.
+
+        >>> Turns().program(2)
+        ('joint', 'joint')
+        >>> Turns(schedule="alternating", server=2, refresh=1).program(100)
+        ('server', 'server', 'refresh', 'local')
+        """
+        if self.schedule == "joint":
+            return ("joint",) * steps
+        return ("server",) * self.server + ("refresh",) * self.refresh + ("local",)
+
+    @property
+    def most(self) -> float:
+        """The guard, infinite where there is none."""
+        return self.guard or np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a play is bound to.
+
+    Attributes:
+        graph: The model between the stations.
+        turns: Of every round.
+        steps: Iterations of a round; local steps, where they alternate.
+        shape: F and L of activations.
+        enough: So many stations begin a round when the deadline of the first turn passes.
+        quorum: So many begin it at once.
+        seed: Of the draws of windows.
+    """
+
+    graph: Graph
+    turns: Turns
+    steps: int
+    shape: tuple[int, int]
+    enough: int
+    quorum: int
+    seed: int = 0
+
+
+class Opened(Protocol):
+    """What a play reads of its half's state."""
+
+    round: int
+    attempt: int
+    settled: int
+    is_open: bool
+    taken: int
+    net: Mapping[str, Array]
+    slots: Mapping[str, int]
+    masked: Mapping[str, bool]
+    means: Mapping[str, Array]
+
+    @property
+    def here(self) -> Iterable[str]:
+        """Who is linked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving:
+    """Forecasts on demand. Mappings are by client.
+
+    Attributes:
+        latest: The number of its newest window, and the activations, ``(F, L)``.
+        asking: Who waits for the graph's word, on which window.
+    """
+
+    latest: Mapping[str, tuple[int, Array]] = field(default_factory=dict)
+    asking: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Act:
+    """A round in play. Mappings are by client.
+
+    Attributes:
+        round: Of the half.
+        attempt: How often it was begun anew.
+        phase: ``ready`` until it begins, ``encode`` or ``decode`` inside a turn, ``share`` when the
+            turns are over, ``idle`` when no round is open.
+        at: Which iteration of the program.
+        step: Its number; one nobody answered is done over under the next number.
+        p: The graph's parameters.
+        memory: What their optimiser remembers.
+        slots: Where each station stands on the graph's axis.
+        masked: Whom most others left out: its loss moves nobody else.
+        means: The mean activations of each, last time.
+        here: Who is linked.
+        spans: First and last window of those who take part.
+        cast: Who is waited for.
+        joining: Who will be, from the next turn on.
+        ids: Windows of this turn.
+        took: Whose activations are in it.
+        heard: What came in this phase.
+        h: All activations, as the graph sees them, ``(B, N, F, L)``.
+        factors: How much of each its guard left, ``(B, N)``.
+        known: Activations of windows of earlier turns, by station and number.
+        losses: Mean losses of the turns.
+        record: Who took part, a line a turn.
+        serving: Forecasts on demand; goes on from round to round.
+    """
+
+    round: int
+    attempt: int
+    phase: str
+    p: Array
+    memory: Corrected
+    slots: Mapping[str, int]
+    masked: frozenset[str] = frozenset()
+    means: Mapping[str, Array] = field(default_factory=dict)
+    at: int = 0
+    step: int = -1
+    here: frozenset[str] = frozenset()
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cast: frozenset[str] = frozenset()
+    joining: frozenset[str] = frozenset()
+    ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    took: frozenset[str] = frozenset()
+    heard: Mapping[str, Signal] = field(default_factory=dict)
+    h: Array = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
+    factors: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    known: Mapping[tuple[str, int], Array] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    record: tuple[str, ...] = ()
+    serving: Serving = field(default_factory=Serving)
+
+
+def play(score: Score) -> Play[Any]:
+    """Return the machine of a run."""
+
+    def apply(act: Act, event: Event) -> tuple[Act, Effects]:
+        match event:
+            case Signal(ask="serve"):
+                return _asked_to_serve(act, score, event)
+            case Signal():
+                return _heard(act, score, event)
+            case Member(client=client, present=present):
+                return _met(act, client, present=present)
+            case Due():
+                return _due(act, score, event)
+        return act, ()
+
+    return Play(opened, apply, wants(score))
+
+
+def _due(act: Act, score: Score, due: Due) -> tuple[Act, Effects]:
+    if due.ask == "serve":
+        return _serve(act, score)
+    if due.ask == "begin":
+        return _begin(act, score)
+    is_now = (due.round, due.ask, due.step) == (act.round, act.phase, max(act.step, 0))
+    return _late(act, score) if is_now else (act, ())
+
+
+def opened(state: Opened, before: Act | None) -> Act:
+    """Begin with the state of the half; what is served goes on."""
+    phase = "idle"
+    if state.round and state.is_open:
+        phase = "share" if state.settled >= state.round else "ready"
+    return Act(
+        state.round,
+        state.attempt,
+        phase,
+        state.net["p"],
+        Corrected(state.taken, state.net["first"], state.net["second"]),
+        state.slots,
+        frozenset(name for name, is_masked in state.masked.items() if is_masked),
+        state.means,
+        here=frozenset(state.here),
+        serving=before.serving if before is not None else Serving(),
+    )
+
+
+def wants(score: Score) -> Any:  # noqa: ANN401 - the shape of Play.wants
+    """Return what says whether an answer may come now: in its turn, from whom, of which shape."""
+    features = score.shape
+
+    def judge(act: Act, said: Signal, shape: tuple[int, ...]) -> bool:
+        if said.sender not in act.slots:
+            return False
+        if said.ask == "serve":
+            return said.round == 0 and shape == (1, *features)
+        if said.round != act.round or said.sender in act.heard:
+            return False
+        if said.ask == "ready":
+            return said.attempt <= act.attempt and not shape
+        if (said.ask, said.attempt, said.step) != (act.phase, act.attempt, act.step):
+            return False
+        is_awaited = said.ask == "encode" or said.sender in act.took
+        return is_awaited and shape == (len(act.ids), *features)
+
+    return judge
+
+
+# --- who takes part -------------------------------------------------------------------------------
+
+
+def _begin(act: Act, score: Score) -> tuple[Act, Effects]:
+    """Ask who is ready, or, when the turns are over, for the round's answer."""
+    if act.phase == "idle":
+        return act, ()
+    due = Due(act.round, act.phase, 0, after=score.turns.deadline)
+    return replace(act, step=-1), (*_said(act, act.here, act.phase), due)
+
+
+def _met(act: Act, client: str, *, present: bool) -> tuple[Act, Effects]:
+    here = act.here | {client} if present else act.here - {client}
+    act = replace(act, here=here, cast=act.cast if present else act.cast - {client})
+    asks = "share" if act.phase == "share" else "ready"
+    is_asked = present and act.phase != "idle"
+    return act, _said(act, [client], asks) if is_asked else ()
+
+
+def _said(act: Act, clients: Iterable[str], ask: str) -> Effects:
+    return tuple(
+        Task(name, act.round, ask, attempt=act.attempt)
+        for name in sorted(set(clients) & set(act.slots))
+    )
+
+
+def _heard(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
+    if said.ask == "ready":
+        return _ready(act, score, said)
+    act = replace(act, heard={**act.heard, said.sender: said}, cast=act.cast | {said.sender})
+    awaited = act.cast if act.phase == "encode" else act.took & act.cast
+    if not awaited <= act.heard.keys():
+        return act, ()
+    return _forward(act, score) if act.phase == "encode" else _backward(act, score)
+
+
+def _ready(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
+    """Let a station in: at once where the round has not begun, else from the next turn on."""
+    first, last = (int(said.values[name]) for name in ("first", "last"))
+    if act.phase == "share" or last < first:
+        return act, ()
+    note = f"ready {said.sender} {max(act.step, -1)}"
+    act = replace(
+        act,
+        spans={**act.spans, said.sender: (first, last)},
+        joining=act.joining | {said.sender},
+        record=(*act.record, note) if act.phase != "ready" else act.record,
+    )
+    if act.phase != "ready":
+        return act, ()
+    everybody = act.here & act.slots.keys()
+    is_full = len(act.spans) >= score.quorum and everybody <= act.spans.keys()
+    return _turn(act, score) if is_full else (act, ())
+
+
+def _late(act: Act, score: Score) -> tuple[Act, Effects]:
+    """Go on without those who did not answer in time."""
+    if act.phase == "share":
+        return _begin(act, score)
+    if act.phase == "ready":
+        if len(act.spans) < max(1, score.enough):
+            return _begin(act, score)
+        return _turn(act, score)
+    act = replace(act, cast=frozenset(act.heard))
+    if act.phase == "decode":
+        return _backward(act, score)
+    if act.heard:
+        return _forward(act, score)
+    return _turn(replace(act, joining=act.here & act.spans.keys()), score)
+
+
+# --- a turn ---------------------------------------------------------------------------------------
+
+
+def _turn(act: Act, score: Score) -> tuple[Act, Effects]:
+    """Ask for the activations of one batch, or end the round."""
+    program = score.turns.program(score.steps)
+    if act.at >= len(program):
+        return _played(act)
+    what, step = program[act.at], act.step + 1
+    if what == "local":
+        told = {"steps": float(score.steps), "batch": float(score.turns.batch)}
+        act = replace(act, step=step, at=act.at + 1)
+        local = _each(act, act.spans, "local", values=told)
+        act, effects = _turn(act, score)
+        return act, (*local, *effects)
+    cast = (act.cast | act.joining) & act.here
+    act = replace(act, phase="encode", step=step, heard={}, took=frozenset())
+    act = replace(act, cast=cast, joining=frozenset())
+    act = replace(act, ids=drawn(act, score))
+    values = _numbers(score) | ({"frozen": 1.0} if what != "joint" else {})
+    asked = _each(act, act.spans, "encode", values=values, ids=act.ids)
+    return act, (*asked, Due(act.round, "encode", step, after=score.turns.deadline))
+
+
+def drawn(act: Act, score: Score) -> Ids:
+    """Draw the numbers of a turn's windows, the same in every attempt.
+
+    From where most stations have some: between the medians of their first and last windows, which
+    half of them cannot move.
+    """
+    first, last = (int(np.median(ends)) for ends in zip(*act.spans.values(), strict=True))
+    first, last = min(first, last), max(first, last)
+    said = f"gridfed/1/windows\0{score.seed}\0{act.round}\0{act.at}"
+    key = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
+    rng = np.random.Generator(np.random.Philox(key=key))
+    size = min(score.turns.batch, last - first + 1)
+    return np.sort(first + rng.choice(last - first + 1, size, replace=False)).astype(np.int32)
+
+
+def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
+    """Send each station what the graph makes of all activations."""
+    took = frozenset(act.heard)
+    h, act = _filled(act, score), _remembered(act)
+    h, factors = clipped_features(h, _at(act, score, took - act.masked), score.turns.most)
+    z = score.graph.forward(act.p, h, _present(act, score))
+    keeps = score.turns.program(score.steps)[act.at] == "refresh"
+    line = f"{act.step} {'keep' if keeps else 'encode'} {' '.join(sorted(took))}"
+    act = replace(act, h=h, factors=factors, took=took, heard={}, record=(*act.record, line))
+    told = tuple(
+        Task(
+            name,
+            act.round,
+            "keep" if keeps else "decode",
+            step=act.step,
+            attempt=act.attempt,
+            values=_numbers(score),
+            arrays={"z": z[:, act.slots[name]]},
+        )
+        for name in sorted(took)
+    )
+    if keeps:
+        act, effects = _turn(replace(act, at=act.at + 1), score)
+        return act, (*told, *effects)
+    due = Due(act.round, "decode", act.step, after=score.turns.deadline)
+    return replace(act, phase="decode"), (*told, due)
+
+
+def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
+    """Step the graph, and send each station that answered what came back to its activations."""
+    answered = sorted(act.heard)
+    line = f"{act.step} decode {' '.join(answered)}"
+    act = replace(act, record=(*act.record, line), cast=act.cast - (act.took - act.heard.keys()))
+    gz = np.zeros(act.h.shape, act.h.dtype)
+    for name in answered:
+        if name not in act.masked:
+            gz[:, act.slots[name]] = act.heard[name].array
+    gz = clipped_gradients(gz, _at(act, score, set(answered) - act.masked), score.turns.most)
+    gh, gp = score.graph.pullback(act.p, act.h, _present(act, score), gz)
+    if score.turns.own_loss_only:
+        gh = _own(act, score, gz)
+    gh = gh * act.factors[:, :, None, None].astype(gh.dtype)
+    if answered and np.isfinite(gp).all():
+        p, memory = corrected(act.p, gp, act.memory, score.turns.rate)
+        act = replace(act, p=p, memory=memory)
+    losses = [act.heard[n].values["loss"] for n in answered if "loss" in act.heard[n].values]
+    act = replace(act, losses=(*act.losses, *([float(np.mean(losses))] if losses else [])))
+    is_joint = score.turns.program(score.steps)[act.at] == "joint"
+    finish = _finish(act, score, gh) if is_joint else ()
+    act, effects = _turn(replace(act, at=act.at + 1), score)
+    return act, (*finish, *effects)
+
+
+def _finish(act: Act, score: Score, gh: Array) -> Effects:
+    """Return what ends an iteration: without a gradient where none came, or none is finite."""
+    told = []
+    for name in sorted(act.took):
+        mine = gh[:, act.slots[name]]
+        arrays = {"hgrad": mine} if name in act.heard and np.isfinite(mine).all() else {}
+        values = _numbers(score) if arrays else {}
+        told.append(
+            Task(
+                name,
+                act.round,
+                "finish",
+                step=act.step,
+                attempt=act.attempt,
+                values=values,
+                arrays=arrays,
+            )
+        )
+    return tuple(told)
+
+
+def _own(act: Act, score: Score, gz: Array) -> Array:
+    """Return what comes back of each station's own loss only."""
+    gh, present = np.zeros_like(act.h), _present(act, score)
+    for name in sorted(act.heard):
+        at = act.slots[name]
+        alone = np.zeros_like(gz)
+        alone[:, at] = gz[:, at]
+        gh[:, at] = score.graph.pullback(act.p, act.h, present, alone)[0][:, at]
+    return gh
+
+
+def _played(act: Act) -> tuple[Act, Effects]:
+    """Say what the round came to; the half makes it last."""
+    _, first, second = act.memory
+    arrays = {"p": act.p, "first": first, "second": second}
+    arrays |= {f"mean.{name}": mean for name, mean in sorted(act.means.items())}
+    values = {"taken": float(act.memory.taken)}
+    if act.losses:
+        values["loss"] = float(np.mean(act.losses))
+    record = "\n".join(act.record)
+    return replace(act, phase="idle"), (Played(act.round, act.attempt, arrays, values, record),)
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def _filled(act: Act, score: Score) -> Array:
+    """Put all activations together: of who is late the last known of each window, else zeros."""
+    shape = (len(act.ids), score.graph.capacity, *score.shape)
+    kinds = [np.asarray(said.array).dtype for said in act.heard.values()]
+    h = np.zeros(shape, np.result_type(act.p.dtype, *kinds))
+    for name, at in act.slots.items():
+        if name in act.masked:
+            h[:, at] = act.means.get(name, 0.0)
+        elif name in act.heard:
+            h[:, at] = act.heard[name].array
+        elif name in act.spans:
+            for b, number in enumerate(act.ids):
+                h[b, at] = act.known.get((name, int(number)), 0.0)
+    return h
+
+
+def _remembered(act: Act) -> Act:
+    """Keep the newest activations of single windows, and the mean of each honest station's."""
+    known, means = dict(act.known), dict(act.means)
+    for name in sorted(act.heard.keys() - act.masked):
+        rows = np.asarray(act.heard[name].array)
+        means[name] = rows.mean(0).astype(np.float32)
+        for number, row in zip(act.ids, rows, strict=True):
+            known.pop((name, int(number)), None)
+            known[name, int(number)] = row
+    for key in list(known)[: max(0, len(known) - KNOWN)]:
+        del known[key]
+    return replace(act, known=known, means=means)
+
+
+def _present(act: Act, score: Score) -> NDArray[np.bool_]:
+    return _at(act, score, act.spans)
+
+
+def _at(act: Act, score: Score, names: Iterable[str]) -> NDArray[np.bool_]:
+    out = np.zeros(score.graph.capacity, np.bool_)
+    out[[act.slots[name] for name in names]] = True
+    return out
+
+
+def _each(
+    act: Act, names: Iterable[str], ask: str, *, values: Mapping[str, float], **arrays: Array
+) -> Effects:
+    return tuple(
+        Task(
+            name,
+            act.round,
+            ask,
+            step=act.step,
+            attempt=act.attempt,
+            values=values,
+            arrays=arrays,
+        )
+        for name in sorted(names)
+    )
+
+
+def _numbers(score: Score) -> dict[str, float]:
+    return {"half": 1.0} if score.turns.half else {}
+
+
+# --- forecasts ------------------------------------------------------------------------------------
+
+
+def _asked_to_serve(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
+    before = act.serving
+    serving = Serving(
+        {**before.latest, said.sender: (said.step, said.array[0])},
+        {**before.asking, said.sender: said.step},
+    )
+    effects = () if before.asking else (Due(0, "serve", 0, after=score.turns.gather),)
+    return replace(act, serving=serving), effects
+
+
+def _serve(act: Act, score: Score) -> tuple[Act, Effects]:
+    """Answer all who wait, each with the newest that its neighbours said of that very time."""
+    asking, told = act.serving.asking, []
+    for number in sorted(set(asking.values())):
+        of = {n: h for n, (at, h) in act.serving.latest.items() if at == number and n in act.slots}
+        h = np.zeros((1, score.graph.capacity, *score.shape), act.p.dtype)
+        for name, row in of.items():
+            h[0, act.slots[name]] = row
+        mask = _at(act, score, of)
+        h, _ = clipped_features(h, mask, score.turns.most)
+        z = score.graph.forward(act.p, h, mask)
+        told += [
+            Task(
+                name,
+                0,
+                "serve",
+                step=number,
+                values=_numbers(score),
+                arrays={"z": z[:, act.slots[name]]},
+            )
+            for name, at in sorted(asking.items())
+            if at == number and name in of
+        ]
+    return replace(act, serving=replace(act.serving, asking={})), tuple(told)

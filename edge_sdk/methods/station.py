@@ -1,0 +1,396 @@
+"""Encoder and decoder around a graph model that the server hosts: split learning's device half.
+
+Source: the PFGL paper, algorithm 1, as ``algorithms.md`` section 6.4 of the specification reads it.
+A round is opened by ``train``, whose ``w`` only draws; then come turns that perish: encode, decode,
+finish. What they do to this device's model is live until ``share`` turns it into the round's one
+answer. A process that dies, or hears that the round was begun anew, falls back to what it answered
+last. So a round is taken whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.methods.local import Batch, Local
+from edge_sdk.methods.optim import Moments, Optimiser
+from edge_sdk.methods.pull import OPTIMISERS
+from edge_sdk.methods.steps import TRAIN, Steps
+from edge_sdk.wire.method import (
+    END,
+    Array,
+    Due,
+    Effects,
+    Event,
+    Half,
+    Scalars,
+    Signal,
+    Task,
+    Update,
+)
+from edge_sdk.wire.spec import Vector
+
+SERVE = "serve"
+"""The wake-up, and the ask, by which a device gets the graph's word for its newest window."""
+
+_NONE: NDArray[np.float32] = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """The iteration at hand: one batch on its way through the graph.
+
+    Attributes:
+        step: Its number in the round.
+        ids: The windows' numbers as asked, ``(B,)``.
+        here: Which of them this device has, ``(B,)``.
+        batch: Those windows, ``B' <= B``.
+        h: Their activations, ``(B', F, L)``.
+        frozen: Whether no step follows: only the server learns from it.
+        g: The decoder's gradient, ``(P,)``, once ``z`` came; with it ``gh`` and ``loss``.
+        gh: The loss's gradient in ``h`` on the direct path, ``(B', F, L)``.
+        loss: Mean loss of the batch.
+    """
+
+    step: int
+    ids: Array
+    here: NDArray[np.bool_]
+    batch: Batch
+    h: Array
+    frozen: bool = False
+    g: Array | None = None
+    gh: Array = field(default_factory=lambda: _NONE)
+    loss: float = math.nan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Live:
+    """A round in play. Nothing of it is saved.
+
+    Attributes:
+        task: What opened the round.
+        attempt: How often it was begun anew.
+        p: The whole vector as it moves.
+        moments: The optimiser's memory as it moves.
+        turn: The iteration at hand, if one is.
+        last: Number of the newest iteration; -1 before the first.
+        losses: Of the iterations that ended with a step.
+        used: Windows they had.
+        known: What the graph said of windows, by their numbers; one round long.
+    """
+
+    task: Task
+    attempt: int
+    p: Vector
+    moments: Moments
+    turn: Turn | None = None
+    last: int = -1
+    losses: tuple[float, ...] = ()
+    used: int = 0
+    known: Mapping[int, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Station:
+    """What a device has learned. ``live`` and ``served`` are forgotten with the process.
+
+    Attributes:
+        p: Its whole vector as it was answered last.
+        answered: The round it answered last; 0 before any.
+        moments: What its optimiser remembers.
+        live: The round in play.
+        served: The number of the window that the graph spoke of last, and what it said.
+    """
+
+    p: Vector
+    answered: int = 0
+    moments: Moments | None = None
+    live: Live | None = None
+    served: tuple[int, Array] | None = None
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
+        if self.moments is not None:
+            taken, first, second = self.moments
+            out |= {"taken": np.array(taken), "first": first, "second": second}
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Station:
+        """Rebuild a state from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        moments = None
+        if "taken" in arrays:
+            moments = Moments(int(arrays["taken"]), arrays["first"], arrays["second"])
+        return cls(arrays["p"], int(arrays["answered"]), moments)
+
+
+def station(local: Local, settings: Steps) -> Half[Station]:
+    """Answer a round's perishable questions, and ``share`` with the weights they have led to.
+
+    Exactly one optimiser step ends an iteration: with the gradient that came back through the graph
+    (``finish`` with ``hgrad``), or with the direct path's alone where none did: ``finish`` without
+    it, or the next question. Where not even ``z`` came, the decoder is trained on ``z = 0``, which
+    is what it forecasts with when the server is away. Windows that this device lacks are left out,
+    and zero in what it sends.
+    """
+
+    def apply(state: Station, event: Event) -> tuple[Station, Effects]:
+        match event:
+            case Task(ask=ask, arrays={"w": w}) if ask == TRAIN:
+                return _opened(local, settings, state, event, w)
+            case Task(ask=ask, arrays={"w": w}) if ask == END:
+                return _ended(local, state, w), ()
+            case Task(ask="serve", arrays={"z": z}):
+                return replace(state, served=(event.step, z[0])), ()
+            case Task() if state.live is not None:
+                return _played(local, settings, state, event)
+            case Due(ask="serve"):
+                return state, _served(local, state)
+        return state, ()
+
+    return Half(Station, apply, model=_model)
+
+
+def _model(state: Station) -> Mapping[str, Array]:
+    if state.served is None:
+        return {"p": state.p}
+    return {"p": state.p, "window": np.array(state.served[0]), "z": state.served[1][None]}
+
+
+# --- a round --------------------------------------------------------------------------------------
+
+
+def _opened(
+    local: Local, settings: Steps, state: Station, task: Task, w: Vector
+) -> tuple[Station, Effects]:
+    if w.shape != (local.spec.shared_size,):
+        return state, ()
+    live = _begun(local, settings, state, task, 0)
+    return replace(state, live=live), _ready(local, live)
+
+
+def _begun(local: Local, settings: Steps, state: Station, task: Task, attempt: int) -> Live:
+    """Begin where the last answer left off; at ``w`` in the first round of all, or if so asked."""
+    asked, p = task.values, state.p
+    if not state.answered or asked.get("received", 0.0) == 1.0:
+        p = local.spec.place(p, task.arrays["w"])
+    moments = None if asked.get("fresh", 0.0) == 1.0 else state.moments
+    return Live(task, attempt, p, _fitting(_optimiser(settings, asked), p, moments))
+
+
+def _ready(local: Local, live: Live) -> Effects:
+    """Say which windows there are to learn from; nothing if there are none."""
+    span = local.span()
+    if span is None:
+        return ()
+    told = {"first": float(span[0]), "last": float(span[1])}
+    task = live.task
+    return (Signal(local.client, task.round, "ready", 0, _NONE, told, live.attempt),)
+
+
+def _played(local: Local, settings: Steps, state: Station, task: Task) -> tuple[Station, Effects]:
+    """Take a perishable question of the round in play; a newer attempt begins it anew."""
+    live = state.live
+    if live is None or task.round != live.task.round or task.attempt < live.attempt:
+        return state, ()
+    if task.attempt > live.attempt:
+        live = _begun(local, settings, state, live.task, task.attempt)
+    if task.ask == "share":
+        return _shared(local, settings, replace(state, live=live))
+    effects: Effects = ()
+    match task.ask:
+        case "ready":
+            effects = _ready(local, live)
+        case "encode":
+            live, effects = _encoded(local, settings, live, task)
+        case "decode":
+            live, effects = _decoded(local, live, task)
+        case "keep":
+            live = _kept(live, task)
+        case "finish":
+            live = _finished(local, settings, live, task)
+        case "local":
+            live = _alone(local, settings, live, task)
+    return replace(state, live=live), effects
+
+
+def _shared(local: Local, settings: Steps, state: Station) -> tuple[Station, Effects]:
+    """Turn the round into one answer; a device that learned nothing in it answers nothing."""
+    assert state.live is not None
+    live, spec = _settled(local, settings, state.live), local.spec
+    task = live.task
+    if not live.losses:
+        return replace(state, live=live), ()
+    if not (np.isfinite(live.p).all() and math.isfinite(live.losses[-1])):
+        begun = spec.place(state.p, task.arrays["w"])
+        return replace(state, p=begun, moments=None, live=None), ()
+    report = {"loss": float(np.mean(live.losses)), "n": float(live.used)}
+    after = replace(state, p=live.p, answered=task.round, moments=live.moments, live=None)
+    update = Update(local.client, task.round, task.base, spec.shared(live.p), report)
+    return after, (update,)
+
+
+def _ended(local: Local, state: Station, w: Vector) -> Station:
+    if state.answered or w.shape != (local.spec.shared_size,):
+        return replace(state, live=None)
+    return replace(state, p=local.spec.place(state.p, w), live=None)
+
+
+# --- its turns ------------------------------------------------------------------------------------
+
+
+def _encoded(local: Local, settings: Steps, live: Live, task: Task) -> tuple[Live, Effects]:
+    """Send the activations of the windows that a task names; what was unfinished is finished."""
+    ids = task.arrays.get("ids")
+    if ids is None or ids.ndim != 1 or task.step <= live.last:
+        return live, ()
+    live = replace(_settled(local, settings, live), last=task.step)
+    here, batch = local.named(ids)
+    if not here.any():
+        return live, ()
+    (h,) = local.run("encode", p=live.p, x=batch.x)
+    turn = Turn(task.step, ids, here, batch, h, task.values.get("frozen", 0.0) == 1.0)
+    said = _signal(local, live, task, _spread(h, here))
+    return replace(live, turn=turn), said
+
+
+def _decoded(local: Local, live: Live, task: Task) -> tuple[Live, Effects]:
+    """Send the loss's gradient in what the graph said."""
+    turn, z = _fits(live, task, "z")
+    if turn is None or z is None or turn.g is not None:
+        return live, ()
+    turn, gz = _through(local, live, turn, z)
+    said = _signal(local, live, task, _spread(gz, turn.here), {"loss": turn.loss})
+    return replace(live, turn=turn), said if np.isfinite(gz).all() else ()
+
+
+def _kept(live: Live, task: Task) -> Live:
+    """Remember what the graph said, to learn from it later without the server."""
+    turn, z = _fits(live, task, "z")
+    if turn is None or z is None:
+        return live
+    known = {int(number): row for number, row in zip(turn.ids[turn.here], z, strict=True)}
+    return replace(live, turn=None, known={**live.known, **known})
+
+
+def _finished(local: Local, settings: Steps, live: Live, task: Task) -> Live:
+    """Take the iteration's one step, with what came back through the graph, if it did."""
+    turn, hgrad = _fits(live, task, "hgrad")
+    if turn is None:
+        return live
+    return _stepped(local, settings, live, turn, hgrad if turn.g is not None else None)
+
+
+def _alone(local: Local, settings: Steps, live: Live, task: Task) -> Live:
+    """Take steps on windows of which the graph has spoken, without asking it again."""
+    live = _settled(local, settings, live)
+    numbers = np.array(sorted(live.known), np.int64)
+    size = min(int(task.values.get("batch", len(numbers))), len(numbers))
+    for k in range(int(task.values.get("steps", 0.0)) if size else 0):
+        ids = np.take(numbers, np.arange(k * size, (k + 1) * size), mode="wrap")
+        here, batch = local.named(ids)
+        if not here.any():
+            break
+        (h,) = local.run("encode", p=live.p, x=batch.x)
+        z = np.stack([live.known[int(number)] for number in ids[here]])
+        turn, _ = _through(local, live, Turn(task.step, ids, here, batch, h), z)
+        live = _stepped(local, settings, live, turn, None)
+    return replace(live, last=max(live.last, task.step))
+
+
+def _settled(local: Local, settings: Steps, live: Live) -> Live:
+    """End an iteration that nobody ended: with the direct path's gradient, ``z = 0`` if it must."""
+    turn = live.turn
+    if turn is None:
+        return live
+    if turn.frozen:
+        return replace(live, turn=None)
+    return _stepped(local, settings, live, turn, None)
+
+
+def _through(local: Local, live: Live, turn: Turn, z: Array) -> tuple[Turn, Array]:
+    loss, g, gh, gz = local.run("decode", p=live.p, h=turn.h, z=z, y=turn.batch.y)
+    return replace(turn, g=g, gh=gh, loss=float(loss)), gz
+
+
+def _stepped(local: Local, settings: Steps, live: Live, turn: Turn, hgrad: Array | None) -> Live:
+    """Step down the loss's whole gradient, and towards what this device leans on."""
+    if turn.g is None:
+        turn, _ = _through(local, live, turn, np.zeros_like(turn.h))
+    assert turn.g is not None
+    gh = turn.gh if hgrad is None else turn.gh + hgrad
+    (ge,) = local.run("encode_vjp", p=live.p, x=turn.batch.x, gh=gh)
+    asked, spec = live.task.values, local.spec
+    g, prox = turn.g + ge, asked.get("prox", settings.prox)
+    if prox:
+        pull = (spec.shared(live.p) - live.task.arrays["w"]) * live.p.dtype.type(prox)
+        g = g + spec.lift(pull)
+    p, moments = _optimiser(settings, asked).update(live.p, g, live.moments)
+    losses, used = (*live.losses, turn.loss), live.used + len(turn.batch)
+    return replace(live, p=p, moments=moments, turn=None, losses=losses, used=used)
+
+
+# --- what is sent, and what it fits ---------------------------------------------------------------
+
+
+def _fits(live: Live, task: Task, name: str) -> tuple[Turn | None, Array | None]:
+    """Return the iteration a task belongs to, and its array's rows of our own windows."""
+    turn = live.turn
+    if turn is None or turn.step != task.step:
+        return None, None
+    array = task.arrays.get(name)
+    if array is None or array.shape != (len(turn.ids), *turn.h.shape[1:]):
+        return turn, None
+    return turn, array[turn.here].astype(turn.h.dtype, copy=False)
+
+
+def _spread(rows: Array, here: NDArray[np.bool_]) -> Array:
+    """Return an array with a row for every window that was asked for, zero where we have none.
+
+    >>> _spread(np.ones((1, 1)), np.array([False, True])).ravel().tolist()
+    [0.0, 1.0]
+    """
+    out = np.zeros((len(here), *rows.shape[1:]), rows.dtype)
+    out[here] = rows
+    return out
+
+
+def _signal(
+    local: Local, live: Live, task: Task, array: Array, values: Scalars = MappingProxyType({})
+) -> Effects:
+    said = Signal(local.client, task.round, task.ask, task.step, array, values, live.attempt)
+    return (said,)
+
+
+def _served(local: Local, state: Station) -> Effects:
+    """Ask what the graph says of the newest window."""
+    newest = local.newest()
+    if newest is None:
+        return ()
+    number, x = newest
+    (h,) = local.run("encode", p=state.p, x=x)
+    return (Signal(local.client, 0, SERVE, number, h),)
+
+
+def _optimiser(settings: Steps, asked: Scalars) -> Optimiser:
+    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
+    return rated(float(asked.get("rate", settings.rate)))
+
+
+def _fitting(optimiser: Optimiser, p: Vector, kept: Moments | None) -> Moments:
+    """Return the memory of the rounds before, or a fresh one where another optimiser made it."""
+    fresh: Any = optimiser.init(p)
+    if kept is None or [a.shape for a in kept[1:]] != [a.shape for a in fresh[1:]]:
+        return Moments(*fresh)
+    return kept
