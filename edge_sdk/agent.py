@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self
 
 from edge_sdk.client import Client
 from edge_sdk.config import Config
-from edge_sdk.errors import ConfigError
 from edge_sdk.program import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.series import Reading
-from edge_sdk.sources import SOURCES, Source
+from edge_sdk.sources import Live, Source, open_source
 
 logger = logging.getLogger(__name__)
 
 _TURN = 0.5  # seconds one turn waits for the network at most: how soon a signal is heard
+_NOTE_EVERY = 300.0  # seconds; more often would wear out flash, and registers bridge what is lost
 
 
 def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
@@ -34,11 +35,13 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """
     sources = open_sources(config)
     with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
-        read_all(sources, client.observe, stopping.is_set)
+        finite, live = parted(sources)
+        read_all(finite, client.observe, stopping.is_set)
         client.flush()
-        _serve(client, stopping.is_set, until_done=until_done)
+        with Ears(live, client) as ears:
+            _serve(client, ears, stopping.is_set, until_done=until_done)
         notify("STOPPING=1")
-        return client.status()
+        return client.status() | ({"sources": ears.health()} if live else {})
 
 
 def open_sources(config: Config) -> list[Source]:
@@ -47,14 +50,63 @@ def open_sources(config: Config) -> list[Source]:
     Raises:
         ConfigError: An unknown type, or keys that do not fit.
     """
-    made = []
-    for number, section in enumerate(config.source):
-        kind = str(section.get("type", ""))
-        if kind not in SOURCES:
-            known = ", ".join(sorted(SOURCES))
-            raise ConfigError(f"source[{number}].type: unknown {kind!r}; known: {known}")
-        made.append(SOURCES[kind](section))
-    return made
+    return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
+
+
+def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, Live]]:
+    """Part what has an end from what goes on; the latter by a name of its own."""
+    live = {
+        f"{number} {source.kind}": source
+        for number, source in enumerate(sources)
+        if isinstance(source, Live) and not source.is_finite
+    }
+    going_on = {id(source) for source in live.values()}
+    return [source for source in sources if id(source) not in going_on], live
+
+
+class Ears:
+    """The sources that go on, for as long as the agent listens to them.
+
+    Args:
+        sources: By name.
+        client: Observes what they read, and keeps what they must remember.
+    """
+
+    def __init__(self, sources: Mapping[str, Live], client: Client) -> None:
+        self._sources, self._client = sources, client
+        self._noted = client.now
+
+    def turn(self) -> None:
+        """Hand on what came since the last turn; now and then write down where they are."""
+        for source in self._sources.values():
+            for reading in source.poll():
+                self._client.observe(reading)
+        if self._sources and self._client.now - self._noted >= _NOTE_EVERY:
+            self.note()
+
+    def note(self) -> None:
+        """Write down what they must know after a restart."""
+        self._noted = self._client.now
+        self._client.remember({name: source.saved() for name, source in self._sources.items()})
+
+    def health(self) -> list[dict[str, object]]:
+        """Say how every one of them is."""
+        return [source.health() for source in self._sources.values()]
+
+    def __enter__(self) -> Self:
+        """Start to listen, each from where it was."""
+        for name, source in self._sources.items():
+            source.on_grid(self._client.step)
+            source.start(self._client.remembered(name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, take in what is there, and write down where they are."""
+        for source in self._sources.values():
+            source.close()
+        if self._sources:
+            self.turn()
+            self.note()
 
 
 def read_all(
@@ -62,9 +114,9 @@ def read_all(
     observe: Callable[[Reading], object],
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Counter[str]:
-    """Read every source to its end; return what they rejected, by reason."""
+    """Read every source that has an end to it; return what they rejected, by reason."""
     rejected: Counter[str] = Counter()
-    for source in sources:
+    for source in parted(sources)[0]:
         for reading in source:
             observe(reading)
             if is_stopping():
@@ -76,10 +128,13 @@ def read_all(
     return rejected
 
 
-def _serve(client: Client, is_stopping: Callable[[], bool], *, until_done: bool) -> None:
-    """The loop: tick, tell the service manager, leave when asked."""
+def _serve(
+    client: Client, ears: Ears, is_stopping: Callable[[], bool], *, until_done: bool
+) -> None:
+    """The loop: listen, tick, tell the service manager, leave when asked."""
     every, told, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_done):
+        ears.turn()
         client.tick(_TURN)
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True

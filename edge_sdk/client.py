@@ -204,6 +204,28 @@ class Client:
             self._session.counts["readings not kept"] += len(rows)
         self._learner.series.saved(rows)
 
+    @property
+    def step(self) -> int:
+        """Seconds of the grid that readings are kept on."""
+        return self._learner.series.step
+
+    def remembered(self, name: str) -> bytes | None:
+        """Return what a source wrote down before a restart, or None."""
+        return self._store.paper(f"source {name}")
+
+    def remember(self, notes: Mapping[str, bytes]) -> None:
+        """Write readings, and after them what sources must know after a restart, by name.
+
+        In this order, so that a note never speaks of readings that were lost.
+        """
+        self.flush()
+        try:
+            for name, note in notes.items():
+                if note != self.remembered(name):
+                    self._store.file_paper(f"source {name}", note)
+        except StoreFull:
+            self._session.counts["notes not kept"] += 1
+
     def status(self) -> dict[str, Any]:
         """Say how things are, in plain words and numbers. Nothing measured is in it."""
         session, learner = self._session, self._learner

@@ -1,0 +1,118 @@
+"""From a ``[[source]]`` section to a source at work: what every interface has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.settings import Duration, from_table, seconds
+from edge_sdk.sources.links import Address, Listening
+from edge_sdk.sources.live import Live
+from edge_sdk.sources.naming import names
+from edge_sdk.sources.normaliser import Normaliser
+from edge_sdk.sources.p1 import Telegrams, telegram
+from edge_sdk.sources.recording import Replayed
+from edge_sdk.sources.shape import Decoder, Feed, Framer
+from edge_sdk.wire.strict import Between
+
+S = TypeVar("S", bound="LiveSection")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSection:
+    """Keys that every interface takes."""
+
+    type: str  # kind of source
+    map: Mapping[str, Any] = field(default_factory=dict)  # names to streams, on top of the table
+    step: Duration | None = None  # grid that registers are cut on; left out: the bundle's
+    gap: Duration | None = None  # longest silence bridged by interpolation; left out: a step
+    most: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest power believed, kW
+    modulus: Annotated[float, Between(0, 1e12)] = 0.0  # where registers start again; 0 is never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P1Section(LiveSection):
+    """``type = "p1"``: the consumer port of a household meter."""
+
+    url: str  # serial:///dev/ttyUSB0?baud=115200 or tcp://host:port
+    utc_offset: Annotated[float, Between(-12, 14)] = 1.0  # hours of the meter's winter time
+
+
+@dataclass(frozen=True, slots=True)
+class Interface(Generic[S]):
+    """How one kind of source is made from its section.
+
+    Attributes:
+        name: In the configuration, in ``streams.toml`` and in recordings.
+        section: What its section is read into.
+        feed: Makes what blocks.
+        decoder: Makes what reads a frame.
+        framer: Cuts plain bytes, where the interface is a line.
+    """
+
+    name: str
+    section: type[S]
+    feed: Callable[[S], Feed]
+    decoder: Callable[[S], Decoder]
+    framer: Callable[[], Framer] | None = None
+
+    def __call__(self, table: Mapping[str, Any]) -> Live:
+        """Build a source from its section of a configuration; nothing is opened yet.
+
+        Raises:
+            Failure: A missing, unknown or ill-fitting key.
+        """
+        section = from_table(self.section, table, f"source {self.name}")
+        return self._with(section, self.feed(section))
+
+    def replayed(self, table: Mapping[str, Any], path: Path) -> Live:
+        """Build the same source on a recording of it.
+
+        Raises:
+            Failure: As above.
+        """
+        keys = {"url": "tcp://recorded:1"} if "url" in self.section.__dataclass_fields__ else {}
+        section = from_table(self.section, keys | dict(table), "source replay")
+        framer = None if self.framer is None else self.framer()
+        return replace(self._with(section, Replayed(path, self.name, framer)), is_finite=True)
+
+    def _with(self, section: S, feed: Feed) -> Live:
+        table = names(self.name, section.map, f"source {self.name}")
+        step = 0.0 if section.step is None else seconds(section.step)
+        gap = 0.0 if section.gap is None else seconds(section.gap)
+        normaliser = Normaliser(table, step, gap, section.most, section.modulus)
+        return Live(self.name, feed, self.decoder(section), normaliser)
+
+
+def _p1_feed(section: P1Section) -> Feed:
+    return Listening(Address.parse(section.url), Telegrams())
+
+
+def _p1_decoder(section: P1Section) -> Decoder:
+    hours = section.utc_offset
+    return lambda frame: telegram(frame, hours)
+
+
+P1 = Interface("p1", P1Section, _p1_feed, _p1_decoder, Telegrams)
+
+INTERFACES: dict[str, Interface[Any]] = {"p1": P1}
+"""What can also be replayed from a recording."""
+
+
+def replay(table: Mapping[str, Any]) -> Live:
+    """Build a source from a recording: ``path``, ``of`` what, and the keys of that kind.
+
+    Raises:
+        Failure: A missing, unknown or ill-fitting key, or a file that is not there.
+    """
+    keys = {key: value for key, value in table.items() if key not in ("of", "path")}
+    kind, path = str(table.get("of", "")), Path(str(table.get("path", "")))
+    if kind not in INTERFACES:
+        known = ", ".join(sorted(INTERFACES))
+        raise ConfigError(f"source replay: of what? {kind!r} is none of {known}")
+    if not path.is_file():
+        raise ConfigError(f"source replay: there is no file {str(path)!r}")
+    return INTERFACES[kind].replayed(keys, path)

@@ -1,0 +1,115 @@
+"""Frames in a file, as they came and when: to replay a field problem at a desk, or a test.
+
+A line ``gridfed recording 1 KIND``, then for every frame a head of 16 bytes (time as a big-endian
+float64 of Unix seconds, length and CRC-32 of the payload as big-endian uint32) and the payload.
+What a power cut left half written at the end is found by its checksum, and ends the file.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from edge_sdk.sources.shape import Frame, Framer
+
+_HEAD = struct.Struct(">dII")
+_MAGIC = b"gridfed recording 1 "
+LONGEST = 1 << 22
+"""Bytes of a frame; a longer length is damage."""
+
+_AT_ONCE = 4096
+
+
+def title(kind: str) -> bytes:
+    """Return the first line of a recording."""
+    return _MAGIC + kind.encode() + b"\n"
+
+
+def record(frame: Frame) -> bytes:
+    """Return a frame as the file keeps it.
+
+    >>> record(Frame(b"hello", 1.0)).hex()
+    '3ff0000000000000000000053610a68668656c6c6f'
+    """
+    return _HEAD.pack(frame.at, len(frame.payload), zlib.crc32(frame.payload)) + frame.payload
+
+
+def read_record(file: BinaryIO) -> Frame | None:
+    """Read the next frame; None where the file ends, and the place stays before what is torn.
+
+    Raises:
+        EOFError: What follows can never become a frame.
+    """
+    place = file.tell()
+    head = file.read(_HEAD.size)
+    if len(head) == _HEAD.size:
+        at, length, crc = _HEAD.unpack(head)
+        if length > LONGEST:
+            raise EOFError("damaged recording")
+        payload = file.read(length)
+        if len(payload) == length:
+            if zlib.crc32(payload) != crc:
+                raise EOFError("damaged recording")
+            return Frame(payload, at)
+    file.seek(place)
+    return None
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A feed from a file: a recording, or the plain bytes of a line, cut by the line's framer.
+
+    Attributes:
+        path: The file.
+        kind: What it must be a recording of.
+        framer: For plain bytes; None where there is no such thing.
+        rejected: What was dropped, by reason.
+    """
+
+    path: Path
+    kind: str
+    framer: Framer | None = None
+    rejected: Counter[str] = field(default_factory=Counter)
+    _file: BinaryIO | None = None
+    _is_plain: bool = False
+
+    def frames(self, patience: float) -> list[Frame]:  # noqa: ARG002 - a file does not wait
+        """Return the next frames."""
+        if self._file is None:
+            self._file = self.path.open("rb")
+            self._begin(self._file)
+        if self._is_plain:
+            return self._cut(self._file.read(_AT_ONCE))
+        frame = read_record(self._file)
+        if frame is None:
+            if self._file.read(1):
+                self.rejected["torn recording"] += 1
+            raise EOFError("end of the recording")
+        return [frame]
+
+    def _begin(self, file: BinaryIO) -> None:
+        line = file.readline(len(_MAGIC) + 64)
+        if line == title(self.kind):
+            return
+        if line.startswith(_MAGIC) or self.framer is None:
+            self.rejected["foreign recording"] += 1
+            raise EOFError(f"{self.path} is no recording of {self.kind}")
+        self._is_plain = True
+        file.seek(0)
+
+    def _cut(self, data: bytes) -> list[Frame]:
+        if not data or self.framer is None:
+            raise EOFError("end of the file")
+        frames = [Frame(payload, 0.0) for payload in self.framer.feed(data)]
+        self.rejected = self.framer.rejected
+        return frames
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
