@@ -83,8 +83,8 @@ class Turns(Generic[S]):
                 return self._came(state, client)
             case Member(client=client) if state.who.present.get(client, False):
                 return replace(state, who=state.who.went(client)), ()
-            case Update() if state.is_open and _is_news(state, event):
-                state = self._heard(state, event)
+            case Update() if state.is_open and is_news(state, event):
+                state = self.took(state, event)
                 full = state.waiting >= self.rounds.quorum
                 return self.closed(state) if full else (state, ())
             case Due(round=number, ask="train") if state.is_open and number == state.round:
@@ -120,16 +120,13 @@ class Turns(Generic[S]):
         return state, (note, *self.asking(state, cohort))
 
     def _came(self, state: S, client: str) -> tuple[S, Effects]:
-        who = state.who
-        if client not in who.told:
-            state = replace(state, who=who.came(client, state.version))
-        elif not who.present[client]:
-            state = replace(state, who=replace(who, present={**who.present, client: True}))
-        if client in who.arrived or not state.is_open:
+        state = came(state, client)
+        if client in state.who.arrived or not state.is_open:
             return state, ()
         return state, self.asked(state, [client])
 
-    def _heard(self, state: S, update: Update) -> S:
+    def took(self, state: S, update: Update) -> S:
+        """Return the state with an answer waiting."""
         client = update.sender
         said = np.clip(update.vector, -_LARGEST, _LARGEST).astype(np.float32)
         state = replace(
@@ -139,6 +136,16 @@ class Turns(Generic[S]):
             losses=reported(state.losses, update, "loss"),
         )
         return self.heard(state, update)
+
+
+def came(state: S, client: str) -> S:
+    """Return the state with a client present."""
+    who = state.who
+    if client not in who.told:
+        return replace(state, who=who.came(client, state.version))
+    if not who.present[client]:
+        return replace(state, who=replace(who, present={**who.present, client: True}))
+    return state
 
 
 def forgotten(state: S, patience: int) -> tuple[S, list[str]]:
@@ -173,6 +180,7 @@ def told_of(state: Newest) -> dict[str, Any]:
     return told
 
 
-def _is_news(state: Newest, update: Update) -> bool:
+def is_news(state: Newest, update: Update) -> bool:
+    """Whether an answer is to a task that its client was given after its last one was counted."""
     is_new = state.who.counts(update.sender, update.base, state.version)
     return is_new and update.vector.shape == state.w.shape

@@ -1,0 +1,219 @@
+"""Local steps drawn to a map of the neighbours' models, and solving with one's own curvature.
+
+BiG-FL's device half. What a device minimises is its loss plus ``s/2 |r|² + kappa/2 |theta|²`` with
+``r = (c + L_ii theta) phi - theta``: c is what its neighbours' models add up to, frozen during the
+round, phi the map that the server learns. Models are rows; personal layers are drawn by nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.methods.local import Batch, Local
+from edge_sdk.methods.pull import OPTIMISERS
+from edge_sdk.methods.solving import Product, Solved, conjugate, neumann, steepest
+from edge_sdk.methods.steps import TRAIN, Steps
+from edge_sdk.wire.basis import Basis, unpacked
+from edge_sdk.wire.method import END, Array, Effects, Event, Half, Scalars, Task, Update
+from edge_sdk.wire.spec import ParamSpec, Vector
+
+SOLVE = "solve"
+NEUMANN = 1.0
+"""The value of a task's ``solver`` for the series; 0 is conjugate gradients."""
+
+Wide = NDArray[np.float64]
+_FORM = ("form", "begin", "side", "own")
+_EMPTY = np.zeros((0, 0), np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaning:
+    """What a device has learned, and under which map.
+
+    Attributes:
+        p: Its whole vector.
+        answered: The round of the lower level that it answered last; 0 before any.
+        form: ``form``, ``begin``, ``side`` and ``own`` of that task: how to read the rows, L_ii.
+        rows: The map as it came; empty for the identity.
+    """
+
+    p: Vector
+    answered: int = 0
+    form: tuple[float, ...] = (0.0, 0.0, 0.0, 1.0)
+    rows: Array = field(default_factory=lambda: _EMPTY)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        answered = np.array(self.answered)
+        return {"p": self.p, "answered": answered, "form": np.array(self.form), "rows": self.rows}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Leaning:
+        """Rebuild a state from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        form = tuple(map(float, arrays["form"]))
+        return cls(arrays["p"], int(arrays["answered"]), form, arrays["rows"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lean:
+    """The graph's and the ridge's part of what a device minimises.
+
+    Attributes:
+        basis: The map phi.
+        own: L_ii.
+        smooth: s.
+        ridge: kappa.
+    """
+
+    basis: Basis
+    own: float
+    smooth: float
+    ridge: float
+
+    def slope(self, theta: Wide, c: Wide) -> Wide:
+        """Return ``s r (L_ii phi' - I) + kappa theta``.
+
+        >>> from edge_sdk.wire.basis import Diagonal
+        >>> lean = Lean(Diagonal(np.ones(2)), own=0.5, smooth=1.0, ridge=0.0)
+        >>> lean.slope(np.array([1.0, 0.0]), np.array([0.0, 0.40824829])).round(8).tolist()
+        [0.25, -0.20412414]
+        """
+        rest = self.basis.forth((c + self.own * theta)[None])[0] - theta
+        slope: Wide = self.smooth * self._tilted_back(rest) + self.ridge * theta
+        return slope
+
+    def curved(self, v: Wide) -> Wide:
+        """Return the product of its second derivative with a vector: ``s v M M' + kappa v``."""
+        tilted = self.own * self.basis.forth(v[None])[0] - v
+        product: Wide = self.smooth * self._tilted_back(tilted) + self.ridge * v
+        return product
+
+    def _tilted_back(self, x: Wide) -> Wide:
+        tilted: Wide = self.own * self.basis.back(x[None])[0] - x
+        return tilted
+
+
+def bilevel(local: Local, settings: Steps) -> Half[Leaning]:
+    """Answer ``train`` with the weights that steps have led to, and ``solve`` with ``q``.
+
+    Steps go from one's own model, over minibatches drawn afresh. ``solve`` asks for ``(H + delta)
+    q = p`` at the model that was answered last, where H is the curvature of all that is minimised;
+    a device that has another model by now (its store was lost) answers nothing. When the run is
+    over, a device that has answered keeps its own model.
+    """
+    spec = local.spec
+
+    def apply(state: Leaning, event: Event) -> tuple[Leaning, Effects]:
+        match event:
+            case Task(ask=ask, arrays={"c": c}) if ask == TRAIN and _fits(c, spec):
+                return _trained(local, settings, state, event)
+            case Task(ask=ask, arrays={"p": p}) if ask == SOLVE and _fits(p, spec):
+                return state, _solved(local, state, event)
+            case Task(ask=ask, arrays={"w": w}) if ask == END and _fits(w, spec):
+                return (state if state.answered else replace(state, p=spec.place(state.p, w))), ()
+        return state, ()
+
+    return Half(Leaning, apply, model=lambda state: {"p": state.p})
+
+
+def _fits(vector: Array, spec: ParamSpec) -> bool:
+    return vector.shape == (spec.shared_size,)
+
+
+def _lean(form: tuple[float, ...], rows: Array, asked: Scalars, width: int) -> Lean | None:
+    numbers = dict(zip(_FORM, form, strict=True))
+    basis = unpacked(numbers, rows if len(rows) else None, width)
+    if basis is None:
+        return None
+    return Lean(basis, numbers["own"], asked.get("smooth", 0.0), asked.get("ridge", 0.0))
+
+
+def _trained(local: Local, settings: Steps, state: Leaning, task: Task) -> tuple[Leaning, Effects]:
+    asked, spec = task.values, local.spec
+    form = tuple(float(asked.get(name, float(name == "own"))) for name in _FORM)
+    rows = task.arrays.get("phi", _EMPTY)
+    lean = _lean(form, rows, asked, spec.shared_size)
+    if lean is None:
+        return state, ()
+    with np.errstate(over="ignore", invalid="ignore"):  # then it answers nothing
+        p, report = _stepped(local, settings, state.p, task, lean)
+    if not report or not (np.isfinite(p).all() and math.isfinite(report["loss"])):
+        return state, ()
+    answer = Update(local.client, task.round, task.base, spec.shared(p), report)
+    return Leaning(p, task.round, form, rows), (answer,)
+
+
+def _stepped(
+    local: Local, settings: Steps, p: Vector, task: Task, lean: Lean
+) -> tuple[Vector, dict[str, float]]:
+    """Take the steps of a round; an empty report says that there was nothing to learn from."""
+    asked, spec, c = task.values, local.spec, np.asarray(task.arrays["c"], np.float64)
+    wanted = int(asked.get("steps", settings.steps))
+    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
+    optimiser = rated(float(asked.get("rate", settings.rate)))
+    moments, losses, used = optimiser.init(p), [], 0
+    for batch in local.batches(max(wanted, 1), task.round, fresh=True):
+        loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
+        losses.append(float(loss))
+        used += len(batch)
+        if wanted:
+            drawn = lean.slope(spec.shared(p).astype(np.float64), c).astype(p.dtype)
+            p, moments = optimiser.update(p, g + spec.lift(drawn), moments)
+    report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
+    return p, report
+
+
+def _solved(local: Local, state: Leaning, task: Task) -> Effects:
+    """Answer with q; with nothing where there is no curvature to measure, or of another model."""
+    asked, spec = task.values, local.spec
+    if not state.answered or asked.get("of", float(state.answered)) != state.answered:
+        return ()
+    lean = _lean(state.form, state.rows, asked, spec.shared_size)
+    batches = list(local.batches(int(asked.get("batches", 1.0)), task.round, fresh=True))
+    if lean is None or not batches:
+        return ()
+    product = _curvature(local, state.p, batches, lean, float(asked.get("damping", 0.0)))
+    p = np.asarray(task.arrays["p"], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        q = _found(product, p, asked).astype(np.float32)
+    if not np.isfinite(q).all():
+        return ()
+    report = {"n": float(sum(map(len, batches)))}
+    return (Update(local.client, task.round, task.base, q, report),)
+
+
+def _curvature(
+    local: Local, p: Vector, batches: list[Batch], lean: Lean, damping: float
+) -> Product:
+    """Return the product with the curvature of what is minimised, over the shared layers."""
+    spec = local.spec
+
+    def product(v: Wide) -> Wide:
+        lifted, total = spec.lift(v.astype(np.float32)), np.zeros_like(v)
+        for batch in batches:
+            (curved,) = local.run("hvp", p=p, x=batch.x, y=batch.y, v=lifted)
+            total = total + spec.shared(curved)
+        return total / len(batches) + lean.curved(v) + damping * v
+
+    return product
+
+
+def _found(product: Product, p: Wide, asked: Scalars) -> Wide:
+    """Solve as asked; the slope over a plain curvature where the first direction curves down."""
+    count = int(asked.get("iterations", 10.0))
+    if asked.get("solver", 0.0) == NEUMANN:
+        step = float(asked.get("step", 0.0)) or 0.9 / max(steepest(product, p), 1e-12)
+        return neumann(product, p, count, step).q
+    found: Solved = conjugate(product, p, count, float(asked.get("tolerance", 1e-3)))
+    if found.why == "negative" and not found.q.any():
+        return p / float(asked.get("curvature", 1.0))
+    return found.q
