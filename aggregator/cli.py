@@ -133,6 +133,15 @@ def _export(parser: ArgumentParser) -> None:
     )
 
 
+def _audit(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument(
+        "--devices",
+        metavar="FOLDER",
+        help="also hold what devices' links saw (*.jsonl) against the database",
+    )
+
+
 def _certificate(parser: ArgumentParser) -> None:
     _config(parser)
     parser.add_argument(
@@ -183,7 +192,7 @@ COMMANDS = {
         "End with 0 if the daemon is alive and ready, else with 1.", _later("health"), _config
     ),
     "audit": Command(
-        "Recompute every round from the journal and compare.", _later("audit"), _config
+        "Recompute every round from the journal and compare.", _later("audit"), _audit
     ),
     "certificate": Command(
         "Bound how steep the model's loss is in its data.",

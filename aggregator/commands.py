@@ -269,21 +269,10 @@ def health(args: Namespace) -> Answer:
 
 
 def audit(args: Namespace) -> Answer:
-    """Recompute every round from the journal."""
-    from aggregator.audit import recompute  # noqa: PLC0415 - only here
+    """Recompute every round; with ``--devices``, hold what links saw against the database."""
+    from aggregator.auditing import audit as audited  # noqa: PLC0415 - only here
 
-    config = _require(configs.Config.load(args.config))
-    bound = configs.bind(config)
-    with SqliteStore.open(config.database, read_only=True) as store:
-        found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
-    text = (
-        f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
-        f"moved the model, {sum(found.updates.values())} updates used"
-    )
-    verdict = "every round was recomputed to the same bits" if found.is_sound else ""
-    lines = [text, *found.faults, *([verdict] if verdict else [])]
-    data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
-    return Answer(data, "\n".join(lines), 0 if found.is_sound else RUNTIME)
+    return audited(args)
 
 
 def certify(args: Namespace) -> Answer:

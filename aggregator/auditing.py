@@ -1,0 +1,84 @@
+"""``gridfed-aggregator audit``: every round recomputed, and every device's history beside it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from aggregator import config as configs
+from aggregator.audit import recompute
+from aggregator.commands import CommandError
+from aggregator.history import Books, Verdict, judge
+from aggregator.store import SqliteStore
+from edge_sdk.program import RUNTIME, Answer
+from edge_sdk.wire import history
+from edge_sdk.wire.errors import Reason
+
+
+def audit(args: Namespace) -> Answer:
+    """Check one configuration's database, and what links saw if a folder of it is named.
+
+    Raises:
+        Failure: The configuration, its database or the folder cannot be read.
+    """
+    config = configs.Config.load(args.config)
+    if not config.database.exists():
+        raise CommandError(
+            f"{config.database}: there is no fleet here yet",
+            hint=f"begin: gridfed-aggregator init {config.file}",
+        )
+    bound = configs.bind(config)
+    with SqliteStore.open(config.database, read_only=True) as store:
+        found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
+        told = judge(lines(Path(args.devices)), books(store)) if args.devices else None
+    text = (
+        f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
+        f"moved the model, {sum(found.updates.values())} updates used"
+    )
+    said = [text, *found.faults]
+    said += ["every round was recomputed to the same bits"] if found.is_sound else []
+    data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
+    if told is not None:
+        said += [*_summary(told), *told.faults]
+        data |= {"history": asdict(told), "sound": found.is_sound and told.is_sound}
+    return Answer(data, "\n".join(said), 0 if data["sound"] else RUNTIME)
+
+
+def books(store: SqliteStore) -> Books:
+    """Read what a database says of every number it was ever given."""
+    return Books(
+        store.settled(),
+        list(store.applied()),
+        [version for run in store.runs() for version in store.versions(run)],
+        {client.id: store.ledger(client.id).spent for client in store.clients()},
+    )
+
+
+def lines(folder: Path) -> Iterator[history.Line]:
+    """Read what links saw: every ``*.jsonl`` of a folder.
+
+    Raises:
+        CommandError: There is none.
+    """
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise CommandError(
+            f"{folder}: no *.jsonl of any device",
+            hint="links that write them are a simulator's; a device in the field keeps no diary",
+        )
+    for path in files:
+        with path.open(encoding="utf-8") as text:
+            yield from history.read(text)
+
+
+def _summary(told: Verdict) -> list[str]:
+    refused = ", ".join(f"{Reason(code).name} {n}" for code, n in told.refused.items())
+    counts = (
+        f"{told.devices} devices sent {told.sent} updates, {told.repeats} times again; "
+        f"{told.receipted} were receipted as counting, {told.applied} are in the journal; "
+        f"refused: {refused or 'none'}; {told.unsettled} without a receipt"
+    )
+    good = "no receipted update was lost, and none was applied twice"
+    return [counts, *([good] if told.is_sound else [])]

@@ -1,0 +1,100 @@
+"""A link that keeps a diary: what left and what came, written down before anybody acts on it.
+
+One ``write`` a line, on a file opened for appending: what a process has written outlives its
+``kill -9``. ``edge_sdk.wire.history`` says what a line holds, ``gridfed-aggregator audit
+--devices`` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.wire.envelope import KeyOf
+from edge_sdk.wire.history import Line, Outgoing, came, written
+from edge_sdk.wire.transport import Happening, Message, Transport
+
+
+class Diary:
+    """The diary of one device."""
+
+    def __init__(self, path: Path, *, device: bytes, aggregator: bytes) -> None:
+        """Open or continue a diary.
+
+        Args:
+            path: The file; its folder is made if missing.
+            device: The device's own raw public key.
+            aggregator: The aggregator's: only receipts that it signed are receipts.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.outgoing = Outgoing(lambda _sender, _kid: device)
+        self.of_aggregator: KeyOf = lambda _sender, _kid: aggregator
+
+    def note(self, line: Line | None) -> None:
+        """Write a line down; None is nothing."""
+        if line is not None:
+            os.write(self._file, written(line).encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class KeptLink:
+    """A link beside which a diary is kept. Everything is handed on as it is."""
+
+    def __init__(
+        self, link: Transport, diary: Diary, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Stand before a link; it should be the outermost, next to the device."""
+        self._link, self._diary, self._clock = link, diary, clock
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker has accepted us."""
+        return self._link.is_up
+
+    def open(self) -> None:
+        """Start connecting."""
+        self._link.open()
+
+    def poll(self, timeout: float) -> Sequence[Happening]:
+        """Serve the link, and write down the receipts among what came."""
+        happened = self._link.poll(timeout)
+        for one in happened:
+            if isinstance(one, Message):
+                said = came(
+                    one.topic, one.payload, key_of=self._diary.of_aggregator, at=self._clock()
+                )
+                self._diary.note(said)
+        return happened
+
+    def subscribe(self, *filters: str) -> None:
+        """Ask for these topics."""
+        self._link.subscribe(*filters)
+
+    def unsubscribe(self, *filters: str) -> None:
+        """Stop receiving these topics."""
+        self._link.unsubscribe(*filters)
+
+    def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
+        """Write a release down, then hand it on."""
+        self._diary.note(self._diary.outgoing.left(topic, payload, self._clock()))
+        return self._link.publish(topic, payload, **options)
+
+    def room(self) -> int:
+        """How many more publishes the link takes."""
+        return self._link.room()
+
+    def acknowledge(self, message: Message) -> None:
+        """Tell the broker that the message is safe here."""
+        self._link.acknowledge(message)
+
+    def close(self) -> None:
+        """Say goodbye, and close the diary."""
+        self._link.close()
+        self._diary.close()
