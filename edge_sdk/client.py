@@ -19,6 +19,7 @@ from edge_sdk.errors import EdgeError, StoreFull
 from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Bundle, Learner
 from edge_sdk.methods import METHODS, Factory
+from edge_sdk.methods.station import SERVE, SHARE
 from edge_sdk.methods.steps import TRAIN, Fitted
 from edge_sdk.opening import (
     account_of,
@@ -43,7 +44,7 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import encode, pack_tensor
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.method import CONTRACTS, END, Ask, Task, Update, answered
+from edge_sdk.wire.method import CONTRACTS, END, Ask, Due, Effects, Signal, Task, Update, answered
 from edge_sdk.wire.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class Client:
             self._session = Session(config, self._store, self._clock, self._signer, ring)
             self._flushed = self._alone_at = self._session.now
             self._state: Any = None
+            self._opened: Task | None = None
+            self._asked_for = -1
             self._alone_state: Fitted | None = None
             self._account = Account()
             self._watched: tuple[int, int | None] | None = None
@@ -139,9 +142,13 @@ class Client:
         self._watch_budget()
         if session.bundle is not None:
             self._follow(session.bundle)
+        self._play()
         if session.task is not None and self._is_answerable(session.task):
             task, session.task = session.task, None
-            self._attempt(task)
+            if self._plays and task.ask != END:
+                self._open(task)
+            else:
+                self._attempt(task)
         elif self._is_time_alone():
             self._learn_alone()
 
@@ -150,7 +157,7 @@ class Client:
         """Whether there is more to do than to listen."""
         session = self._session
         ready = session.task is not None and self._is_answerable(session.task)
-        return ready or session.bundle is not None
+        return ready or session.bundle is not None or bool(session.calls.waiting)
 
     def forecast(self) -> Forecast:
         """Forecast what follows the newest reading; ``source`` says by which means."""
@@ -267,13 +274,21 @@ class Client:
 
     # --- the device's path of a round -------------------------------------------------------------
 
-    def handle(self, event: Task) -> None:
+    def handle(self, event: Task, asked: Task | None = None) -> None:
         """Think, protect, charge, save, send: what leaves has been paid for and kept before, once.
+
+        Args:
+            event: What the half is told.
+            asked: The task it answers, where that is another one.
 
         Raises:
             BudgetSpent: Or ``StoreError``: then nothing has happened.
         """
         state, effects = self._learner.learn(self._state, event)
+        if asked is not None and not effects:  # the task it answers is as open as before
+            self._state = state
+            return
+        event = asked or event
         updates = [e for e in effects if isinstance(e, Update) and self._shares]
         if updates and not self._may_leave():
             raise _GivenUp  # paused, or with numbers that are not confirmed yet
@@ -293,10 +308,79 @@ class Client:
         if entry is not None:
             self._session.released(entry)
 
+    @property
+    def _plays(self) -> bool:
+        """Whether a round of this run has turns that perish."""
+        return any(ask.perishable for ask in CONTRACTS[self._learner.role.method].values())
+
+    def _open(self, task: Task) -> None:
+        """Take a round's question over; it is answered when its turns are over."""
+        self._opened = self._session.at_work = task
+        self._tell(*self._learner.play(self._state, task), task)
+
+    def _play(self) -> None:
+        """Take what perishes, in the order it came; then ask for the graph's word, if it is new."""
+        calls = self._session.calls.waiting
+        while calls:
+            task = calls.popleft()
+            try:
+                if task.ask == SHARE:
+                    self._share(task)
+                else:
+                    self._tell(*self._learner.play(self._state, task), task)
+            except GraphError as error:
+                self._session.counts["questions not answered"] += 1
+                logger.warning("not answered %s", fields(ask=task.ask, why=error))
+            self._session.serve(0.0)
+        if SERVE in CONTRACTS[self._learner.role.method] and self._session.may_ask:
+            self._ask_for_the_graph()
+
+    def _ask_for_the_graph(self) -> None:
+        """Ask what the graph says of the newest window, once for each."""
+        newest = self._learner.newest()
+        if newest is None or newest[0] == self._asked_for:
+            return
+        self._asked_for = newest[0]
+        due = Due(0, SERVE, newest[0])
+        self._tell(*self._learner.play(self._state, due), Task(self.config.id, 0, SERVE))
+
+    def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
+        """Take a state over that is not saved, and send the signals that came with it."""
+        self._state = state
+        told = self._learner.mechanism.plan.tells
+        enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
+        asks = CONTRACTS[self._learner.role.method]
+        for effect in effects:
+            if not isinstance(effect, Signal) or self._session.why_stopped:
+                continue
+            hidden = {n.name for n in asks[effect.ask].report if n.measured and not told}
+            values = {name: v for name, v in effect.values.items() if name not in hidden}
+            try:
+                self._session.signal(replace(effect, values=values), enc)
+            except Refused:
+                self._session.counts["signals not finite"] += 1
+
+    def _share(self, call: Task) -> None:
+        """Answer the open round with what its turns led to."""
+        session, asked = self._session, self._opened
+        if asked is None or call.round != asked.round:
+            return
+        try:
+            self.handle(call, asked)
+        except (_GivenUp, BudgetSpent, StoreFull) as error:  # the server asks again
+            if isinstance(error, BudgetSpent):
+                self._stop_telling(error)
+            session.counts["rounds not released"] += 1
+            return
+        if session.seen.round == asked.round:
+            self._opened = session.at_work = None
+            session.counts["rounds"] += 1
+            logger.info("round played %s", fields(run=session.seen.run, round=asked.round))
+
     def _attempt(self, task: Task) -> None:
         """Learn one round; give it up without a trace where it cannot be finished or paid for."""
         session, begun = self._session, self._session.now
-        is_final, session.at_work = task.ask == END, task
+        is_final, session.at_work, self._opened = task.ask == END, task, None
         try:
             self.handle(task)
         except _GivenUp:
@@ -516,6 +600,7 @@ class Client:
             clock=self._clock.wall,
         )
         learner.turn = self._between_batches
+        self._opened = self._session.at_work = None
         self._learner = learner
         self._account = account_of(self._store, learner.mechanism.plan)
         self._watched = None

@@ -191,7 +191,7 @@ def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
         raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
     if model.enc != "f4":
         raise Refused(Reason.WRONG_ENCODING, model.enc)
-    _judge_numbers(model.vals, wanted.ask, wanted.max_steps)
+    judge_numbers(model.vals, wanted.ask, wanted.max_steps)
 
 
 def judge_task(task: Task, seen: Seen, wanted: Wanted) -> None:
@@ -213,13 +213,16 @@ def judge_task(task: Task, seen: Seen, wanted: Wanted) -> None:
         raise Refused(Reason.ROLLBACK, f"version {task.base}")
     if bool(ask.down) != (task.digest is not None):
         raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
-    _judge_numbers(task.vals, ask, wanted.max_steps)
+    judge_numbers(task.vals, ask, wanted.max_steps)
 
 
-def vectors(names: tuple[str, ...], joined: Vector, size: int) -> dict[str, Vector]:
+def vectors(
+    names: tuple[str, ...], joined: Vector, size: int, *, stacked: bool = False
+) -> dict[str, Vector]:
     """Part the vectors of a content, one after the other as the contract lists them.
 
-    The last ones may be missing: a contract lists what a task can bring.
+    The last ones may be missing: a contract lists what a task can bring. If ``stacked``, the last
+    is a stack of all vectors that remain.
 
     Raises:
         Refused: WRONG_SIZE: not a whole number of them, or too many.
@@ -230,14 +233,25 @@ def vectors(names: tuple[str, ...], joined: Vector, size: int) -> dict[str, Vect
         {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
         >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
         ['z']
+        >>> vectors(("c", "phi"), np.zeros(8, np.float32), 2, stacked=True)["phi"].shape
+        (3, 2)
     """
     count = len(joined) // size if size else 0
-    if count * size != len(joined) or not 1 <= count <= len(names):
+    if count * size != len(joined) or not 1 <= count <= (count if stacked else len(names)):
         raise Refused(Reason.WRONG_SIZE, f"{len(joined)} scalars for {', '.join(names)}")
+    if stacked and count >= len(names):
+        single = (len(names) - 1) * size
+        found = dict(zip(names, np.split(joined[:single], max(len(names) - 1, 1)), strict=False))
+        return {**found, names[-1]: joined[single:].reshape(-1, size)}
     return dict(zip(names, np.split(joined, count), strict=False))
 
 
-def _judge_numbers(values: Mapping[str, float], ask: Ask, max_steps: int) -> None:
+def judge_numbers(values: Mapping[str, float], ask: Ask, max_steps: int) -> None:
+    """Refuse numbers outside the contract, or beyond what this device accepts.
+
+    Raises:
+        Refused: BAD_SCALAR.
+    """
     known = {number.name: number for number in ask.numbers}
     for name, value in values.items():
         if name not in known or not known[name].admits(value):

@@ -20,7 +20,7 @@ Will = tuple[str, bytes, bool]
 """Topic, payload, retained: what the broker says for us when we are gone."""
 
 _ROOT_KINDS = frozenset({"keys", "bundle"})
-_PERISHABLE = frozenset({"chunk", "have"})
+_PERISHABLE = frozenset({"chunk", "have", "signal"})
 _EXPIRY = 600  # seconds after which a broker may drop what is perishable
 
 
@@ -79,11 +79,13 @@ class Post:
             else:
                 yield happening
 
-    def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> None:
-        """Seal a message to the aggregator and queue it."""
+    def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
+        """Seal a message to the aggregator and queue it; return its bytes."""
         topic = topics.up(self._fleet, self._device, message.kind, worker)
         expiry = _EXPIRY if message.kind in _PERISHABLE else None
-        self._queue(_Going(topic, self.sealed(message), qos=qos, expiry=expiry))
+        payload = self.sealed(message)
+        self._queue(_Going(topic, payload, qos=qos, expiry=expiry))
+        return len(payload)
 
     def send(self, kind: str, body: bytes, proof: bytes) -> None:
         """Queue a body that was sealed before: the same bytes as every time."""

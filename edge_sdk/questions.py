@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from edge_sdk import downlink
+from edge_sdk.calls import Calls, is_perishable
 from edge_sdk.clock import Clock, ServerTime
 from edge_sdk.config import Config
 from edge_sdk.downlink import Fetch, Seen, Wanted
@@ -56,6 +57,7 @@ class Questions:
         task: The newest task that is ready to be learned.
         at_work: The task that is being learned now: a repeat of it is no news.
         bundle: A bundle announcement that waits to be taken over.
+        calls: Questions that perish.
         counts: What happened, by word.
     """
 
@@ -82,6 +84,7 @@ class Questions:
         self.task: Task | None = None
         self.at_work: Task | None = None
         self.bundle: Found | None = None
+        self.calls = Calls(config.id)
 
     @property
     def now(self) -> float:
@@ -122,6 +125,7 @@ class Questions:
         if found.announced.run != self.seen.run:
             self.seen = Seen(self.seen.serial, found.announced.run)
             self.task = self._fetch = self._content = None
+            self.calls.forget()
             if self._asked is not None and self._asked.run != self.seen.run:
                 self._asked = None
         self._store.file_paper("bundle", found.body)
@@ -156,6 +160,10 @@ class Questions:
         """Hear what is asked: of everybody, or of us alone."""
         if isinstance(question, m.Model):
             self._consider(question)
+        elif is_perishable(question, self.wanted):
+            assert self.wanted is not None
+            if not self._held_up:
+                self.calls.hear(question, self.seen, self.wanted)
         else:
             self._consider_task(question)
 
@@ -249,7 +257,8 @@ class Questions:
 
     def _vectors(self, task: m.Task, joined: Vector) -> dict[str, Vector]:
         assert self.wanted is not None
-        return downlink.vectors(self.wanted.contract[task.ask].down, joined, self.wanted.size)
+        ask = self.wanted.contract[task.ask]
+        return downlink.vectors(ask.down, joined, self.wanted.size, stacked=ask.stacked)
 
     def _give_task(self, task: m.Task, arrays: dict[str, Vector]) -> None:
         self._end_fetch_of_task()

@@ -11,6 +11,7 @@ import resource
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from edge_sdk import uplink
 from edge_sdk.allowance import Allowance
@@ -27,6 +28,8 @@ from edge_sdk.uplink import Chance, Entry, Heard, Pace, Piece, Settled, Turn, Up
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.method import Signal
+from edge_sdk.wire.rows import cut
 from edge_sdk.wire.transport import LinkDown, LinkUp, Transport
 
 logger = logging.getLogger(__name__)
@@ -119,6 +122,11 @@ class Session(Questions):
             and self.up.may_release
         )
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether the aggregator may be asked for something now."""
+        return self.is_linked and self.up.is_ready and not self.is_rationed
+
     def agreed_on(self, enc: str) -> bool:
         """Whether an answer may have this encoding: the least one, or one we were allowed."""
         welcome = self.up.welcome
@@ -178,6 +186,32 @@ class Session(Questions):
         """Send an entry that the store already holds."""
         self._kept = (*self._kept, entry)
         self.follow(uplink.release(self.up, entry, self.chance()))
+
+    def signal(self, said: Signal, enc: str) -> None:
+        """Send an answer that perishes, in pieces of whole rows; what cannot be sent is gone.
+
+        Raises:
+            Refused: BAD_TENSOR: a scalar that is not finite; then nothing is sent.
+        """
+        if self.is_rationed or not self.is_linked:
+            self.counts["signals not sent"] += 1
+            return
+        whole: dict[str, Any] = {
+            "run": self.seen.run,
+            "round": said.round,
+            "ask": said.ask,
+            "attempt": said.attempt,
+            "step": said.step,
+            "vals": dict(said.values),
+        }
+        size = 0
+        if not said.array.size:
+            size = self._post.say(m.Signal(**whole))
+        for piece in list(cut(said.array, enc)) if said.array.size else ():
+            shape = tuple(map(int, said.array.shape))
+            size += self._post.say(m.Signal(**whole, enc=enc, shape=shape, **piece._asdict()))
+        self.counts["signals"] += 1
+        self.counts[f"bytes up {said.ask}"] += size
 
     def chance(self) -> Chance:
         """Lend the uplink the present, a draw and a nonce."""
@@ -281,6 +315,7 @@ class Session(Questions):
             case m.Part() | m.Chunk() as piece:
                 self._take(piece)
             case m.Model() | m.Task() as question:
+                self.counts[f"bytes down {getattr(question, 'ask', 'model')}"] += len(letter.body)
                 self._heed(question)
             case m.Bundle() as announced:
                 self._consider_bundle(announced, letter.body)

@@ -39,6 +39,9 @@ from edge_sdk.wire.spec import Vector
 SERVE = "serve"
 """The wake-up, and the ask, by which a device gets the graph's word for its newest window."""
 
+SHARE = "share"
+"""The ask that wants a round's answer."""
+
 _NONE: NDArray[np.float32] = np.zeros(0, np.float32)
 
 
@@ -206,7 +209,7 @@ def _played(local: Local, settings: Steps, state: Station, task: Task) -> tuple[
         return state, ()
     if task.attempt > live.attempt:
         live = _begun(local, settings, state, live.task, task.attempt)
-    if task.ask == "share":
+    if task.ask == SHARE:
         return _shared(local, settings, replace(state, live=live))
     effects: Effects = ()
     match task.ask:
@@ -294,6 +297,8 @@ def _finished(local: Local, settings: Steps, live: Live, task: Task) -> Live:
 
 def _alone(local: Local, settings: Steps, live: Live, task: Task) -> Live:
     """Take steps on windows of which the graph has spoken, without asking it again."""
+    if task.step <= live.last:
+        return live
     live = _settled(local, settings, live)
     numbers = np.array(sorted(live.known), np.int64)
     size = min(int(task.values.get("batch", len(numbers))), len(numbers))
