@@ -192,7 +192,8 @@ def _corrected(local: Local, state: Gossiped) -> Gossiped:
 
 def _followed(spec: ParamSpec, state: Gossiped, task: Task) -> Gossiped:
     """Step along the tracker; personal layers along their own gradient."""
-    assert state.seen is not None and state.tracker is not None, "after 'begin' both are there"
+    assert state.seen is not None
+    assert state.tracker is not None
     along = spec.place(state.seen, state.tracker)
     return replace(state, p=(state.p - rate(task) * along).astype(state.p.dtype))
 
