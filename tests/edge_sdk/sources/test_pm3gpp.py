@@ -1,0 +1,207 @@
+"""Performance files: both standards, what vendors make of them, and what nobody should."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from edge_sdk.series import Flag
+from edge_sdk.sources import pm3gpp
+from edge_sdk.sources.pm3gpp import decoder, measured, moment, period
+from edge_sdk.sources.shape import Frame, Rejected
+
+COUNTERS = {"DRB.PdcpSduVolumeDL": True, "RRU.PrbTotDl": False}
+HEAD_32435 = """<?xml version="1.0" encoding="UTF-8"?>
+<?xml-stylesheet type="text/xsl" href="MeasDataCollection.xsl"?>
+<measCollecFile xmlns="http://www.3gpp.org/ftp/specs/archive/32_series/32.435#measCollec">
+<fileHeader fileFormatVersion="32.435 V10.0" vendorName="Made up">
+<fileSender localDn="SubNetwork=1" elementType="gNB"/>
+<measCollec beginTime="2026-03-29T01:45:00+01:00"/></fileHeader>
+<measData><managedElement localDn="ManagedElement=site-7" swVersion="1"/>
+"""
+TAIL_32435 = """</measData>
+<fileFooter><measCollec endTime="2026-03-29T03:00:00+02:00"/></fileFooter></measCollecFile>
+"""
+LISTS = """<measInfo measInfoId="volumes"><job jobId="1"/>
+<granPeriod duration="PT900S" endTime="2026-03-29T03:00:00+02:00"/><repPeriod duration="PT900S"/>
+<measTypes>DRB.PdcpSduVolumeDL DRB.PdcpSduVolumeDL.01 RRU.PrbTotDl</measTypes>
+<measValue measObjLdn="NRCellDU=1"><measResults>120.5 7 40</measResults></measValue>
+<measValue measObjLdn="NRCellDU=2"><measResults>79.5 NIL 20</measResults>
+<suspect>false</suspect></measValue></measInfo>
+"""
+VENDOR_28532 = """<?vendor tool="x"?>
+<?xml version="1.0" encoding="UTF-8"?>
+<measDataFile xmlns="http://www.3gpp.org/ftp/specs/archive/28_series/28.532#measData">
+<fileHeader fileFormatVersion="28.532 V16" vendorName="Made up">
+<fileSender senderName="DN=1" senderType="gNBDU"/><measData beginTime="2026-01-01T00:00:00+0000"/>
+</fileHeader><measData><measEntity localDn="ManagedElement=9" userLabel=""/>
+<measInfo><granPeriod duration="PT60S" endTime="2026-01-01T01:01:00+0100"/>
+<repPeriod duration="PT120S"/>
+<measType p="5">RRU.PrbTotDl</measType><measType p="2">DRB.PdcpSduVolumeDL</measType>
+<measValue measObjLdn=""><r p="2">11</r><r p="5">55.5</r></measValue></measInfo></measData>
+<fileFooter><measData endTime="2026-01-01T00:02:00+0000"/></fileFooter></measDataFile>
+"""
+FILE = (HEAD_32435 + LISTS + TAIL_32435).encode()
+read = decoder(COUNTERS)
+
+
+def _by_name(data: bytes) -> dict[str, tuple[float, float, float | None, int]]:
+    return {one.name: (one.time, one.value, one.seconds, one.flags) for one in read(Frame(data, 0))}
+
+
+def test_lists_of_counters_over_cells_are_one_station() -> None:
+    begin = moment("2026-03-29T00:45:00Z")  # the offset changes within the period; UTC does not
+
+    assert _by_name(FILE) == {
+        "DRB.PdcpSduVolumeDL": (begin, 200.0, 900.0, 0),
+        "RRU.PrbTotDl": (begin, 30.0, 900.0, 0),
+    }
+
+
+def test_the_later_standard_as_a_vendor_writes_it() -> None:
+    assert _by_name(VENDOR_28532.encode()) == {
+        "RRU.PrbTotDl": (moment("2026-01-01T00:00:00Z"), 55.5, 60.0, 0),
+        "DRB.PdcpSduVolumeDL": (moment("2026-01-01T00:00:00Z"), 11.0, 60.0, 0),
+    }
+
+
+def test_packed_is_the_same_as_plain() -> None:
+    assert _by_name(gzip.compress(FILE)) == _by_name(FILE)
+
+
+def test_a_cell_that_is_doubted_makes_the_sum_suspect() -> None:
+    doubted = FILE.replace(b"<suspect>false", b"<suspect>true")
+
+    assert all(flags == Flag.SUSPECT for *_, flags in _by_name(doubted).values())
+
+
+@pytest.mark.parametrize("nothing", ["NIL", "", "-", "nan", "inf", "bananas", "1e999"])
+def test_a_sum_that_lacks_a_cell_is_suspect_and_a_mean_is_of_the_others(nothing: str) -> None:
+    one_by_one = VENDOR_28532.replace(
+        "</measValue>",
+        f"""</measValue><measValue measObjLdn="b"><r p="2">{nothing}</r><r p="5">{nothing}</r>
+        </measValue>""",
+    )
+
+    found = _by_name(one_by_one.encode())
+    assert found["DRB.PdcpSduVolumeDL"][1::2] == (11.0, Flag.SUSPECT)
+    assert found["RRU.PrbTotDl"][1::2] == (55.5, Flag.NONE)
+
+
+def test_nothing_told_is_no_number() -> None:
+    empty = VENDOR_28532.replace(">55.5<", "><").encode()
+
+    assert math.isnan(_by_name(empty)["RRU.PrbTotDl"][1])
+
+
+def test_only_the_subjects_that_are_meant_count() -> None:
+    one = decoder(COUNTERS, "*CellDU=2")(Frame(FILE, 0))
+
+    assert {sample.name: sample.value for sample in one} == {
+        "DRB.PdcpSduVolumeDL": 79.5,
+        "RRU.PrbTotDl": 20.0,
+    }
+
+
+def test_an_object_written_twice_counts_once() -> None:
+    twice = (HEAD_32435 + LISTS + LISTS + TAIL_32435).encode()
+
+    assert _by_name(twice) == _by_name(FILE)
+
+
+def test_every_group_has_a_period_of_its_own() -> None:
+    hour = LISTS.replace("PT900S", "PT1H")
+    both = read(Frame((HEAD_32435 + LISTS + hour + TAIL_32435).encode(), 0))
+
+    assert sorted({sample.seconds for sample in both if sample.seconds}) == [900.0, 3600.0]
+
+
+BOMB = (
+    b'<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]>'
+    b"<measDataFile>&b;</measDataFile>"
+)
+OUTSIDE = (
+    b'<?xml version="1.0"?><!DOCTYPE a SYSTEM "file:///etc/passwd"><measDataFile></measDataFile>'
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "broken off"),
+        (FILE[: len(FILE) // 2], "broken off"),
+        (gzip.compress(FILE)[:-40], "broken off"),
+        (gzip.compress(FILE)[:10] + b"\xff" * 40, "not gzip"),
+        (b"\x00\x01\x02", "not xml"),
+        (FILE.replace(b"UTF-8", b"F-8"), "unknown encoding"),
+        (b"<html><body/></html>", "not a file of measurements"),
+        (BOMB, "document type"),
+        (OUTSIDE, "document type"),
+        (FILE.replace(b'"PT900S" endTime', b'"PT0S" endTime'), "no period"),
+        (FILE.replace(b"03:00:00+02:00", b"03:00:00"), "no period"),
+        (FILE.replace(b"<granPeriod", b"<granularity"), "no period"),
+        (b"<measDataFile>" + b"<a>" * 100, "nested too deep"),
+        (b"<measDataFile>" + b"a" * (2 << 20), "text too long"),
+    ],
+)
+def test_what_cannot_be_read_has_a_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        measured(data, COUNTERS)
+
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_what_is_too_large_is_not_unpacked_to_its_end(
+    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pm3gpp, "LARGEST", 1 << 18)
+    with pytest.raises(Rejected, match="too large"):
+        measured(pack(b"<measDataFile>" + b" <a/>" * (1 << 17)), COUNTERS)
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "900", "PT-5S", "PT0S", "P1Y"])
+def test_what_is_no_period(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        period(text)
+
+
+def test_two_thousand_files_with_errors_in_them_are_read_or_rejected_by_name() -> None:
+    rng, outcomes = random.Random(32435), Counter[str]()
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            data = bytearray(FILE if number % 2 else VENDOR_28532.encode())
+            for _ in range(rng.randrange(1, 6)):
+                at = rng.randrange(len(data))
+                kind = rng.randrange(3)
+                if kind == 0:
+                    data[at] = rng.randrange(256)
+                elif kind == 1:
+                    del data[at : at + rng.randrange(1, 40)]
+                else:
+                    data[at:at] = data[at : at + rng.randrange(1, 40)]
+            packed = gzip.compress(bytes(data)) if number % 5 == 0 else bytes(data)
+            try:
+                samples = read(Frame(packed, 0))
+            except Rejected as verdict:
+                outcomes[verdict.reason] += 1
+            else:
+                outcomes["read"] += 1
+                assert all(one.name in COUNTERS for one in samples)
+            if number == 200:
+                settled = tracemalloc.get_traced_memory()[0]
+        grown = tracemalloc.get_traced_memory()[0] - settled
+    finally:
+        tracemalloc.stop()
+
+    assert sum(outcomes.values()) == 2000
+    assert outcomes["read"] > 100
+    assert outcomes["not xml"] > 100
+    assert grown < 1 << 20
