@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_sdk.almanac import DAY, Floats, Ints
+from edge_sdk.calibration import Aim, Calibration
 from edge_sdk.methods.local import Graph
+from edge_sdk.series import STREAMS
 from edge_sdk.windows import Frame
 from edge_sdk.wire.spec import Vector
 
 SourceOf = Literal["model", "last day", "none"]
+
+POINT = (0.5,)
+"""The levels of a model that says one value a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,10 +27,14 @@ class Forecast:
 
     Attributes:
         times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``.
-        values: In ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
+        values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
         unit: Of the values.
         source: ``model``; ``last day``, the same slots a day (or days) earlier; or ``none``.
-        interval: Lower and upper ends, shape ``(horizon, 2)``, where one is known.
+        interval: Lower and upper ends, shape ``(horizon, 2)``, where the model says quantiles.
+        coverage: The share of readings that shall lie inside; None without an interval.
+        quantiles: As the model told them, in order, shape ``(horizon, levels)``; not calibrated.
+        levels: Theirs, rising.
+        calibrated: On how many earlier readings the interval was put to the test; 0 is as told.
     """
 
     times: Ints
@@ -33,6 +42,10 @@ class Forecast:
     unit: str
     source: SourceOf
     interval: Floats | None = None
+    coverage: float | None = None
+    quantiles: Floats | None = None
+    levels: tuple[float, ...] = POINT
+    calibrated: int = 0
 
     @property
     def median(self) -> Floats:
@@ -40,40 +53,111 @@ class Forecast:
         return self.values
 
 
-def predict(graph: Graph, p: Vector, frame: Frame) -> Forecast:
+def predict(
+    graph: Graph,
+    p: Vector,
+    frame: Frame,
+    levels: Sequence[float] = POINT,
+    held: tuple[Calibration, Aim] | None = None,
+) -> Forecast:
     """Forecast what follows the newest row, by the best means there is.
 
     The model needs a complete window and must answer with finite numbers; otherwise the same slots
     of the last day known stand in, and if these were not measured either, nothing is claimed.
+
+    Args:
+        graph: The bundle's forecast graph.
+        p: The whole vector.
+        frame: Channels and scale.
+        levels: Of the quantiles that the graph tells.
+        held: How far the interval is moved, and to what it is held; None leaves it as it was told.
     """
-    newest = np.array([len(frame) - 1], np.int64)
-    values, source = _last_day(frame)
+    times = _times(frame)
     if frame.is_ready:
-        told = rolling(graph, p, frame, newest)[0]
+        newest = np.array([len(frame) - 1], np.int64)
+        told = fan(graph, p, frame, newest, levels)[0]
         if np.isfinite(told).all():
-            values, source = told, "model"
-    step, horizon = frame.window.step_seconds, frame.window.horizon
-    begin = frame.times[-1] + step if len(frame) else 0
-    times = begin + np.arange(horizon, dtype=np.int64) * step
+            return _by_model(times, told, frame, tuple(levels), held)
+    values, source = _last_day(frame)
     return Forecast(times, values, frame.target.unit, source)
 
 
-def rolling(graph: Graph, p: Vector, frame: Frame, origins: Ints, *, size: int = 512) -> Floats:
-    """Forecast from every origin, in the series' unit, shape ``(len(origins), horizon)``.
+def _by_model(
+    times: Ints,
+    told: Floats,
+    frame: Frame,
+    levels: tuple[float, ...],
+    held: tuple[Calibration, Aim] | None,
+) -> Forecast:
+    values, unit = told[:, levels.index(0.5)], frame.target.unit
+    if len(levels) == 1:
+        return Forecast(times, values, unit, "model")
+    if held is None:
+        ends, coverage = told[:, [0, -1]], levels[-1] - levels[0]
+        return Forecast(times, values, unit, "model", ends, coverage, told, levels)
+    calibration, aim = held
+    ends, tried = calibration.served(told, aim), calibration.tried
+    return Forecast(times, values, unit, "model", ends, aim.coverage, told, levels, tried)
+
+
+def fan(
+    graph: Graph,
+    p: Vector,
+    frame: Frame,
+    origins: Ints,
+    levels: Sequence[float] = POINT,
+    *,
+    size: int = 512,
+) -> Floats:
+    """Forecast every level from every origin, in the series' unit, ``(origins, horizon, levels)``.
+
+    Levels are put in order where the model told them crossed: sorting never raises the sum of their
+    pinball losses (Chernozhukov et al. 2010, doi:10.3982/ECTA7880, proposition 4). What cannot be
+    negative, is not.
 
     Args:
         graph: The bundle's forecast graph: p, x to yhat.
         p: The whole vector.
         frame: Channels and scale.
         origins: Rows with complete windows before them.
+        levels: As many as the graph tells.
         size: Windows in one call of the graph.
     """
-    told = np.empty((len(origins), frame.window.horizon))
+    horizon, wide = frame.window.horizon, len(levels)
+    told = np.empty((len(origins), horizon, wide))
     for start in range(0, len(origins), size):
         some = origins[start : start + size]
-        yhat: NDArray[np.float32] = graph(p=p, x=frame.inputs(some))[0]
-        told[start : start + size] = frame.restore(yhat.reshape(len(some), -1), some)
-    return told
+        yhat = np.asarray(graph(p=p, x=frame.inputs(some))[0]).reshape(len(some), horizon, wide)
+        for i in range(wide):
+            told[start : start + size, :, i] = frame.restore(yhat[:, :, i], some)
+    told.sort(axis=2)
+    return np.maximum(told, least(frame))
+
+
+def rolling(
+    graph: Graph,
+    p: Vector,
+    frame: Frame,
+    origins: Ints,
+    levels: Sequence[float] = POINT,
+    *,
+    size: int = 512,
+) -> Floats:
+    """Forecast the median from every origin, in the series' unit, ``(len(origins), horizon)``."""
+    told = fan(graph, p, frame, origins, levels, size=size)
+    return np.asarray(told[:, :, list(levels).index(0.5)])
+
+
+def least(frame: Frame) -> float:
+    """Return what no value of the target lies below: zero where values add up (energy, volume)."""
+    stream = STREAMS.get(frame.target.stream)
+    return 0.0 if stream is not None and stream.adds else -np.inf
+
+
+def _times(frame: Frame) -> Ints:
+    step, horizon = frame.window.step_seconds, frame.window.horizon
+    begin = frame.times[-1] + step if len(frame) else 0
+    return np.asarray(begin + np.arange(horizon, dtype=np.int64) * step)
 
 
 def _last_day(frame: Frame) -> tuple[Floats, SourceOf]:

@@ -43,6 +43,23 @@ def coverage(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
     return float(((np.asarray(low) <= seen) & (seen <= np.asarray(high))).mean())
 
 
+def misses(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> tuple[float, float]:
+    """Return the shares of values below and above the interval, unobserved ones left out.
+
+    Where many values are zero, these say what coverage cannot: an interval from zero upwards covers
+    all zeros, so that too few of the others may lie inside of a coverage that looks right.
+
+    >>> misses([0.0, 0.0, 0.0, 5.0, np.nan], [0.0] * 5, [1.0] * 5)
+    (0.0, 0.25)
+    """
+    seen = np.asarray(y, np.float64)
+    known = np.isfinite(seen)
+    if not known.any():
+        return float("nan"), float("nan")
+    below, above = (seen < np.asarray(low))[known], (seen > np.asarray(high))[known]
+    return float(below.mean()), float(above.mean())
+
+
 def mae(y: ArrayLike, yhat: ArrayLike) -> float:
     """Mean absolute error over all values that were observed; NaN when none was."""
     error = _errors(y, yhat)

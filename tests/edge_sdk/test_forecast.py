@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from edge_sdk.forecast import predict, rolling
+from edge_sdk.calibration import Aim, Calibration
+from edge_sdk.forecast import fan, predict, rolling
+from edge_sdk.scores import quantile_score
 from edge_sdk.series import Row, Series
 from edge_sdk.windows import Frame
 from edge_sdk.wire.manifest import Feature, Target, Window
@@ -90,3 +96,70 @@ def test_rolling_gives_what_single_forecasts_give_in_any_batch():
     assert whole.shape == (len(origins), 2)
     assert whole.tolist() == parts.tolist()
     assert whole[:, 0] == pytest.approx(frame.last[origins] + frame.scale.width)
+
+
+def quantiles(*offsets, horizon=2):
+    """A graph that tells the last value plus each offset, in scaled units."""
+
+    def graph(p, x):
+        last = np.repeat(x[:, -1:, 0], horizon, 1)
+        return ((last[:, :, None] + np.array(offsets, np.float32)).astype(np.float32),)
+
+    return graph
+
+
+LEVELS = (0.1, 0.5, 0.9)
+
+
+def test_quantiles_become_a_median_and_an_interval():
+    frame = frame_of(np.arange(50.0) % 7)
+    told = predict(quantiles(-0.1, 0.0, 0.2), np.zeros(1), frame, LEVELS)
+    last, width = 49 % 7, frame.scale.width
+    assert told.median.tolist() == [last, last]
+    ends = [max(0, last - 0.1 * width), last + 0.2 * width]
+    assert told.interval == pytest.approx(np.tile(ends, (2, 1)), abs=1e-6)
+    assert told.coverage == pytest.approx(0.8)
+    assert told.quantiles.shape == (2, 3)
+    assert (told.levels, told.calibrated) == (LEVELS, 0)
+
+
+def test_levels_that_cross_are_put_in_order_and_energy_is_not_negative():
+    frame = frame_of(np.arange(50.0) % 7)
+    told = predict(quantiles(0.2, -3.0, 0.1), np.zeros(1), frame, LEVELS)
+    assert told.quantiles[0, 0] == 0.0
+    assert (np.diff(told.quantiles, axis=1) >= 0).all()
+
+
+@given(arrays(np.float64, (5, 2, 3), elements=st.floats(-5, 5)))
+@settings(max_examples=60, deadline=None)
+def test_sorting_never_raises_the_sum_of_pinball_losses(told):
+    y = np.linspace(-1, 1, 10).reshape(5, 2)
+
+    def score(values):
+        return quantile_score(y, {q: values[:, :, i] for i, q in enumerate(LEVELS)})
+
+    assert score(np.sort(told, axis=2)) <= score(told) + 1e-12
+
+
+def test_a_calibration_moves_the_interval_and_nothing_else():
+    frame = frame_of(np.arange(50.0) % 7)
+    graph = quantiles(-0.1, 0.0, 0.2)
+    calibration = replace(Calibration.new(2), moved=np.array([[0.0, 1.0], [0.5, 0.0]]))
+    plain = predict(graph, np.zeros(1), frame, LEVELS)
+    moved = predict(graph, np.zeros(1), frame, LEVELS, (calibration, Aim(0.05, 0.05)))
+    wide = np.diff(plain.interval, axis=1)[:, 0]
+    assert moved.interval - plain.interval == pytest.approx(
+        np.array([[0.0, wide[0]], [-0.5 * wide[1], 0.0]])
+    )
+    assert moved.coverage == pytest.approx(0.9)
+    assert np.array_equal(moved.quantiles, plain.quantiles)
+    assert np.array_equal(moved.values, plain.values)
+
+
+def test_a_rolling_median_is_the_middle_of_the_fan():
+    frame = frame_of(np.arange(60.0) % 5)
+    origins = frame.origins("all")
+    graph = quantiles(-0.1, 0.05, 0.2)
+    told = fan(graph, np.zeros(1), frame, origins, LEVELS, size=7)
+    assert told.shape == (len(origins), 2, 3)
+    assert np.array_equal(rolling(graph, np.zeros(1), frame, origins, LEVELS), told[:, :, 1])

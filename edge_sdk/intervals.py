@@ -1,0 +1,141 @@
+"""A device's intervals: a model's quantiles along its rows, and the calibration that follows them.
+
+A calibration is judged on readings that its model had not seen: the shell brings it up to date
+before every round that learns. Only its beginning cannot be: it is made on the newest windows there
+are, by the model as it is, and made again whenever the model moves, until it has lived through as
+many rows of its own. Where the newest readings are held back from learning, that is honest too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.almanac import Floats, Ints
+from edge_sdk.calibration import Aim, Calibration, rolled
+from edge_sdk.windows import Frame
+from edge_sdk.wire.method import Array
+from edge_sdk.wire.spec import Vector
+
+Tell = Callable[[Ints], Floats]
+"""Origins to quantiles in the series' unit: ``(n,)`` to ``(n, horizon, levels)``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A calibration, and what it belongs to.
+
+    Attributes:
+        calibration: Up to its newest row.
+        bundle: Digest of the bundle whose quantiles it moves.
+        model: Digest of the vector it was begun with.
+        since: Number of the newest row when it was begun.
+    """
+
+    calibration: Calibration
+    bundle: bytes
+    model: bytes
+    since: int
+
+    def arrays(self) -> dict[str, Array]:
+        """Return it as named arrays, to be saved; ``from_arrays`` is the way back."""
+        own = {"bundle": self.bundle, "model": self.model}
+        marks = {name: np.frombuffer(digest, np.uint8) for name, digest in own.items()}
+        return {**self.calibration.arrays(), **marks, "since": np.array(self.since)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Kept:
+        """Rebuild from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        bundle, model = (arrays[name].tobytes() for name in ("bundle", "model"))
+        return cls(Calibration.from_arrays(arrays), bundle, model, int(arrays["since"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """What a calibration needs to know of a device.
+
+    Attributes:
+        aim: What the interval is held to.
+        warm: Rows it begins with.
+        bundle: Digest of the bundle in use.
+    """
+
+    aim: Aim
+    warm: int
+    bundle: bytes
+
+    def follow(self, kept: Kept | None, frame: Frame, vector: Vector, tell: Tell) -> Kept:
+        """Bring a calibration up to the newest row, or begin one.
+
+        Rows that it slept through are caught up on with the present model, the newest ``warm`` of
+        them at most.
+
+        Args:
+            kept: What was kept; None to begin.
+            frame: Channels and readings; at least one row.
+            vector: The present model.
+            tell: Its quantiles.
+        """
+        numbers = row_numbers(frame)
+        model = hashlib.sha256(vector.tobytes()).digest()
+        if kept is None or self._is_void(kept, model, int(numbers[-1])):
+            fresh = Calibration.new(frame.window.horizon)
+            kept = Kept(fresh, self.bundle, model, int(numbers[-1]))
+        first = int(np.searchsorted(numbers, kept.calibration.upto, side="right"))
+        rows = np.arange(max(first, len(frame) - self.warm), len(frame), dtype=np.int64)
+        after, _ = self._walk(kept.calibration, frame, rows, tell)
+        return Kept(after, kept.bundle, kept.model, kept.since)
+
+    def served(self, frame: Frame, origins: Ints, tell: Tell) -> Floats:
+        """Return the intervals that would have been served from origins, ``(n, horizon, 2)``.
+
+        The calibration begins ``warm`` rows before the first of them and sees every reading when it
+        came; the model is the same throughout.
+        """
+        if not len(origins):
+            return np.empty((0, frame.window.horizon, 2))
+        begin = max(int(origins[0]) - self.warm, 0)
+        rows = np.arange(begin, int(origins[-1]) + 1, dtype=np.int64)
+        _, ends = self._walk(Calibration.new(frame.window.horizon), frame, rows, tell)
+        return np.asarray(ends[origins - begin])
+
+    def _is_void(self, kept: Kept, model: bytes, newest: int) -> bool:
+        """Whether it belongs to another bundle, to a clock that was wrong, or to a young model."""
+        calibration = kept.calibration
+        is_young = calibration.upto - kept.since < self.warm
+        return (
+            kept.bundle != self.bundle
+            or calibration.upto > newest
+            or (is_young and kept.model != model)
+        )
+
+    def _walk(
+        self, calibration: Calibration, frame: Frame, rows: Ints, tell: Tell
+    ) -> tuple[Calibration, Floats]:
+        whole = rows[complete(frame)[rows]]
+        some = tell(whole)
+        told = np.full((len(rows), *some.shape[1:]), np.nan)
+        told[np.searchsorted(rows, whole)] = some
+        return rolled(calibration, row_numbers(frame)[rows], frame.raw[rows], told, self.aim)
+
+
+def row_numbers(frame: Frame) -> Ints:
+    """Return every row's number, Unix seconds over the step, ``(T,)``."""
+    return np.asarray(frame.times // frame.window.step_seconds)
+
+
+def complete(frame: Frame) -> Array:
+    """Return from which rows the model can forecast: those with a whole window, ``(T,)`` bool."""
+    lookback = frame.window.lookback
+    bad = np.concatenate([[0], np.cumsum(~np.isfinite(frame.channels).all(axis=1))])
+    good = np.zeros(len(frame), np.bool_)
+    if len(frame) >= lookback:
+        good[lookback - 1 :] = bad[lookback:] == bad[:-lookback]
+    return good
