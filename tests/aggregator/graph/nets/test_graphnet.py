@@ -1,7 +1,5 @@
 """CNFGNN's messages: as far as layers reach, and no further."""
 
-# ruff: noqa: E402 - without torch there is nothing to import
-
 from __future__ import annotations
 
 import pytest
