@@ -64,8 +64,9 @@ def test_shipped_bundles_open_and_train(name):
 def test_the_shipped_names():
     nets = [f"{net}-{horizon}" for net in ("branches", "gru", "lstm", "mlp") for horizon in (1, 24)]
     cells = [f"cells-{net}" for net in nets]
+    chargers = ["chargers-1", "chargers-6", "chargers-week-1", "chargers-week-6"]
     loads = ["load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
-    assert shipped_names() == [*cells, "chargers-1", "chargers-6", *loads]
+    assert shipped_names() == [*cells, *chargers, *loads]
 
 
 def test_a_folder_opens_under_our_own_key_only(tmp_path):
