@@ -16,7 +16,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from aggregator.bundles import BundleError, ModelBundle, open_bundle
+from aggregator.graph.binding import GraphSection
+from aggregator.graph.binding import bind as bind_graph
 from aggregator.methods import METHODS, Course, Rounds, Setup
+from aggregator.methods.setup import Lent
 from aggregator.rules import Bound, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
@@ -25,7 +28,7 @@ from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
 from edge_sdk.wire.manifest import ManifestError
 from edge_sdk.wire.messages import CHUNK_LIMIT
-from edge_sdk.wire.method import CONTRACTS, Ask, Half, answered
+from edge_sdk.wire.method import CONTRACTS, Ask, Half, answered, answers
 from edge_sdk.wire.spec import ParamSpec
 from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build
 
@@ -75,7 +78,9 @@ class AdmissionSection:
     window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time
     hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
     releases: Positive | None = None  # updates of one device in all; left out: no limit
-    quota: Positive = 64_000_000  # bytes a day a device may use, both directions
+    quota: Annotated[int, Between(1, 2**50)] = (
+        64_000_000  # bytes a day a device may use, both directions
+    )
     control: Positive = 60  # messages a minute a device may send besides chunks
 
 
@@ -104,7 +109,8 @@ class RunSection:
     weighting: Literal["uniform", "samples"] = "uniform"  # what a device counts
     weight_cap: float | None = None  # claimed samples count at most so many times the median
     share: Annotated[float, Between(1e-6, 1.0)] = 1.0  # probability that a device takes part
-    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the draw that ``share`` decides
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the draws that the server makes
+    graph: GraphSection | None = None  # the model between the devices, where the method has one
 
 
 @dataclass(frozen=True)
@@ -212,8 +218,9 @@ def bind(config: Config) -> Run:
     _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = _rule(config, rounds)
-    setup = Setup(rule, settings, rounds, spec, run.seed, run.share, config.file.parent)
     try:
+        lent = _graph(config, bundle)
+        setup = Setup(rule, settings, rounds, spec, run.seed, run.share, config.file.parent, lent)
         half = METHODS[run.method].half(setup)
     except Misfit as misfit:  # numbers that cannot go together
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
@@ -221,6 +228,7 @@ def bind(config: Config) -> Run:
         spec=spec.digest,
         size=spec.shared_size,
         contract=ask,
+        further=answers(CONTRACTS[run.method])[1:],
         encs=(ask.enc,),
         max_staleness=settings.max_staleness if ask.patient else None,
         max_norm=_max_norm(config.admission),
@@ -251,6 +259,22 @@ def _open(config: Config) -> ModelBundle:
         return open_bundle(config.run.bundle, folder=config.file.parent, trusted=trusted)
     except BundleError as error:
         raise BundleError(f"{config.file.name}: run.bundle: {error}", hint=error.hint) from error
+
+
+def _graph(config: Config, bundle: ModelBundle) -> Lent | None:
+    """Bind the model between the devices.
+
+    Raises:
+        Misfit: It cannot be; or the method has none.
+    """
+    said, activation = config.run.graph, bundle.manifest.activation
+    has_turns = any(ask.perishable for ask in CONTRACTS[config.run.method].values())
+    if said is None or activation is None:
+        return None
+    if not has_turns:
+        raise Misfit("run.graph", f"none, for method {config.run.method!r} has no turns", "one")
+    seated = bind_graph(said, activation, config.file.parent)
+    return Lent(seated.model, activation, seated.places)
 
 
 def _check_graphs(config: Config, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:

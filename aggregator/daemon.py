@@ -28,6 +28,8 @@ from aggregator.page import Page, Snapshot
 from aggregator.quotas import Quotas
 from aggregator.records import Entry
 from aggregator.registry import Registry
+from aggregator.signals import Signals
+from aggregator.stage import Stage, Words
 from aggregator.store import SqliteStore, StoreFullError
 from aggregator.uploads import Room
 from aggregator.view import View
@@ -35,7 +37,7 @@ from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
 from edge_sdk.wire.messages import CHUNK_LIMIT, Command, Task
-from edge_sdk.wire.method import Event, Member
+from edge_sdk.wire.method import CONTRACTS, Event, Member
 from edge_sdk.wire.transfer import chunk_size
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
 
@@ -112,6 +114,9 @@ class Daemon:
             clock=clock,
             devices=lambda: len(self._registry),
         )
+        contract = CONTRACTS[config.run.method]
+        self._stage = Stage(run.half.play, contract, begun.run, run.spec.digest, clock)
+        self._intake.signals = Signals(contract, self._stage.wants)
         self._asking = Asking(self._store, begun.run, run.spec.digest, clock.monotonic())
         self._upto = saved.upto
         self._broker = None if transport else self._closing.enter_context(_found_broker(config))
@@ -138,6 +143,7 @@ class Daemon:
         for folded in self._fold.begin(self._upto):
             self._tell(folded)
         self._intake.open(self._fold.turn)
+        self._utter(self._stage.follow(self.state))
         self._transport.open()
         self._closing.callback(self._transport.close)
         self._look()
@@ -231,6 +237,8 @@ class Daemon:
         self._backlog.extend(taken.entries)
         self._catch_up()
         self._outgoing.answer(taken.answers)
+        if taken.signal is not None:
+            self._utter(self._stage.hear(taken.signal))
         if taken.member is not None:
             self._meet_member(taken.member, is_greeting=taken.greeted is not None)
 
@@ -241,6 +249,7 @@ class Daemon:
             return
         before = self._asking.said.get(device, 0)
         self._journal(self._fold.meet, member)
+        self._utter(self._stage.hear(member))
         if is_greeting and self._asking.said.get(device, 0) == before:
             self._ask(device)
         elif member.present:
@@ -255,6 +264,19 @@ class Daemon:
         self._catch_up()
         for due in self._fold.due():
             self._journal(self._fold.wake, due)
+        if self._fold.phase != "pause":
+            self._utter(self._stage.wake())
+
+    def _utter(self, words: Words) -> None:
+        """Say what perishes; what a round came to goes into the journal first."""
+        self._outgoing.answer(self._sealed(device, task) for device, task in words)
+        if self._stage.owed is not None:
+            self._journal(self._played, self._stage.owed)
+
+    def _played(self, event: Event) -> Entry:
+        entry = self._fold.record(event)
+        self._stage.owed = None
+        return entry
 
     def _journal(self, write: Callable[[Event], Entry | None], event: Event) -> None:
         try:
@@ -291,6 +313,7 @@ class Daemon:
         self._outgoing.announce(folded.publications)
         for asked in folded.asked:
             self._ask(asked.device)
+        self._utter(self._stage.follow(self.state))
 
     # --- the link
 
@@ -329,6 +352,7 @@ class Daemon:
             self._announce_time()
         if self._transport.is_up:
             self._remind(now)
+        self._utter(())  # what a full disk left unwritten
         if self._fold.is_behind:
             self._outgoing.announce(self._fold.announced())
         if self._fold.is_done and self._done_since is None and not len(self._outgoing):
@@ -389,7 +413,8 @@ class Daemon:
         if self._intake.is_full:
             return TURN
         now = self._clock.monotonic()
-        due = [self._look_at, self._fold.next_due, self._intake.next_due]
+        stage = self._stage.next_due if self._fold.phase != "pause" else None
+        due = [self._look_at, self._fold.next_due, self._intake.next_due, stage]
         return max(0.0, min(at for at in due if at is not None) - now)
 
     def _finish(self) -> None:

@@ -16,7 +16,7 @@ from aggregator.announce import OVERLAP, Body, Ends, Opening, Phase, Publication
 from aggregator.config import Run
 from aggregator.intake import Turn
 from aggregator.leaves import changed, digest, flatten
-from aggregator.methods import OPEN, Course
+from aggregator.methods import AGAIN, OPEN, Course
 from aggregator.records import Asked, Content, Entry, Timer, Version
 from aggregator.store import SqliteStore
 from edge_sdk.clock import Clock
@@ -156,6 +156,9 @@ class Fold:
         done = [self.take(entry) for entry in self._store.journal(self.number, after=upto)]
         if self.state.round == 0:
             done.append(self.take(self._store.record(self.number, OPEN)))
+        elif self.run.half.play is not None and self.state.is_open:
+            again = Due(self.state.round, AGAIN)  # what perished with the last process
+            done.append(self.take(self._store.record(self.number, again)))
         if self._spoken() is None:
             self.announced()
         return done
@@ -184,6 +187,10 @@ class Fold:
         state, effects = self.run.half.apply(self.state, event)
         if state is self.state and not self._needed(event, effects):
             return None
+        return self._store.record(self.number, event)
+
+    def record(self, event: Event) -> Entry:
+        """Journal an event that this process brought about; ``take`` it next."""
         return self._store.record(self.number, event)
 
     def take(self, entry: Entry) -> Folded:

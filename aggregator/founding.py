@@ -73,7 +73,9 @@ def definition(run: config.Run) -> str:
         },
         "admission": {"max_norm": said_norm(run), "n_cap": run.limits.n_cap},
     }
-    return json.dumps(told, sort_keys=True)
+    if said.graph is not None:
+        told["graph"] = dataclasses.asdict(said.graph)
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def said_norm(run: config.Run) -> float | None:

@@ -22,6 +22,7 @@ from aggregator.ledger import Key, Ledger, Row, Standing, charged, hear, standin
 from aggregator.quotas import Guard
 from aggregator.records import Entry, Store
 from aggregator.registry import Registry
+from aggregator.signals import Signals
 from aggregator.store import StoreFullError
 from aggregator.turn import Terms, Turn, foreseen
 from aggregator.twins import SIGNS, Twins
@@ -47,6 +48,7 @@ from edge_sdk.wire.messages import (
     Part,
     Receipt,
     Refusal,
+    Signal,
     Status,
     Update,
     Welcome,
@@ -80,12 +82,14 @@ class Taken:
         entries: Updates that were journalled, for the fold; at most one.
         member: Who came or went.
         greeted: Who said hello and is to hear again what it should work on.
+        signal: An answer that perishes, whole.
     """
 
     answers: tuple[Answer, ...] = ()
     entries: tuple[Entry, ...] = ()
     member: method.Member | None = None
     greeted: str | None = None
+    signal: method.Signal | None = None
 
 
 class Intake:
@@ -98,6 +102,7 @@ class Intake:
             IGNORED for a name under which too much was forged, STRAY for what no device of this
             fleet says to us.
         is_full: Whether the last attempt to record something found the disk full.
+        signals: What perishes, as it is being put together; the daemon says what is wanted.
     """
 
     def __init__(
@@ -145,9 +150,11 @@ class Intake:
             Offer.kind: (Offer, self._offer),
             Chunk.kind: (Chunk, self._chunk),
             Have.kind: (Have, self._have),
+            Signal.kind: (Signal, self._signal),
         }
         self.counts: Counter[str] = Counter()
         self.is_full = False
+        self.signals = Signals({})
 
     @property
     def turn(self) -> Turn | None:
@@ -203,6 +210,9 @@ class Intake:
         except Refused as refused:
             if refused.reason is Reason.BAD_SIGNATURE:
                 self._guard.failed(device, now)
+            if kind == Signal.kind:  # perishes: nobody waits to hear
+                self.counts[refused.reason.name] += 1
+                return Taken()
             return self._refuse(device, refused.reason, sealed, said)
         except StoreFullError:
             self.is_full = True
@@ -397,6 +407,16 @@ class Intake:
         if wanted != (update.round, update.base):
             said = f"round {update.round} of version {update.base}"
             raise Refused(Reason.LATE, f"{device} answers {said}, asked was {wanted}")
+
+    def _signal(self, sealed: Sealed, signal: Signal) -> Taken:
+        """Take a piece of an answer that perishes; nothing is recorded, nothing is receipted."""
+        turn = self._open_turn()
+        if signal.run != turn.opened.run:
+            raise Refused(Reason.WRONG_RUN, f"run {signal.run}, now {turn.opened.run}")
+        if self._registry.is_quarantined(sealed.sender):
+            raise Refused(Reason.QUARANTINED, sealed.sender)
+        self._registry.check_one_life(sealed.sender)
+        return Taken(signal=self.signals.take(sealed.sender, signal))
 
     # --- bodies in chunks
 

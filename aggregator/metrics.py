@@ -53,6 +53,9 @@ class Metrics:
         self.payload = Counter(
             "gridfed_payload_bytes", "Payload bytes, up is from devices.", ["way"], registry=own
         )
+        self.volume = Counter(
+            "gridfed_kind_bytes", "Payload bytes by kind.", ["way", "kind"], registry=own
+        )
         self.unknown_fields = Counter(
             "gridfed_unknown_fields", "Header keys that were passed over.", registry=own
         )

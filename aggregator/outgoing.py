@@ -77,4 +77,5 @@ class Outgoing:
         if is_sent:
             self._metrics.sent.labels(kind).inc()
             self._metrics.payload.labels("down").inc(len(payload))
+            self._metrics.volume.labels("down", kind).inc(len(payload))
         return is_sent

@@ -14,7 +14,7 @@ class Quotas:
     """What one device may use.
 
     Attributes:
-        control: Messages a minute that are neither chunks nor statuses of others.
+        control: Messages a minute that are neither chunks nor pieces of signals.
         volume: Bytes an hour.
         failures: Bad signatures a minute under its name, before it is ignored.
         ignore: Seconds it is then ignored.
@@ -26,6 +26,10 @@ class Quotas:
     failures: int = 5
     ignore: float = 600.0
     pulls: float = 1.0
+
+
+_BULKY = frozenset(("chunk", "signal"))
+"""Kinds of which one answer has many: their bytes count, their number does not."""
 
 
 class Buckets:
@@ -92,7 +96,7 @@ class Guard:
         Raises:
             Refused: QUOTA.
         """
-        if kind != "chunk" and not self._control.take(device, now):
+        if kind not in _BULKY and not self._control.take(device, now):
             raise Refused(Reason.QUOTA, f"{device}: too many messages")
         if not self._volume.take(device, now, size):
             raise Refused(Reason.QUOTA, f"{device}: too many bytes")

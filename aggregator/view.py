@@ -23,7 +23,18 @@ REMEMBERED = 10  # closed rounds on the page
 
 _STATES = ("online", "sleeping", "draining", "offline", "lost")
 _KINDS = frozenset(
-    ("status", "hello", "offer", "chunk", "have", "receipt", "refusal", "update", "metrics")
+    (
+        "status",
+        "hello",
+        "offer",
+        "chunk",
+        "have",
+        "receipt",
+        "refusal",
+        "update",
+        "signal",
+        "metrics",
+    )
 )
 
 
@@ -71,6 +82,7 @@ class View:
         """Take note of a message; kinds that devices make up share one label."""
         self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
         self.metrics.payload.labels("up").inc(size)
+        self.metrics.volume.labels("up", kind if kind in _KINDS else "other").inc(size)
 
     def measure(self) -> None:
         """Bring every gauge up to date."""

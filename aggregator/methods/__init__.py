@@ -12,6 +12,7 @@ from aggregator.methods.aspire import AspireEase, aspire_ease
 from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.bigfl import BiGFL, bigfl
 from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
 from aggregator.methods.fesem import FeSEM, fesem
 from aggregator.methods.graphed import PFGL, Common, averaged_through, pfgl
@@ -21,10 +22,12 @@ from aggregator.methods.pfl import PFL, pfl
 from aggregator.methods.ranges import Rate, Steps
 from aggregator.methods.recurrent import Recurrent, fedgru, fedntp
 from aggregator.methods.setup import Clustered, Course, Credited, Method, Setup
+from aggregator.methods.split import AGAIN
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
 
 __all__ = [
+    "AGAIN",
     "METHODS",
     "OPEN",
     "Averaged",
@@ -171,6 +174,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "udp": Method(UDP, udp),
         "fesem": Method(FeSEM, fesem),
         "pfl": Method(PFL, pfl, own=True),
+        "bigfl": Method(BiGFL, bigfl, own=True),
         "pfgl": Method(PFGL, pfgl, own=True),
         "cnfgnn": Method(Common, averaged_through, own=True),
         "lstm_cnn_fedavg": Method(Common, averaged_through, own=True),

@@ -221,7 +221,7 @@ def play(score: Score) -> Play[Any]:
                 return _due(act, score, event)
         return act, ()
 
-    return Play(opened, apply, wants(score))
+    return Play(opened, apply, wants(score), lambda act, half: replace(act, slots=half.slots))
 
 
 def _due(act: Act, score: Score, due: Due) -> tuple[Act, Effects]:

@@ -148,6 +148,7 @@ class Play(NamedTuple, Generic[S]):
     begin: Callable[[S, Any], Any]  # a half's state, and what was played before or None
     apply: Callable[[Any, Event], tuple[Any, Effects]]
     wants: Callable[[Any, Signal, tuple[int, ...]], bool]  # whether an answer, by its shape, may be
+    placed: Callable[[Any, S], Any]  # the same, where the half only gave somebody another slot
 
 
 class Half(NamedTuple, Generic[S]):
@@ -173,6 +174,7 @@ class Up(Enum):
     GRADIENT = "grad"
     SIGNS = "sign"
     PAIR = "pair"
+    SOLUTION = "q"  # of the system that the task's vector is the right side of
     SIGNAL = "signal"
 
 
@@ -208,6 +210,7 @@ class Ask:
     patient: bool = False  # an answer counts though the model has moved since its base
     enc: str = "f4"  # tensor encoding of the answer
     mirrored: bool = False  # both ends compute on with what was answered: no noise on its way out
+    stacked: bool = False  # the last of ``down`` has as many rows as it needs
     perishable: bool = False  # said once, inside a round that is open; not kept, not repeated
 
 
@@ -215,15 +218,27 @@ Contract = Mapping[str, Ask]
 
 
 def answered(contract: Contract) -> tuple[str, Ask]:
-    """Return the one ask of a contract that is answered with an update, and its name.
+    """Return the ask of a contract that is answered with an update, and its name.
+
+    Of several it is the first: the one that opens a round. All have the same encoding, and are
+    asked of one client at a time, or none is.
 
     >>> answered({"open": Ask(), "share": Ask(up=Up.WEIGHTS)})[0]
     'share'
     """
-    durable = [(name, ask) for name, ask in contract.items() if ask.up not in _PERISHABLE]
-    if len(durable) != 1:
-        raise ValueError(f"a contract has one ask with an update, not {len(durable)}")
-    return durable[0]
+    if not (durable := answers(contract)):
+        raise ValueError("a contract has an ask with an update")
+    return next((name, ask) for name, ask in contract.items() if ask is durable[0])
+
+
+def answers(contract: Contract) -> tuple[Ask, ...]:
+    """Return all asks of a contract that are answered with updates, each with a part of its own.
+
+    >>> told = answers({"train": Ask(up=Up.WEIGHTS), "ready": Ask(), "solve": Ask(up=Up.SOLUTION)})
+    >>> [ask.up.value for ask in told]
+    ['weights', 'q']
+    """
+    return tuple(ask for ask in contract.values() if ask.up not in _PERISHABLE)
 
 
 _PERISHABLE = (Up.NOTHING, Up.SIGNAL)
@@ -348,6 +363,47 @@ _SPLIT: Contract = {
 }
 """Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
 
+_LEANING = (Number("smooth", 0.0, 1e9), Number("ridge", 0.0, 1e9))  # what joins a device's loss
+_BILEVEL: Contract = {
+    "train": Ask(
+        ("gradient",),
+        ("c", "phi"),  # what the neighbours' models add up to; the map, left out as the identity
+        (
+            STEPS,
+            RATE,
+            Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+            *_LEANING,
+            Number("own", 0.0, 1.0),  # what the graph leaves to the device's own model
+            Number("form", 0, 3),  # of the map: identity, diagonal, low rank, a block
+            Number("begin", 0, 2**31),  # of the block
+            Number("side", 0, 65536),  # of the block
+        ),
+        Up.WEIGHTS,
+        (LOSS,),
+        personal=True,
+        patient=True,
+        stacked=True,
+    ),
+    "solve": Ask(  # (H + damping) q = p
+        ("hvp",),
+        ("p",),
+        (
+            *_LEANING,
+            Number("of", 0, 2**31),  # the round whose answer is the model that H is taken at
+            Number("solver", 0, 1),  # conjugate gradients, a Neumann series
+            Number("iterations", 1, 1000),
+            Number("damping", 0.0, 1e9),
+            Number("tolerance", 0.0, 1.0),
+            Number("step", 0.0, 1e9),  # of the series; left out, the device finds one
+            Number("curvature", 1e-9, 1e9),  # divides p where the loss curves down
+            Number("batches", 1, 64),  # minibatches that H is taken over
+        ),
+        Up.SOLUTION,
+        personal=True,
+        patient=True,
+    ),
+}
+
 CONTRACTS: Mapping[str, Contract] = MappingProxyType(
     {
         "fedsgd": {
@@ -368,6 +424,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "udp": {"train": _BOUNDED},
         "fesem": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
         "pfl": {"train": _PERSONAL},
+        "bigfl": _BILEVEL,
         "pfgl": _SPLIT,
         "cnfgnn": _SPLIT,
         "lstm_cnn_fedavg": _SPLIT,
