@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from aggregator.records import Asked, Content
 from aggregator.store import SqliteStore
 from edge_sdk.wire import messages
@@ -30,7 +32,8 @@ def content_of(task: Task, ask: Ask, spec: ParamSpec, run: int) -> bytes:
     A task with one vector has the very body of a model that consists of it, so that it is kept
     once, and fetched once by a device that needs both.
     """
-    blobs = [pack_tensor(task.arrays[name], "f4") for name in ask.down if name in task.arrays]
+    arrays = [task.arrays[name] for name in ask.down if name in task.arrays]
+    blobs = [pack_tensor(np.ravel(array), "f4") for array in arrays]
     if not blobs:
         return b""
     body = messages.Content(

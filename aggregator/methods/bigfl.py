@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.methods.bilevel import Bilevel, Levels, bilevel
-from aggregator.methods.neighbours import Neighbourhood, Site, checked, read, within
+from aggregator.methods.neighbours import Site, checked, read, within
 from aggregator.methods.ranges import Rate, Steps, task
 from aggregator.methods.setup import Setup, has_no_use
 from edge_sdk.wire.basis import Basis, Block, Diagonal, LowRank
@@ -21,6 +22,7 @@ from edge_sdk.wire.strict import Between, Misfit
 
 Weight = Annotated[float, Between(0.0, 1e9)]
 Rounds = Annotated[int, Between(1, 2**31 - 1)]
+Near = Callable[[tuple[str, ...]], NDArray[np.bool_]]
 Products = Annotated[int, Between(1, 1000)]
 
 WIDEST: Final = 2048
@@ -63,7 +65,8 @@ class BiGFL:
         windows: Minibatches over which a device measures its curvature.
         coupled: How often devices solve again with what their neighbours found (for tests and small
             fleets): 0 as in the paper; each time is a question more.
-        sites: Public coordinates by device id: latitude and longitude in degrees.
+        sites: Public coordinates by device id: latitude and longitude in degrees. Without these and
+            ``neighbours`` all devices are neighbours, and nobody is a stranger.
         neighbours: The same from a CSV with the first line ``client,latitude,longitude``; or pairs
             with the first line ``client,neighbour``. Relative to the configuration.
         threshold: Devices at most so many km apart are neighbours; left out: the median distance.
@@ -95,9 +98,10 @@ class BiGFL:
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, with the key at fault."""
-        if bool(self.sites) == (self.neighbours is not None):
-            given = "both" if self.sites else "neither"
-            raise ValueError(f"neighbours: expected either these or sites, got {given}")
+        if self.sites and self.neighbours is not None:
+            raise ValueError("neighbours: expected none beside sites, for both say who is near")
+        if self.threshold is not None and not (self.sites or self.neighbours is not None):
+            raise ValueError("threshold: expected none without sites or neighbours")
         if self.map_rate * self.map_pull >= 2.0:
             raise ValueError(
                 f"map_rate: expected less than 2 over map_pull, or the map swings ever farther "
@@ -117,18 +121,20 @@ class BiGFL:
         solves = self.map_rate > 0.0 and self.solver != "first_order"
         return ("gradient", "hvp") if solves else ("gradient",)
 
-    def near(self, folder: Path) -> Neighbourhood:
-        """Return who is whose neighbour.
+    def near(self, folder: Path) -> Near:
+        """Return what tells who of some devices is whose neighbour.
 
         Raises:
             Misfit: Coordinates that are none, or a file that does not fit.
         """
         if self.neighbours is not None:
-            return read(folder / self.neighbours, self.threshold)
+            return read(folder / self.neighbours, self.threshold).among
+        if not self.sites:
+            return everybody
         sites: dict[str, Site] = {k: checked(k, site) for k, site in self.sites.items()}
-        return within(sites, self.threshold)
+        return within(sites, self.threshold).among
 
-    def bound(self, setup: Setup, near: Neighbourhood) -> Levels:
+    def bound(self, setup: Setup, near: Near) -> Levels:
         """Return the half's settings."""
         drawn = {"smooth": self.smooth, "ridge": self.ridge}
         values = task(self.steps, self.rate, optimiser=_OPTIMISERS[self.optimiser], **drawn)
@@ -145,7 +151,7 @@ class BiGFL:
             solving["step"] = self.neumann_step
         return Levels(
             setup.rounds,
-            near.among,
+            near,
             values,
             solving,
             self._first(setup),
@@ -186,6 +192,15 @@ def bigfl(setup: Setup) -> Half[Bilevel]:
     if setup.spec is not None:
         _check_size(settings, setup.spec)
     return bilevel(settings.bound(setup, settings.near(setup.folder)))
+
+
+def everybody(ids: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return that all are neighbours.
+
+    >>> everybody(("a", "b")).tolist()
+    [[False, True], [True, False]]
+    """
+    return ~np.eye(len(ids), dtype=np.bool_)
 
 
 def last_layer(spec: ParamSpec) -> tuple[int, int]:

@@ -45,6 +45,7 @@ from aggregator.models.weekly import Weekly
 from aggregator.models.weekly import recipe as fed_weekly
 from edge_sdk.wire.manifest import (
     CLIPPED_GRADIENT,
+    HVP,
     ROBUST_GRADIENT,
     SPLIT,
     Feature,
@@ -121,7 +122,6 @@ def _cells(horizon: int) -> Recipe:
 
 
 _HEAD = Stage("linear", "head")
-_DENSE = (Stage("linear", "body.0"), Stage("linear", "body.2"), _HEAD)
 _BRANCHES = tuple(
     (Stage("lstm", f"branches.{name}", steps=3), _HEAD) for name in ("closeness", "period")
 )
@@ -132,6 +132,12 @@ def _plain(horizon: int, *stages: Stage) -> Recipe:
     read = Stage("read", times=math.sqrt(2)) if horizon == 24 else Stage("read")
     graphs = (ROBUST_GRADIENT, CLIPPED_GRADIENT)
     return replace(_cells(horizon), graphs=graphs, paths=((read, *stages),))
+
+
+def _dense(horizon: int) -> Recipe:
+    """The same of dense layers, whose curvature costs little."""
+    recipe = _plain(horizon, Stage("linear", "body.0"), Stage("linear", "body.2"), _HEAD)
+    return replace(recipe, graphs=(*recipe.graphs, HVP))
 
 
 def _recurrent(kind: Literal["gru", "lstm"]) -> tuple[Stage, Stage]:
@@ -213,9 +219,9 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
         "load-lstm": (LoadLstm, _PAPER),
         "load-lstm-week": (LoadLstm, _HOURLY),
         "load-gru": (LoadGru, replace(_HOURLY, shared=("gru.",))),
-        "load-mlp": (LoadMlp, replace(_HOURLY, shared=("body.",))),
-        "cells-mlp-1": (CellsMlp, _plain(1, *_DENSE)),
-        "cells-mlp-24": (partial(CellsMlp, 24), _plain(24, *_DENSE)),
+        "load-mlp": (LoadMlp, replace(_HOURLY, shared=("body.",), graphs=(HVP,))),
+        "cells-mlp-1": (CellsMlp, _dense(1)),
+        "cells-mlp-24": (partial(CellsMlp, 24), _dense(24)),
         "cells-gru-1": (CellsGru, _plain(1, *_recurrent("gru"))),
         "cells-gru-24": (partial(CellsGru, 24), _plain(24, *_recurrent("gru"))),
         "cells-lstm-1": (CellsLstm, _plain(1, *_recurrent("lstm"))),

@@ -25,6 +25,7 @@ from edge_sdk.wire.manifest import (
     ENCODE_VJP,
     FORECAST,
     GRADIENT,
+    HVP,
     ROBUST_GRADIENT,
     Loss,
     Manifest,
@@ -121,6 +122,22 @@ def check_clipped(traced: Traced, loss: Loss, graph: Runnable) -> None:
         got_value, got = graph(**feeds, bound=np.array(bound.item(), "f4"))
         _refuse(CLIPPED_GRADIENT, batch, _apart(got, clipped[:batch].sum(0).float()))
         _refuse("loss", batch, _apart(got_value, losses[:batch].mean()))
+
+
+def check_hvp(traced: Traced, loss: Loss, graph: Runnable) -> None:
+    """Compare with torch's own product of the second derivative and a vector, at every batch size.
+
+    Raises:
+        ExportError: They differ by more than the tolerance, or are not finite.
+    """
+    draw = torch.Generator().manual_seed(3)
+    v = torch.randn(traced.initial.shape, generator=draw)
+    for batch in BATCHES:
+        p, (x, y) = traced.initial.requires_grad_(), traced.example(batch, seed=batch)
+        (slope,) = torch.autograd.grad(traced.loss(loss, p, x, y), p, create_graph=True)
+        (wanted,) = torch.autograd.grad(slope @ v, p)
+        (got,) = graph(p=_array(p), x=_array(x), y=_array(y), v=_array(v))
+        _refuse(HVP, batch, _apart(got, wanted))
 
 
 def _each(
@@ -266,5 +283,6 @@ _CHECKS: Mapping[str, Callable[[Traced, Loss, Runnable], None]] = {
     FORECAST: check_forecast,
     ROBUST_GRADIENT: check_robust,
     CLIPPED_GRADIENT: check_clipped,
+    HVP: check_hvp,
     **{name: partial(check_halves, name=name) for name in _WANTED},
 }

@@ -21,6 +21,7 @@ from aggregator.certificate import CertificateError
 from aggregator.models.catalogue import MODELS
 from aggregator.models.check import Engine, check, check_paths, reference_engine
 from aggregator.models.clipped import clipped_graph
+from aggregator.models.curvature import hvp_graph
 from aggregator.models.errors import ExportError
 from aggregator.models.recipe import Recipe
 from aggregator.models.robust import robust_graph
@@ -42,6 +43,7 @@ from edge_sdk.wire.manifest import (
     ENCODE_VJP,
     FORECAST,
     GRADIENT,
+    HVP,
     ROBUST_GRADIENT,
     SIGNATURES,
     SPLIT,
@@ -64,6 +66,7 @@ GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyTy
         FORECAST: lambda traced, _: traced.forecast_graph(),
         ROBUST_GRADIENT: robust_graph,
         CLIPPED_GRADIENT: clipped_graph,
+        HVP: hvp_graph,
         ENCODE: encode_graph,
         ENCODE_VJP: encode_vjp_graph,
         DECODE: decode_graph,

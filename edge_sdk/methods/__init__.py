@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from edge_sdk.methods.answers import bounded_difference, bounded_weights, weights
+from edge_sdk.methods.bilevel import bilevel
 from edge_sdk.methods.centred import centred
+from edge_sdk.methods.gossip import dfl_gt, dfl_sgd
 from edge_sdk.methods.local import Local
 from edge_sdk.methods.personal import personal
 from edge_sdk.methods.pulled import pulled
@@ -36,7 +38,10 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "nbafl": bounded_weights,
         "udp": bounded_difference,
         "fesem": centred,
+        "dfl_sgd": dfl_sgd,
+        "dfl_gt": dfl_gt,
         "pfl": personal,
+        "bigfl": bilevel,
         "pfgl": station,
         "cnfgnn": station,
         "lstm_cnn_fedavg": station,

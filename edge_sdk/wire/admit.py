@@ -24,6 +24,7 @@ class Limits:
     spec: bytes  # layout digest of the shared vector
     size: int  # its scalars, the protocol's P
     contract: method.Ask  # what the open question asks back: the part and the numbers
+    further: tuple[method.Ask, ...] = ()  # what others of the method ask back, by other parts
     max_norm: float = np.inf  # largest Euclidean norm
     encs: tuple[str, ...] = ("f4",)  # encodings the run allows
     max_staleness: int | None = None  # versions behind; None = synchronous: exactly the open round
@@ -61,8 +62,9 @@ def admit_update(
         raise Refused(Reason.WRONG_RUN, f"run {update.run}, now {round_state.run}")
     if update.spec != limits.spec:
         raise Refused(Reason.WRONG_SPEC, update.spec.hex())
+    ask = _answered(update, limits)
     vector = _vector(update, limits)
-    _check_numbers(update, limits)
+    _check_numbers(update, ask, limits.n_cap)
     _check_turn(update, limits, round_state)
     return method.Update(
         sender=sender,
@@ -74,11 +76,17 @@ def admit_update(
     )
 
 
+def _answered(update: messages.Update, limits: Limits) -> method.Ask:
+    """Return the question that an update's part answers."""
+    asks = (limits.contract, *limits.further)
+    for ask in asks:
+        if update.part == ask.up.value:
+            return ask
+    parts = " or ".join(repr(ask.up.value) for ask in asks)
+    raise Refused(Reason.WRONG_ENCODING, f"part {update.part!r}, asked for {parts}")
+
+
 def _vector(update: messages.Update, limits: Limits) -> NDArray[np.float64]:
-    if update.part != limits.contract.up.value:
-        raise Refused(
-            Reason.WRONG_ENCODING, f"part {update.part!r}, asked for {limits.contract.up.value!r}"
-        )
     if update.enc not in limits.encs:
         raise Refused(Reason.WRONG_ENCODING, f"{update.enc!r}; allowed: {', '.join(limits.encs)}")
     vector = unpack_tensor(update.blob, update.enc, limits.size)
@@ -88,10 +96,10 @@ def _vector(update: messages.Update, limits: Limits) -> NDArray[np.float64]:
     return vector
 
 
-def _check_numbers(update: messages.Update, limits: Limits) -> None:
-    if update.n > limits.n_cap:
-        raise Refused(Reason.BAD_SCALAR, f"n = {update.n}, at most {limits.n_cap}")
-    declared = {number.name: number for number in limits.contract.report}
+def _check_numbers(update: messages.Update, ask: method.Ask, most: int) -> None:
+    if update.n > most:
+        raise Refused(Reason.BAD_SCALAR, f"n = {update.n}, at most {most}")
+    declared = {number.name: number for number in ask.report}
     for name, value in update.vals.items():
         if name not in declared or not declared[name].admits(value):
             raise Refused(Reason.BAD_SCALAR, f"{name} = {value}")

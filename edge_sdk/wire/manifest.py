@@ -25,6 +25,7 @@ GRADIENT = "gradient"
 FORECAST = "forecast"
 ROBUST_GRADIENT = "robust_gradient"
 CLIPPED_GRADIENT = "clipped_gradient"
+HVP = "hvp"
 ENCODE = "encode"
 ENCODE_VJP = "encode_vjp"
 DECODE = "decode"
@@ -38,6 +39,7 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = Mappi
         FORECAST: (("p", "x"), ("yhat",)),
         ROBUST_GRADIENT: (("p", "x", "y", "rho"), ("loss", "g", "slope")),
         CLIPPED_GRADIENT: (("p", "x", "y", "bound"), ("loss", "g")),
+        HVP: (("p", "x", "y", "v"), ("hv",)),
         ENCODE: (("p", "x"), ("h",)),
         ENCODE_VJP: (("p", "x", "gh"), ("g",)),
         DECODE: (("p", "h", "z", "y"), ("loss", "g", "gh", "gz")),
@@ -52,6 +54,7 @@ forecast, ``[B, horizon]``, or ``[B, horizon, levels]`` where the target's outpu
 ``g [P]`` is the loss's gradient; in ``robust_gradient`` that of
 ``loss + rho * slope``, where ``slope`` is the mean norm of an example's slope in ``(x, y)``; in
 ``clipped_gradient`` the **sum** over examples of their own gradients, each at most ``bound`` long.
+``hv [P]`` is the product of the loss's second derivatives with ``v [P]``.
 
 Of a model in two halves, ``h`` and ``z`` are what goes to the aggregator and what comes back,
 ``[B, F, L]``, and ``gh``, ``gz`` the loss's gradients in them; ``forecast`` and ``gradient`` hold z

@@ -467,8 +467,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
-            ({}, "neither"),
-            ({"neighbours": "a", "sites": {"a": (0.0, 0.0)}}, "both"),
+            ({"neighbours": "a", "sites": {"a": (0.0, 0.0)}}, "beside sites"),
+            ({"threshold": 1.0}, "without sites"),
             ({"neighbours": "a", "map_rate": 2.0}, "swings"),
             ({"neighbours": "a", "coupled": 1, "solver": "first_order"}, "coupled"),
         ],

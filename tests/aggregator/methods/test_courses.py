@@ -15,6 +15,7 @@ from edge_sdk.wire.spec import ParamSpec
 SPEC = ParamSpec.of([("gru.lstm", (3,))])
 START = np.array([1.0, -2.0, 0.5], np.float32)
 NEEDED = {"nbafl": {"samples": 100, "epsilon": 50.0}, "fesem": {"centres": 2}}
+NEEDED["bigfl"] = {"solver": "first_order"}  # one question a round
 ALONE = {"fedasync"}  # every answer fires
 
 
