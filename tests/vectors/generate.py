@@ -242,6 +242,68 @@ def uplink() -> list[Case]:
 NEIGHBOUR_ID = "meter-0043"
 
 
+def turns() -> list[Case]:
+    """A turn of split learning: the windows, activations in two pieces, and what comes back."""
+    h = np.arange(6, dtype=np.float32).reshape(3, 2, 1) / 4
+    ask = messages.Task(
+        run=7, round=42, base=41, ask="encode", spec=SPEC.digest, attempt=1, step=3, enc="i4",
+        shape=(3,), num=3, vals={"half": 1.0},
+        blob=np.array([497_220, 497_225, 497_301], "<i4").tobytes(),
+    )  # fmt: skip
+    feat = messages.Signal(
+        run=7, round=42, ask="encode", attempt=1, step=3, enc="f2", shape=(3, 2, 1), num=2,
+        blob=h[:2].astype("<f2").tobytes(),
+    )  # fmt: skip
+    last = replace(feat, off=2, num=1, blob=h[2:].astype("<f2").tobytes())
+    grad = replace(feat, ask="decode", enc="f4", num=3, vals={"loss": 0.5}, blob=h.tobytes())
+    back = {"enc": "f4", "shape": (3, 2, 1), "num": 3, "vals": {}, "blob": h.tobytes()}
+    alone = {"enc": "", "shape": (), "num": 0, "vals": {}, "blob": b""}
+    ready = messages.Signal(
+        run=7, round=42, ask="ready", vals={"first": 480_000.0, "last": 497_301.0}
+    )
+    return [
+        down("task-encode", ask),
+        down("task-decode", replace(ask, ask="decode", **back)),
+        down("task-finish-alone", replace(ask, ask="finish", **alone)),
+        up("signal", feat),
+        up("signal-last-rows", last),
+        up("signal-gradient", grad),
+        up("signal-ready", ready),
+    ]
+
+
+def bad_pieces() -> list[Case]:
+    """Pieces that are none: canonical bodies, each with one field that cannot be."""
+    good = {"run": 7, "round": 42, "ask": "encode", "enc": "f2", "shape": [2, 2], "num": 2}
+    wrong: dict[str, dict[str, Any]] = {
+        "rows-one-byte-short": {"blob": bytes(7)},
+        "rows-beyond-the-array": {"off": 1},
+        "rows-of-no-shape": {"shape": []},
+        "rows-of-an-empty-shape": {"shape": [2, 0], "blob": b""},
+        "rows-too-long": {"shape": [2, 16385], "num": 1, "blob": bytes(32770)},
+        "rows-of-unknown-enc": {"enc": "f8"},
+        "rows-none": {"num": 0, "blob": b""},
+        "rows-in-five-dimensions": {"shape": [2, 2, 1, 1, 1]},
+    }
+    out = []
+    for name, change in wrong.items():
+        said = {**good, **change}
+        body = written({k: v for k, v in said.items() if k != "blob"}, said.get("blob", bytes(8)))
+        payload = envelope.seal(body, kind="signal", fleet=FLEET, **UP)
+        topic = topics.up(FLEET, DEVICE_ID, "signal")
+        case = Case(f"bad-{name}", payload, topic, DEVICE_ID, "_agg", "signal")
+        out.append(replace(case, refused="MALFORMED"))
+    return out
+
+
+def written(header: dict[str, Any], blob: bytes) -> bytes:
+    """Write a body that no honest encoder writes; header keys in order."""
+    import msgpack  # noqa: PLC0415 - only for bodies that must be refused
+
+    packed: bytes = msgpack.packb([dict(sorted(header.items())), blob], use_bin_type=True)
+    return packed
+
+
 def neighbours() -> list[Case]:
     """Who a device's neighbours are, what it tells one of them, and how a link is settled."""
     way = {"sender": DEVICE_ID, "recipient": NEIGHBOUR_ID, "signer": DEVICE}
@@ -357,6 +419,8 @@ def cases() -> list[Case]:
         *session(),
         *model(),
         *tasks(),
+        *turns(),
+        *bad_pieces(),
         *uplink(),
         *neighbours(),
         *widths(),

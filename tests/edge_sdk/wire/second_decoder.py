@@ -73,8 +73,19 @@ TABLE = {
             "run": ONE, "round": ANY, "base": ANY, "ask": (S, 1, 16), "spec": REF, "attempt": ANY,
             "step": ANY, "digest": (B, 32, 32), "size": (I, 1, 2**23), "chunk": (I, 1, 32768),
             "vals": (M, 0, 32), "peers": (L, 0, 24), "keys": (L, 0, 24), "weights": (L, 0, 24),
+            "enc": (S, 0, 2), "shape": (L, 0, 4), "off": (I, 0, 2**32 - 1),
+            "num": (I, 0, 2**32 - 1),
         },
-        "attempt step digest size chunk vals peers keys weights",
+        "attempt step digest size chunk vals peers keys weights enc shape off num",
+    ),
+    "signal": (
+        1,
+        {
+            "run": ONE, "round": ANY, "ask": (S, 1, 16), "attempt": ANY, "step": ANY,
+            "enc": (S, 0, 2), "shape": (L, 0, 4), "off": (I, 0, 2**32 - 1),
+            "num": (I, 0, 2**32 - 1), "vals": (M, 0, 32),
+        },
+        "attempt step enc shape off num vals",
     ),
     "part": (1, {"id": REF, "i": (I, 0, 255)}, ""),
     "offer": (
@@ -274,7 +285,27 @@ def parse(kind, body):
         out[key] = {k: v for k, (_, v) in value.items()} if want is M else value
     if with_blob:
         out["blob"] = blob
+    if "shape" in keys and (kind == "signal" or out.get("shape")):
+        rows(out, blob)
     return out
+
+
+def rows(said, blob):
+    """Check a piece of an array by section 10."""
+    shape, enc = said.get("shape") or [], said.get("enc", "")
+    off, num = said.get("off", 0), said.get("num", 0)
+    if not shape:
+        if enc or off or num or blob:
+            raise Bad("MALFORMED")
+        return
+    size = {"f4": 4, "f2": 2, "i4": 4}.get(enc, 0)
+    for n in shape:
+        if not 1 <= n <= 1048576:
+            raise Bad("MALFORMED")
+    for n in shape[1:]:
+        size *= n
+    if not 0 < size <= 32768 or num < 1 or off + num > shape[0] or len(blob) != num * size:
+        raise Bad("MALFORMED")
 
 
 def tensor(blob, enc, size):
