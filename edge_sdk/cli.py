@@ -125,7 +125,25 @@ def _told(forecast: Any) -> Answer:  # noqa: ANN401 - a Forecast; naming it woul
     lines = [
         f"{time}  {'-' if v is None else f'{v:.6g}'}" for time, v in zip(times, values, strict=True)
     ]
-    return Answer(data, "\n".join((f"{forecast.unit}, by {forecast.source}:", *lines)))
+    head = f"{forecast.unit}, by {forecast.source}"
+    if forecast.interval is not None:
+        ends = [[float(low), float(high)] for low, high in forecast.interval]
+        data |= {"interval": ends, "coverage": forecast.coverage, "calibrated": forecast.calibrated}
+        lines = [
+            f"{line:>36}  {low:.6g} to {high:.6g}"
+            for line, (low, high) in zip(lines, ends, strict=True)
+        ]
+        head += f", {forecast.coverage:.0%} between; {_tried(forecast.calibrated)}"
+    return Answer(data, "\n".join((f"{head}:", *lines)))
+
+
+def _tried(rows: int) -> str:
+    """Say how far an interval can be trusted.
+
+    >>> _tried(0), _tried(672)
+    ('as the model tells it', 'held to that on 672 readings')
+    """
+    return f"held to that on {rows} readings" if rows else "as the model tells it"
 
 
 def _moment(text: str) -> float:
@@ -189,6 +207,23 @@ def _budget(args: Namespace) -> Answer:
     return Answer(found, text, RUNTIME if found["spent"] else OK)
 
 
+def _source_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=("test",), help="listen, decode, print")
+    _takes_config(parser)
+    parser.add_argument("name", nargs="?", default="", help="its number or type, if there are more")
+    parser.add_argument("--count", type=int, default=1, help="readings to wait for (1)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="to wait at most (30)")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep the frames, to replay")
+
+
+def _source(args: Namespace) -> Answer:
+    from edge_sdk.hearing import chosen, lines, listen  # noqa: PLC0415
+
+    found = listen(chosen(_config(args), args.name), args.count, args.seconds, args.record)
+    heard = found["values"] or found["readings"]
+    return Answer(found, "\n".join(lines(found)), OK if heard else TEMPORARY)
+
+
 def _enrol(args: Namespace) -> Answer:
     from edge_sdk.preflight import enrol  # noqa: PLC0415
 
@@ -229,6 +264,13 @@ _COMMANDS = {
         "Ends with 1 when the budget is spent: nothing leaves any more, and the device learns for\n"
         "itself. --datasheet prints what NIST SP 800-226 wants a claim to name, from the running\n"
         "configuration and the ledger.",
+    ),
+    "source": Command(
+        "Try one source: print what the interface says, and the readings that become of it.",
+        _source,
+        _source_arguments,
+        "Ends with 75 when nothing was heard. Needs no broker and no key; nothing is stored.\n"
+        "--record keeps what came, for a [[source]] of type replay.",
     ),
     "enrol": Command(
         "Make this device's key, and print the line that the operator needs.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_sdk.program import Answer, Command, Program
 from edge_sdk.settings import SettingsError
+from firmware_sim.devices import METER
 from firmware_sim.options import arguments, pairs, value_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ EPILOGUE = """\
   gridfed-sim demo                            eight homes, three ways to learn, one page
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
+  gridfed-sim meter --p1 pty:./ttyP1          one meter that a [[source]] can read
   gridfed-sim attacks                         the ways to lie
   gridfed-sim list                            what is shipped, and under which licence
 """
@@ -283,6 +285,7 @@ COMMANDS = {
         "With --attack, or with several methods or rules, every way to learn is run without and\n"
         "with every attack, and a table says what became of the devices that never lie.",
     ),
+    "meter": METER,
     "attacks": Command("List the ways to lie, with their definitions and options.", _attacks),
     "list": Command("List the shipped readings and scenarios.", _list),
 }

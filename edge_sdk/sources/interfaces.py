@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.settings import Duration, from_table, seconds
 from edge_sdk.sources.links import Address, Listening
 from edge_sdk.sources.live import Live
+from edge_sdk.sources.modbus import Polling
 from edge_sdk.sources.naming import names
 from edge_sdk.sources.normaliser import Normaliser
 from edge_sdk.sources.p1 import Telegrams, telegram
+from edge_sdk.sources.points import Point, block
 from edge_sdk.sources.recording import Replayed
 from edge_sdk.sources.shape import Decoder, Feed, Framer
-from edge_sdk.wire.strict import Between
+from edge_sdk.wire.strict import Between, Length
 
 S = TypeVar("S", bound="LiveSection")
 
@@ -39,6 +41,19 @@ class P1Section(LiveSection):
 
     url: str  # serial:///dev/ttyUSB0?baud=115200 or tcp://host:port
     utc_offset: Annotated[float, Between(-12, 14)] = 1.0  # hours of the meter's winter time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModbusSection(LiveSection):
+    """``type = "modbus"``: registers of a meter or a power supply, read-only."""
+
+    url: str  # tcp://host:502 or serial:///dev/ttyUSB0?baud=9600
+    unit: Annotated[int, Between(0, 255)] = 1  # the device's number on its line
+    framing: Literal["auto", "rtu"] = "auto"  # rtu: serial framing, also behind a TCP converter
+    every: Duration = "10s"  # between two rounds of questions
+    patience: Duration = "2s"  # an answer may take
+    sunspec: bool = False  # ask the device what it is made of, instead of point
+    point: Annotated[tuple[Point, ...], Length(0, 256)] = ()  # what is where: see below
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +111,24 @@ def _p1_decoder(section: P1Section) -> Decoder:
     return lambda frame: telegram(frame, hours)
 
 
+def _modbus_feed(section: ModbusSection) -> Feed:
+    if bool(section.point) == section.sunspec:
+        raise ConfigError("source modbus: needs either [[source.point]] or sunspec = true")
+    address = Address.parse(section.url)
+    is_serial = section.framing == "rtu" or address.scheme == "serial"
+    every, patience = seconds(section.every), seconds(section.patience)
+    return Polling(address, section.unit, is_serial, every, patience, section.point)
+
+
+def _modbus_decoder(section: ModbusSection) -> Decoder:
+    return lambda frame: block(frame, section.point, f"{section.unit}")
+
+
 P1 = Interface("p1", P1Section, _p1_feed, _p1_decoder, Telegrams)
 
-INTERFACES: dict[str, Interface[Any]] = {"p1": P1}
+MODBUS = Interface("modbus", ModbusSection, _modbus_feed, _modbus_decoder)
+
+INTERFACES: dict[str, Interface[Any]] = {"p1": P1, "modbus": MODBUS}
 """What can also be replayed from a recording."""
 
 

@@ -110,12 +110,18 @@ class Live:
 
     def poll(self) -> Iterator[Reading]:
         """Yield the readings of the frames that came since the last call; never waits."""
+        for _, readings in self.turn():
+            yield from readings
+
+    def turn(self) -> Iterator[tuple[list[Sample], Iterator[Reading]]]:
+        """Yield what came since the last call, frame by frame: as told, and as it is taken."""
         for _ in range(_QUEUE):
             try:
                 frame = self._queue.get_nowait()
             except Empty:
                 return
-            yield from self.normaliser.take(self.samples(frame))
+            samples = self.samples(frame)
+            yield samples, self.normaliser.take(samples)
 
     def samples(self, frame: Frame) -> list[Sample]:
         """Decode one frame; what cannot be meant is counted by its reason."""

@@ -55,7 +55,7 @@ class Name:
     def canonical(self, value: float, unit: str) -> float:
         """Return a value in the stream's unit.
 
-        A unit the interface names wins over the table's.
+        A unit the interface names wins over the table's; a stream of the user's own has any.
 
         Raises:
             ValueError: A unit that does not measure this stream.
@@ -68,10 +68,12 @@ class Name:
             ValueError: elec.import.energy is in kWh, not in 'W'
         """
         said = unit or self.unit
-        wanted = STREAMS[self.stream].unit if self.stream in STREAMS else said
+        if self.stream not in STREAMS:
+            return value * self.scale
+        wanted = STREAMS[self.stream].unit
         ours, factor = UNITS.get(said, (said, 1.0)) if said else (wanted, 1.0)
         if ours != wanted:
-            raise ValueError(f"{self.stream} is in {wanted}, not in {unit!r}")
+            raise ValueError(f"{self.stream} is in {wanted}, not in {said!r}")
         return value * factor * self.scale
 
 

@@ -1,0 +1,205 @@
+"""Modbus, read-only: registers of meters, rectifiers and inverters over TCP or a serial line.
+
+Functions 3 and 4 are all that this file can ask: there is no code here that writes. What was read
+is one frame of lines ``table address hex``, so that a recording of it replays without a device.
+SunSpec devices describe themselves: their chain of models is walked once, and the meter is read.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from edge_sdk.sources.links import Address, Link
+from edge_sdk.sources.points import Point, Table, described, spans
+from edge_sdk.sources.shape import Frame, Rejected
+
+_FUNCTION: Mapping[str, int] = MappingProxyType({"holding": 3, "input": 4})
+_MBAP = struct.Struct(">HHHB")
+_BASES = (40_000, 50_000, 0)  # where a SunSpec chain may begin
+
+
+def crc16(data: bytes) -> int:
+    """Return the checksum of a serial message: reflected 0x8005, start 0xFFFF.
+
+    >>> hex(crc16(b"123456789"))
+    '0x4b37'
+    """
+    crc = 0xFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0xA001 if crc & 1 else crc >> 1
+    return crc
+
+
+@dataclass(slots=True)
+class Master:
+    """Asks one device on one link, one question at a time.
+
+    Attributes:
+        link: Open.
+        unit: The device's number.
+        is_serial: Whether messages are framed as on a serial line (RTU), else as TCP.
+        patience: Seconds an answer may take.
+    """
+
+    link: Link
+    unit: int
+    is_serial: bool
+    patience: float
+    _number: int = 0
+    _kept: bytearray = field(default_factory=bytearray)
+
+    def read(self, table: Table, at: int, count: int) -> list[int]:
+        """Return registers.
+
+        Raises:
+            Rejected: The device refuses; other questions may be answered.
+            OSError: No answer, or one that is none: the link is to be opened again.
+        """
+        function = _FUNCTION[table]
+        body = struct.pack(">BHH", function, at, count)
+        answer = self._serial(body) if self.is_serial else self._tcp(body)
+        if answer[0] == function | 0x80:
+            raise Rejected("refused by the device")
+        if answer[0] != function or len(answer) != 2 + 2 * count or answer[1] != 2 * count:
+            raise ConnectionError("an answer to another question")
+        return list(struct.unpack(f">{count}H", answer[2:]))
+
+    def _tcp(self, body: bytes) -> bytes:
+        self._number = (self._number + 1) % 65536
+        self.link.write(_MBAP.pack(self._number, 0, 1 + len(body), self.unit) + body)
+        end = time.monotonic() + self.patience
+        head = self._take(_MBAP.size, end)
+        number, protocol, length, unit = _MBAP.unpack(head)
+        if protocol != 0 or not 3 <= length <= 254:
+            raise ConnectionError("not Modbus")
+        answer = self._take(length - 1, end)
+        if number != self._number or unit != self.unit:
+            raise ConnectionError("an answer to another question")
+        return answer
+
+    def _serial(self, body: bytes) -> bytes:
+        message = bytes([self.unit]) + body
+        self.link.write(message + crc16(message).to_bytes(2, "little"))
+        end = time.monotonic() + self.patience
+        head = self._take(3, end)
+        rest = self._take(2 if head[1] & 0x80 else head[2] + 2, end)
+        answer = head + rest
+        if crc16(answer[:-2]).to_bytes(2, "little") != answer[-2:] or answer[0] != self.unit:
+            raise ConnectionError("a damaged answer")
+        return answer[1:-2]
+
+    def _take(self, count: int, end: float) -> bytes:
+        data, self._kept = self._kept, bytearray()
+        while len(data) < count:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no answer")
+            data += self.link.read(left)
+        self._kept = data[count:]
+        return bytes(data[:count])
+
+
+def sunspec(read: Callable[[Table, int, int], list[int]]) -> list[Point]:
+    """Walk a device's chain of SunSpec models; return the points of its meter.
+
+    Args:
+        read: Asks for registers.
+
+    Raises:
+        Rejected: There is no chain, or no meter of integers (models 201 to 204) in it.
+    """
+    for base in _BASES:
+        try:
+            if read("holding", base, 2) != [0x5375, 0x6E53]:
+                continue
+        except Rejected:
+            continue
+        at = base + 2
+        for _ in range(64):
+            model, length = read("holding", at, 2)
+            if 201 <= model <= 204:
+                return _meter(at)
+            if model == 0xFFFF or at + length + 4 > 65_535:
+                break
+            at += 2 + length
+    raise Rejected("no SunSpec meter")
+
+
+def _meter(at: int) -> list[Point]:
+    """Return the points of a meter model that begins at a register."""
+    energy = {"form": "u32", "unit": "Wh", "scale_at": at + 54, "zero_is_absent": True}
+    return [
+        Point("export.energy", at + 38, **energy),  # type: ignore[arg-type]
+        Point("import.energy", at + 46, **energy),  # type: ignore[arg-type]
+        Point("power", at + 18, "i16", unit="W", scale_at=at + 22),
+    ]
+
+
+@dataclass(slots=True)
+class Polling:
+    """A feed that asks: every so often, for all points.
+
+    Attributes:
+        address: Where the device is.
+        unit: Its number.
+        is_serial: Framing of messages.
+        every: Seconds between two rounds of questions.
+        patience: Seconds an answer may take.
+        points: What is asked for; empty asks the device (SunSpec).
+        rejected: Questions that were refused.
+    """
+
+    address: Address
+    unit: int
+    is_serial: bool
+    every: float
+    patience: float
+    points: tuple[Point, ...]
+    rejected: Counter[str] = field(default_factory=Counter)
+    _master: Master | None = None
+    _asked: tuple[Point, ...] = ()
+    _next: float = 0.0
+
+    def frames(self, patience: float) -> list[Frame]:
+        """Wait for the next round, at most ``patience`` seconds; return what was read."""
+        left = self._next - time.monotonic()
+        if left > 0:
+            time.sleep(min(left, patience))
+            return []
+        if self._master is None:
+            link = self.address.open()
+            self._master = Master(link, self.unit, self.is_serial, self.patience)
+        master = self._master
+        self._next = time.monotonic() + self.every
+        try:
+            self._asked = self._asked or self.points or tuple(sunspec(master.read))
+        except Rejected as verdict:
+            self.rejected[verdict.reason] += 1
+            return []
+        lines = list(self._lines(master))
+        return [Frame("\n".join(lines).encode(), time.time())] if lines else []
+
+    def _lines(self, master: Master) -> Iterator[str]:
+        if not self.points:  # a recording must say what was found
+            yield from map(described, self._asked)
+        for table, at, count in spans(self._asked):
+            try:
+                words = master.read(table, at, count)
+            except Rejected as verdict:
+                self.rejected[verdict.reason] += 1
+                continue
+            yield f"{table} {at} {''.join(f'{word:04x}' for word in words)}"
+
+    def close(self) -> None:
+        """Let go of the link; what the device is made of is asked again."""
+        self._asked = ()
+        if self._master is not None:
+            self._master.link.close()
+            self._master = None

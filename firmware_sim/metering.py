@@ -1,0 +1,177 @@
+"""``gridfed-sim meter``: one meter on this machine, in the bytes that a real one speaks."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+from edge_sdk.settings import SettingsError
+from firmware_sim.faults import Faults, Troubled
+from firmware_sim.meter import Meter
+from firmware_sim.ports.line import Line, open_line
+from firmware_sim.ports.modbus import Registers
+from firmware_sim.ports.p1 import Face, telegram
+from firmware_sim.profiles.premises import Premises
+from firmware_sim.profiles.weather import DAY, Weather
+
+_TRUTH_EVERY = 900
+_LINGER = 30.0  # seconds that a reader may take for the last bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to simulate.
+
+    Attributes:
+        start: Unix seconds of the first telegram.
+        seconds: How long, in the meter's time.
+        every: Seconds between two telegrams.
+        speed: Times as fast as the clock on the wall; 0 is as fast as it is read.
+        p1: Where telegrams go (``open_line``); empty is nowhere.
+        modbus: Where registers are served, ``tcp://host:port``; empty is nowhere.
+        kind: Of the premises.
+        seed: Tells sites apart.
+        region: Shares its weather.
+        zone: The meter's own.
+        solar: kW of panels.
+        heat_pump: Whether one heats.
+        gas: Whether a gas meter reports.
+        faults: What goes wrong.
+        truth: CSV of what really went through; None writes none.
+    """
+
+    start: float
+    seconds: float
+    every: float = 10.0
+    speed: float = 1.0
+    p1: str = "pty"
+    modbus: str = ""
+    kind: Literal["home", "business"] = "home"
+    seed: int = 0
+    region: str = "north"
+    zone: str = "Europe/Amsterdam"
+    solar: float = 0.0
+    heat_pump: bool = False
+    gas: bool = False
+    faults: Faults = field(default_factory=Faults)
+    truth: Path | None = None
+
+    def meter(self) -> Meter:
+        """Build the meter."""
+        zone = ZoneInfo(self.zone)
+        place = Weather(self.region)
+        site = Premises(self.seed, self.kind, place, zone, self.solar, self.heat_pump)
+        return Meter(site, int(self.start // DAY) * DAY, zone, self.gas)
+
+
+@dataclass(slots=True)
+class Told:
+    """What a simulated meter has done so far.
+
+    Attributes:
+        telegrams: Written, faults not counted.
+        dropped: Messages that nobody was there to take.
+        faults: What went wrong, by name.
+        wh: Drawn between the first telegram and the last: the truth.
+    """
+
+    telegrams: int = 0
+    dropped: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    wh: float = 0.0
+
+
+def run(order: Order, say: Callable[[dict[str, Any]], object]) -> Told:
+    """Be a meter until its time is over, or somebody interrupts.
+
+    Args:
+        order: What to simulate.
+        say: Told once where the meter can be read, before the first telegram.
+
+    Raises:
+        SettingsError: An address that is none.
+    """
+    meter, told = order.meter(), Told()
+    now: list[Face] = [meter.face(order.start)]
+    with ExitStack() as opened:
+        line = open_line(order.p1) if order.p1 else None
+        addresses: dict[str, Any] = {}
+        if line is not None:
+            opened.callback(line.close)
+            addresses["p1"] = line.url
+        if order.modbus:
+            host, port = _endpoint(order.modbus)
+            server = Registers(host, port, lambda: now[0])
+            opened.callback(server.close)
+            addresses["modbus"] = server.url
+        say(addresses)
+        first = meter.wh(order.start)
+        for moment, face, messages in _life(order, meter, told):
+            now[0] = face
+            told.telegrams += 1
+            told.wh = meter.wh(moment) - first
+            _send(line, messages, told, waits=order.speed == 0)
+        if line is not None and order.speed == 0:
+            line.drain(_LINGER)
+    return told
+
+
+def _life(order: Order, meter: Meter, told: Told) -> Iterator[tuple[float, Face, list[bytes]]]:
+    """Yield true time, what the meter shows, and what goes over the line, each at its time."""
+    trouble = Troubled(order.faults, order.seed)
+    began, zone = time.monotonic(), ZoneInfo(order.zone)
+    with ExitStack() as opened:
+        truth = _Truth.open(order.truth, opened)
+        for number in range(int(order.seconds // order.every) + 1):
+            moment = order.start + number * order.every
+            if order.speed > 0:
+                time.sleep(max(0.0, began + number * order.every / order.speed - time.monotonic()))
+            truth.note(meter, moment)
+            shown = trouble.clock(moment, order.start)
+            told.faults = dict(trouble.counts)
+            if shown is None:
+                continue
+            face = meter.face(moment, shown)
+            yield moment, face, list(trouble.sent(telegram(face, zone)))
+            told.faults = dict(trouble.counts)
+
+
+def _send(line: Line | None, messages: list[bytes], told: Told, *, waits: bool) -> None:
+    if line is None:
+        return
+    for message in messages:
+        if not line.send(message, waits=waits):
+            told.dropped += 1
+
+
+class _Truth:
+    """Rows of Unix seconds and Wh drawn so far, on every quarter of an hour."""
+
+    def __init__(self, rows: Any) -> None:  # noqa: ANN401 - the writer's type has no public name
+        self._rows = rows
+
+    @classmethod
+    def open(cls, path: Path | None, opened: ExitStack) -> _Truth:
+        if path is None:
+            return cls(None)
+        rows = csv.writer(opened.enter_context(path.open("w", newline="", encoding="utf-8")))
+        rows.writerow(("time", "wh"))
+        return cls(rows)
+
+    def note(self, meter: Meter, moment: float) -> None:
+        if self._rows is not None and moment % _TRUTH_EVERY == 0:
+            self._rows.writerow((int(moment), f"{meter.wh(moment):.3f}"))
+
+
+def _endpoint(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "tcp" or not parts.hostname or parts.port is None:
+        raise SettingsError(f"{url!r} is no address", hint="such as tcp://127.0.0.1:0")
+    return parts.hostname, parts.port

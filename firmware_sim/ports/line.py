@@ -1,0 +1,166 @@
+"""Where a simulated meter's telegrams go: a pseudo-terminal, or whoever connects to a TCP port."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+import tty
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from edge_sdk.settings import SettingsError
+
+_TURN = 0.2
+
+
+class Line(Protocol):
+    """Takes bytes for whoever reads."""
+
+    @property
+    def url(self) -> str:
+        """What a ``[[source]]`` names to read it."""
+
+    def send(self, data: bytes, *, waits: bool) -> bool:
+        """Write; without a reader either wait for one, or let the bytes go as a meter does.
+
+        Returns:
+            Whether all bytes were taken.
+        """
+
+    def drain(self, patience: float) -> None:
+        """Wait until what was written has been read, at most so many seconds."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+def open_line(url: str) -> Line:
+    """Open ``pty``, ``pty:LINK`` (a symbolic link to it), or ``tcp://host:port``.
+
+    Raises:
+        SettingsError: Anything else.
+    """
+    if url == "pty" or url.startswith("pty:"):
+        return Pty(url.partition(":")[2])
+    parts = urlsplit(url)
+    if parts.scheme == "tcp" and parts.hostname and parts.port is not None:
+        return Port(parts.hostname, parts.port)
+    raise SettingsError(f"{url!r} is no line", hint="such as pty, pty:./ttyP1 or tcp://127.0.0.1:0")
+
+
+class Pty:
+    """A pseudo-terminal: its other end is as good as a serial port."""
+
+    def __init__(self, link: str) -> None:
+        """Open one; a symbolic link gives it a name that lasts."""
+        self._master, self._slave = os.openpty()
+        tty.setraw(self._slave)
+        os.set_blocking(self._master, False)
+        self._name = os.ttyname(self._slave)
+        self._link = Path(link).absolute() if link else None
+        if self._link is not None:
+            if self._link.is_symlink():
+                self._link.unlink()
+            self._link.symlink_to(self._name)
+
+    @property
+    def url(self) -> str:
+        """What a ``[[source]]`` names to read it."""
+        return f"serial://{self._link or self._name}"
+
+    def send(self, data: bytes, *, waits: bool) -> bool:
+        """Write; a full line drops the rest unless ``waits``."""
+        while data:
+            try:
+                data = data[os.write(self._master, data) :]
+            except BlockingIOError:
+                if not waits:
+                    return False
+                select.select([], [self._master], [], _TURN)
+                self._room()
+        return True
+
+    def _room(self) -> None:
+        """Give the reader a moment where the line says it has room and has none."""
+        if self._unread() > 3000:
+            time.sleep(0.001)
+
+    def _unread(self) -> int:
+        held = fcntl.ioctl(self._slave, termios.FIONREAD, b"\0" * 4)
+        return int(struct.unpack("i", held)[0])
+
+    def drain(self, patience: float) -> None:
+        """Wait until what was written has been read."""
+        end = time.monotonic() + patience
+        while self._unread() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Hang up."""
+        os.close(self._master)
+        os.close(self._slave)
+        if self._link is not None:
+            self._link.unlink()
+
+
+class Port:
+    """A TCP port that sends to everybody who connects."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one."""
+        self._server = socket.create_server((host, port))
+        self._server.setblocking(False)
+        self._readers: list[socket.socket] = []
+
+    @property
+    def url(self) -> str:
+        """What a ``[[source]]`` names to read it."""
+        host, port = self._server.getsockname()[:2]
+        return f"tcp://{host}:{port}"
+
+    def send(self, data: bytes, *, waits: bool) -> bool:
+        """Write to everybody; without anybody, wait if told to."""
+        while True:
+            self._greet(_TURN if waits and not self._readers else 0.0)
+            if self._readers or not waits:
+                break
+        took = False
+        for reader in list(self._readers):
+            try:
+                reader.settimeout(60.0 if waits else 0.05)
+                reader.sendall(data)
+                took = True
+            except OSError:
+                self._readers.remove(reader)
+                reader.close()
+        return took
+
+    def _greet(self, patience: float) -> None:
+        while select.select([self._server], [], [], patience)[0]:
+            reader, _ = self._server.accept()
+            self._readers.append(reader)
+            patience = 0.0
+
+    def drain(self, patience: float) -> None:
+        """Say that there is no more, and wait until the readers have left."""
+        end = time.monotonic() + patience
+        for reader in self._readers:
+            reader.settimeout(max(0.1, end - time.monotonic()))
+            try:
+                reader.shutdown(socket.SHUT_WR)
+                while reader.recv(256):
+                    pass
+            except OSError:
+                continue
+
+    def close(self) -> None:
+        """Hang up."""
+        for reader in self._readers:
+            reader.close()
+        self._server.close()

@@ -1,0 +1,165 @@
+"""Telegrams as meters write them, and as noise leaves them."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from datetime import UTC
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_sdk.sources import SOURCES
+from edge_sdk.sources.p1 import LONGEST, Telegrams, crc16, telegram
+from edge_sdk.sources.shape import Frame, Rejected
+from firmware_sim.ports import p1 as port
+
+HOME = ZoneInfo("Europe/Amsterdam")
+FACE = port.Face(1_698_500_000.0, (1_234_567, 2_345_678), (12, 34), 512, (4_321, 1_698_498_000.0))
+
+
+def sealed(lines):
+    body = b"/ABC5\\2x\r\n\r\n" + b"".join(line + b"\r\n" for line in lines) + b"!"
+    return body + b"%04X\r\n" % crc16(body)
+
+
+def decoded(lines):
+    (frame,) = Telegrams().feed(sealed(lines))
+    return telegram(Frame(frame, 0.0))
+
+
+CLOCK = b"0-0:1.0.0(231029025959S)"
+ENERGY = b"1-0:1.8.1(001234.567*kWh)"
+
+
+def test_a_telegram_is_read_as_it_was_written():
+    (frame,) = Telegrams().feed(port.telegram(FACE, HOME))
+    values = {
+        sample.name: (sample.value, sample.unit, sample.time)
+        for sample in telegram(Frame(frame, 0))
+    }
+    assert values["1-0:1.8.1"] == (1234.567, "kWh", 1_698_500_000.0)
+    assert values["1-0:1.8.2"] == (2345.678, "kWh", 1_698_500_000.0)
+    assert values["1-0:1.7.0"] == (0.512, "kW", 1_698_500_000.0)
+    assert values["0-n:24.2.1"] == (4.321, "m3", 1_698_498_000.0)
+
+
+def test_the_meters_number_does_not_pass_the_boundary():
+    (frame,) = Telegrams().feed(port.telegram(FACE, HOME, "E0031003262113818"))
+    samples = telegram(Frame(frame, 0.0))
+    assert len({sample.device for sample in samples}) == 2  # electricity, gas
+    assert b"E0031003262113818".hex().upper() not in str(samples)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([ENERGY], "no time"),
+        ([CLOCK], "nothing measured"),
+        ([b"0-0:1.0.0(231029025959X)", ENERGY], "bad time"),
+        ([b"0-0:1.0.0(231329025959S)", ENERGY], "bad time"),
+        ([CLOCK, b"1-0:1.8.1(NaN*kWh)"], "bad value"),
+        ([CLOCK, b"1-0:1.8.1(-1.0*kWh)"], "bad value"),
+        ([CLOCK, b"1-0:1.8.1(1e9*kWh)"], "bad value"),
+        ([CLOCK, ENERGY, b"1-0:1.8.1(000000.001*kWh)"], "told twice"),
+        ([CLOCK, ENERGY, b"0-0:96.13.0(\xff)"], "not ASCII"),
+        ([CLOCK, ENERGY, b"0-1:24.2.1(231029020000S)"], None),
+        ([CLOCK, ENERGY, b"0-1:24.2.1(231029020000Q)(00001.000*m3)"], "bad time"),
+    ],
+)
+def test_what_cannot_be_meant_is_rejected_by_a_reason(lines, reason):
+    if reason is None:
+        assert [sample.name for sample in decoded(lines)] == ["1-0:1.8.1"]
+        return
+    with pytest.raises(Rejected, match=f"^{reason}$"):
+        decoded(lines)
+
+
+def test_a_total_is_not_added_to_its_tariffs():
+    lines = [
+        CLOCK,
+        b"1-0:1.8.0(000003.000*kWh)",
+        b"1-0:1.8.1(000001.000*kWh)",
+        b"1-0:1.8.2(000002.000*kWh)",
+    ]
+    assert [(sample.name, sample.value) for sample in decoded(lines)] == [("1-0:1.8.0", 3.0)]
+
+
+def test_a_message_with_slashes_does_not_break_the_frame():
+    lines = [CLOCK, ENERGY, b"0-0:96.13.0(see /ABC5 http://x/y ! now)"]
+    assert len(decoded(lines)) == 1
+
+
+@given(st.data())
+def test_however_the_stream_is_cut_the_telegrams_are_the_same(data):
+    stream = b"\x00junk/" + port.telegram(FACE, HOME) * 3 + b"/ABC5 unfinished"
+    framer, found = Telegrams(), []
+    while stream:
+        size = data.draw(st.integers(1, 400))
+        found += framer.feed(stream[:size])
+        stream = stream[size:]
+    assert found == [port.telegram(FACE, HOME)[:-6]] * 3
+
+
+def test_older_meters_without_a_checksum_are_refused():
+    framer = Telegrams()
+    assert not list(framer.feed(b"/ABC5x\r\n\r\n1-0:1.8.1(1.0*kWh)\r\n!\r\n"))
+    assert framer.rejected == {"no checksum": 1}
+
+
+def mutated(text, chance):
+    """Damage a telegram as a bad decoder or a hostile meter would, and seal it."""
+    body = bytearray(text[:-6])
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(1, len(body) - 1)
+        how = chance.randrange(5)
+        if how == 0:
+            body[at] = chance.randrange(256)
+        elif how == 1:
+            del body[at : at + chance.randint(1, 40)]
+        elif how == 2:
+            body[at:at] = bytes(
+                chance.choices(b"0123456789().*:-/!\r\nkWhSW", k=chance.randint(1, 30))
+            )
+        elif how == 3:
+            piece = body[at : at + 60]
+            body[at:at] = piece
+        else:
+            body[at : at + 1] = chance.choice([b"NaN", b"1e400", b"\xff\xfe", b"9" * 200, b"("])
+    while body[-1:] == b"!":
+        del body[-1:]
+    body += b"!"
+    return bytes(body) + b"%04X\r\n" % crc16(bytes(body))
+
+
+def test_ten_thousand_mutated_telegrams_each_end_as_readings_or_as_a_reason():
+    """Every checksum is right: what a transmission error would hide reaches the decoder."""
+    chance = random.Random(20)
+    source = SOURCES["p1"]({"type": "p1", "url": "tcp://127.0.0.1:1"})
+    framer, good = Telegrams(), port.telegram(FACE, HOME)
+    frames = 0
+    for _ in range(10_000):
+        for payload in framer.feed(mutated(good, chance)):
+            frames += 1
+            readings = list(source.normaliser.take(source.samples(Frame(payload, 0.0))))
+            assert all(0 <= reading.value < 1e6 for reading in readings)
+    assert frames > 8_000
+    assert source.accepted + source.rejected.total() == frames
+    assert "undecodable" not in source.rejected
+    assert {"bad value", "bad time"} <= set(source.rejected)
+    assert list(framer.feed(good)) == [good[:-6]]
+
+
+def test_noise_leaves_memory_flat():
+    framer, chance = Telegrams(), random.Random(1)
+    pieces = [chance.randbytes(4096) for _ in range(64)]
+    tracemalloc.start()
+    for number in range(2_560):  # 10 MB
+        list(framer.feed(pieces[number % 64]))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 16 * LONGEST
+    assert framer.rejected["too long"] > 0
+    assert list(framer.feed(port.telegram(FACE, UTC)))
