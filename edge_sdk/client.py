@@ -17,6 +17,7 @@ from edge_sdk.config import Config
 from edge_sdk.downlink import Wanted
 from edge_sdk.errors import EdgeError, StoreFull
 from edge_sdk.forecast import Forecast
+from edge_sdk.intervals import Kept
 from edge_sdk.learner import Bundle, Learner
 from edge_sdk.methods import METHODS, Factory
 from edge_sdk.methods.station import SERVE, SHARE
@@ -24,6 +25,7 @@ from edge_sdk.methods.steps import TRAIN, Fitted
 from edge_sdk.opening import (
     account_of,
     connect,
+    keep_intervals,
     load_ring,
     load_signer,
     open_bundle,
@@ -98,6 +100,7 @@ class Client:
             self._opened: Task | None = None
             self._asked_for = -1
             self._alone_state: Fitted | None = None
+            self._kept: Kept | None = None
             self._account = Account()
             self._watched: tuple[int, int | None] | None = None
             self._work_with(open_bundle(config, self._session.announced), self._session.announced)
@@ -200,9 +203,10 @@ class Client:
         return self._state
 
     def flush(self) -> None:
-        """Write readings that only memory holds."""
+        """Write readings that only memory holds, and what the intervals were made of them."""
         rows = self._learner.series.pending()
         self._flushed = self._session.now
+        self._keep_intervals()
         if not rows:
             return
         try:
@@ -232,6 +236,18 @@ class Client:
                     self._store.file_paper(f"source {name}", note)
         except StoreFull:
             self._session.counts["notes not kept"] += 1
+
+    def _keep_intervals(self) -> None:
+        """Write the calibration if it moved; a lost one is made again from the readings."""
+        kept = self._learner.kept
+        if kept is None or kept is self._kept:
+            return
+        try:
+            keep_intervals(kept, self._store)
+        except StoreFull:
+            self._session.counts["calibrations not kept"] += 1
+        else:
+            self._kept = kept
 
     def status(self) -> dict[str, Any]:
         """Say how things are, in plain words and numbers. Nothing measured is in it."""

@@ -78,6 +78,21 @@ class LearnSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastSection:
+    """Intervals, where the bundle's model tells quantiles."""
+
+    calibrate: bool = True  # hold each end to its share of misses, by this device's own readings
+    coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # left out: the bundle's levels
+    warm: Annotated[int, Between(24, 20_000)] = 672  # newest windows that a calibration begins with
+    gain: Annotated[float, Between(1e-4, 0.5)] = 0.01  # widths by which a miss moves an end
+
+    def __post_init__(self) -> None:
+        """Refuse a coverage that nothing would hold to."""
+        if self.coverage is not None and not self.calibrate:
+            raise ValueError("coverage: expected none without calibrate, which holds to it")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything one device is told.
 
@@ -101,6 +116,7 @@ class Config:
     privacy: PrivacySection
     accept: AcceptSection = field(default_factory=AcceptSection)
     learn: LearnSection = field(default_factory=LearnSection)
+    forecast: ForecastSection = field(default_factory=ForecastSection)
     pace: PaceSection = field(default_factory=PaceSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the place
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # where readings come from

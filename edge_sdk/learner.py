@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_sdk.almanac import Floats, Ints
+from edge_sdk.calibration import Aim
 from edge_sdk.chance import keyed
 from edge_sdk.config import Config
-from edge_sdk.forecast import Forecast, predict, rolling
+from edge_sdk.forecast import POINT, Forecast, fan, least, predict, rolling
+from edge_sdk.intervals import Follower, Kept
 from edge_sdk.methods import Factory
 from edge_sdk.methods.local import Graph, Lent, nothing
 from edge_sdk.methods.optim import Rated, adam, sgd
@@ -26,6 +28,9 @@ from edge_sdk.wire.spec import ParamSpec, Vector
 
 HELD = 256
 """How many held-back windows judge a model at most: the memory of one batch is bounded."""
+
+NARROWEST = 0.01
+"""Width that an interval counts as at least, as a share of the series' scale."""
 
 
 class Bundle(Protocol):
@@ -69,6 +74,7 @@ class Learner:
         series: The readings, on the bundle's grid.
         mechanism: What stands between them and all that is learned.
         scale: The scale the model learned on; fixed at the first training.
+        kept: What the interval's calibration remembers; None before the first forecast.
         turn: Called between two minibatches.
     """
 
@@ -79,6 +85,7 @@ class Learner:
     series: Series
     mechanism: Mechanism
     scale: Scale | None = None
+    kept: Kept | None = None
     turn: Callable[[], None] = nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
@@ -130,7 +137,7 @@ class Learner:
 
     def forget(self) -> None:
         """Forget the scale, and what was made of the readings."""
-        self.scale = self._frame = self._learnable = None
+        self.scale = self.kept = self._frame = self._learnable = None
 
     def frame(self) -> Frame:
         """Return the channels as the model forecasts from them, made once after every change."""
@@ -167,18 +174,24 @@ class Learner:
         return float(loss)
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
-        """Think: what the half makes of a task. Pure but for the series' scale, fixed hereby."""
+        """Think: what the half makes of a task.
+
+        Pure but for the series' scale, fixed hereby, and intervals that are judged before.
+        """
+        self.calibrate(state)
         self.mechanism.begin()
         self._fix_scale()
         return self.half.apply(state, task)
 
     def play(self, state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Answer what perishes: as ``learn``, but of noise nothing is drawn for it."""
+        self.calibrate(state)
         self._fix_scale()
         return self.half.apply(state, event)
 
     def learn_alone(self, state: Any, task: Task) -> Fitted:  # noqa: ANN401 - as above
         """Take plain local steps from what was learned, whatever the run's method is."""
+        self.calibrate(state)
         begun = state if isinstance(state, Fitted) else Fitted(self.vector(state))
         self._fix_scale()
         return self.alone.apply(begun, task)[0]
@@ -200,8 +213,36 @@ class Learner:
         return len(self.series) > 0 and self.frame().is_ready
 
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
-        """Forecast what follows the newest reading."""
-        return predict(self.bundle.graphs["forecast"], self.vector(state), self.frame())
+        """Forecast what follows the newest reading, with an interval that is up to date."""
+        p, frame = self.vector(state), self.frame()
+        if len(frame) and self._follows:
+            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
+        held = (self.kept.calibration, self._follower.aim) if self.kept and self._follows else None
+        return predict(self.bundle.graphs["forecast"], p, frame, self.levels, held)
+
+    def calibrate(self, state: Any) -> None:  # noqa: ANN401 - as above
+        """Judge the intervals of readings that came, before the model learns from them.
+
+        Nothing happens before the first forecast: nobody has been told an interval.
+        """
+        if self.kept is None or not (len(self.series) and self._follows):
+            return
+        frame, p = self.frame(), self.vector(state)
+        if self.kept.calibration.upto < int(frame.times[-1]) // self.series.step:
+            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
+
+    def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
+        """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.
+
+        Each as it would have been served, by the present model: calibrated on what came before it.
+        """
+        if len(self.levels) == 1:
+            return None
+        frame, p = self.frame(), self.vector(state)
+        origins = self._origins(begin, end)
+        if self._follows:
+            return self._follower.served(frame, origins, self._teller(p))
+        return np.asarray(self._teller(p)(origins)[:, :, [0, -1]])
 
     def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
         """Forecast from every complete window whose first target lies in a span of time.
@@ -210,11 +251,43 @@ class Learner:
             Times of the first targets, forecasts and truth ``(n, horizon)``, NaN where unobserved.
         """
         frame = self.frame()
+        origins = self._origins(begin, end)
+        graph, p = self.bundle.graphs["forecast"], self.vector(state)
+        told = rolling(graph, p, frame, origins, self.levels)
+        return frame.times[origins] + self.series.step, told, frame.truth(origins)
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The levels that the model tells, rising; the median alone where it tells one value."""
+        return self.manifest.loss.levels or POINT
+
+    @property
+    def _follows(self) -> bool:
+        return len(self.levels) > 1 and self.config.forecast.calibrate
+
+    @property
+    def _follower(self) -> Follower:
+        said, frame = self.config.forecast, self.frame()
+        aim = Aim.of(
+            self.levels,
+            said.coverage,
+            gain=said.gain,
+            least=least(frame),
+            narrowest=NARROWEST * frame.scale.width,
+        )
+        return Follower(aim, said.warm, self.manifest.digest)
+
+    def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
+        return partial(self._told, p)
+
+    def _told(self, p: Vector, origins: Ints) -> Floats:
+        return fan(self.bundle.graphs["forecast"], p, self.frame(), origins, self.levels)
+
+    def _origins(self, begin: float, end: float) -> Ints:
+        frame = self.frame()
         origins = frame.origins("all", observed=False)
         first = frame.times[origins] + self.series.step
-        origins = origins[(first >= begin) & (first < end)]
-        told = rolling(self.bundle.graphs["forecast"], self.vector(state), frame, origins)
-        return frame.times[origins] + self.series.step, told, frame.truth(origins)
+        return np.asarray(origins[(first >= begin) & (first < end)])
 
     def _fix_scale(self) -> None:
         """Keep the scale of the first training: of what may be learned from, or a public one."""

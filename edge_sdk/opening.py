@@ -13,6 +13,7 @@ from edge_sdk.bundle import Trust, install, load_installed
 from edge_sdk.config import Config, KeysSection
 from edge_sdk.downlink import KeyRing
 from edge_sdk.errors import ConfigError, EdgeError
+from edge_sdk.intervals import Kept
 from edge_sdk.learner import Bundle, Learner, Role, series_for
 from edge_sdk.methods import Factory
 from edge_sdk.post import Will
@@ -27,7 +28,8 @@ from edge_sdk.store import Learned, Store
 from edge_sdk.windows import Scale
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.broker import Broker
-from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.codec import pack_leaves, unpack_leaves
+from edge_sdk.wire.errors import LinkError, WireError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
 from edge_sdk.wire.manifest import Manifest
 from edge_sdk.wire.method import CONTRACTS, answered
@@ -192,6 +194,7 @@ def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
     Of another run, perhaps by another method, only the weights are taken over: what else a half
     remembers belongs to the run in which it was learned.
     """
+    learner.kept = recall_intervals(learner, store)
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
@@ -202,6 +205,31 @@ def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
     if learned.run != learner.role.run:
         return learner.half.init(learned.leaves["half"]["p"]), learned
     return type(state).from_arrays(learned.leaves["half"]), learned
+
+
+CALIBRATION = "calibration"
+"""The paper on which a store keeps what the intervals' calibration remembers."""
+
+
+def recall_intervals(learner: Learner, store: Store) -> Kept | None:
+    """Return the calibration as it was kept, or None: it is soon made again from the readings."""
+    paper = store.paper(CALIBRATION)
+    if paper is None:
+        return None
+    try:
+        kept = Kept.from_arrays(unpack_leaves(paper))
+    except (WireError, KeyError):
+        return None
+    return kept if kept.bundle == learner.manifest.digest else None
+
+
+def keep_intervals(kept: Kept, store: Store) -> None:
+    """Keep a calibration: a page of flash, at most once for every row of the series.
+
+    Raises:
+        StoreFull: No space; the old one stays.
+    """
+    store.file_paper(CALIBRATION, pack_leaves(kept.arrays()))
 
 
 def broker_of(

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_sdk import opening
 from edge_sdk.agent import open_sources, read_all
+from edge_sdk.almanac import Floats
 from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.config import Config
 from edge_sdk.forecast import Forecast
@@ -69,17 +70,21 @@ class Review:
         """Forecast from every complete window whose first target lies in a span; write a CSV.
 
         Columns: ``origin`` (Unix seconds of the first target), ``step`` (1 … horizon),
-        ``forecast``, ``truth`` (empty where unobserved).
+        ``forecast``, ``truth`` (empty where unobserved); and ``lower``, ``upper``, where the model
+        tells quantiles, as they would have been served.
 
         Returns:
             How many windows.
         """
         times, told, truth = self.learner.rolling(self.state, begin, end)
+        ends = self.learner.intervals(self.state, begin, end)
+        extra = () if ends is None else ("lower", "upper")
+        between = np.empty((*told.shape, 0)) if ends is None else ends
         with out.open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
-            rows.writerow(("origin", "step", "forecast", "truth"))
-            for origin, values, seen in zip(times, told, truth, strict=True):
-                rows.writerows(_lines(int(origin), values, seen))
+            rows.writerow(("origin", "step", "forecast", "truth", *extra))
+            for origin, *line in zip(times.tolist(), told, truth, between, strict=True):
+                rows.writerows(_lines(origin, *line))
         return len(times)
 
 
@@ -215,6 +220,7 @@ def _layers(spec: ParamSpec) -> list[dict[str, Any]]:
     ]
 
 
-def _lines(origin: int, told: Iterable[float], truth: Iterable[float]) -> Iterable[tuple[Any, ...]]:
-    for step, (value, seen) in enumerate(zip(told, truth, strict=True), 1):
-        yield origin, step, f"{value:.9g}", "" if np.isnan(seen) else f"{seen:.9g}"
+def _lines(origin: int, told: Floats, truth: Floats, between: Floats) -> Iterable[tuple[Any, ...]]:
+    for step, (value, seen, ends) in enumerate(zip(told, truth, between, strict=True), 1):
+        around = [f"{end:.9g}" for end in ends]
+        yield origin, step, f"{value:.9g}", "" if np.isnan(seen) else f"{seen:.9g}", *around
