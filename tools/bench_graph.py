@@ -3,8 +3,8 @@
     python -m tools.bench_graph [--kinds pfgl,graphnet] [--stations 8,64,512] [--batch 32]
                                 [--activation 64x32] [--memory 1024] [--threads 1]
 
-One iteration is one ``forward`` and one ``pullback`` over a batch, at the paper's widths. Every
-size runs in a process of its own. Memory is the process's peak over what it had with torch loaded:
+One iteration is one ``forward`` and one ``pullback`` over a batch, at the paper's widths. ``local``
+is pfgl with local attention. Every size runs in a process of its own. Memory is the process's peak over what it had with torch loaded:
 *arguments* are what any graph model must be given and give (four arrays of activations), *beside*
 is all the rest: parameters, their gradient, the polynomials and what autograd keeps of one block
 of examples, which ``[run.graph] memory`` bounds.
@@ -39,8 +39,10 @@ def measure(
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     draw = np.random.Generator(np.random.Philox(stations))
     folder = _sites(draw.random((stations, 2)))
+    local = kind == "local"
     section = GraphSection(
-        kind,  # type: ignore[arg-type]
+        "pfgl" if local else kind,  # type: ignore[arg-type]
+        attention="local" if local else "full",
         capacity=stations,
         sites=folder,
         nearest=NEIGHBOURS,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from aggregator.graph.diffusion import Diffusion
-from aggregator.graph.laplacian import Matrix
+from aggregator.graph.laplacian import Matrix, reached
 from aggregator.graph.model import GraphModel
 from aggregator.graph.sites import Site, adjacency, distances, nearest
 from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build
@@ -36,10 +36,21 @@ class GraphSection:
     capacity: Annotated[int, Between(1, MOST)] = 64  # stations there can ever be
     blocks: Few = 2  # blocks or layers, one after the other
     order: Annotated[int, Between(2, 16)] = 3  # Chebyshev polynomials of pfgl and diffusion
+    attention: Literal["full", "local"] = "full"  # pfgl: to everybody, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
     dtype: Literal["float32", "float64"] = "float32"  # what it computes in
     device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # where torch runs it
     memory: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for what is between h and z
+
+    def __post_init__(self) -> None:
+        """Refuse what the small form does not have."""
+        if self.net == "local" and self.residual_ln:
+            raise ValueError("residual_ln goes with full attention only")
+
+    @property
+    def net(self) -> str:
+        """Which net: the kind, or ``local``."""
+        return "local" if self.kind == "pfgl" and self.attention == "local" else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,7 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
     from aggregator.graph.nets.conv2d import Conv2d  # noqa: PLC0415 - torch, only where it is used
     from aggregator.graph.nets.graphnet import GraphNet  # noqa: PLC0415 - as above
     from aggregator.graph.nets.hosted import Hosted  # noqa: PLC0415 - as above
+    from aggregator.graph.nets.local import Local  # noqa: PLC0415 - as above
     from aggregator.graph.nets.spatiotemporal import SpatioTemporal  # noqa: PLC0415 - as above
 
     nets: Mapping[str, Callable[..., Any]] = {
@@ -156,11 +168,14 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
             order=section.order,
             residual_ln=section.residual_ln,
         ),
+        "local": partial(
+            Local, adjacent, features, steps, blocks=section.blocks, order=section.order
+        ),
         "conv2d": partial(Conv2d, features, section.blocks),
         "graphnet": partial(GraphNet, features, section.blocks),
     }
     return Hosted(
-        nets[section.kind],
+        nets[section.net],
         adjacent,
         order=section.order if section.kind == "pfgl" else 2,
         dtype=section.dtype,
@@ -186,14 +201,18 @@ def examples_at_once(section: GraphSection, features: int, steps: int, adjacent:
 def kept(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> int:
     """Return how many scalars of one example a block or layer keeps for the way back, at most.
 
-    ``pfgl``: ``(2 + K) N^2 + (8 + K) N F L``; ``conv2d``: ``2 N F L``; ``graphnet``:
-    ``(E + 5 N) F L`` with E edges, counted in both directions. So memory grows with the square of
-    the stations for ``pfgl``, and with their number for the other two.
+    ``pfgl``: ``(2 + K) N^2 + (8 + K) N F L``, and with local attention to at most D stations
+    ``2 N D (D + L + K) + (8 + K) N F L``; ``conv2d``: ``2 N F L``; ``graphnet``: ``(E + 5 N) F L``
+    with E edges, counted in both directions. So memory grows with the square of the stations for
+    full attention, and else with their number.
     """
     n, flat = len(adjacent), features * steps
+    order = section.order
+    near = reached(adjacent, order - 1) if section.net == "local" else 0
     laws = {
+        "local": 2 * n * near * (near + steps + order) + (8 + order) * n * flat,
         "pfgl": (2 + section.order) * n * n + (8 + section.order) * n * flat,
         "conv2d": 2 * n * flat,
         "graphnet": (int(adjacent.sum()) + 5 * n) * flat,
     }
-    return laws[section.kind]
+    return laws[section.net]

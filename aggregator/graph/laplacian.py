@@ -72,6 +72,29 @@ def chebyshev_of_present(adjacent: Matrix, present: NDArray[np.bool_], order: in
     return out
 
 
+def within(adjacent: Matrix, edges: int) -> NDArray[np.bool_]:
+    """Return who is so many edges or fewer from whom, oneself included, ``(N, N)``.
+
+    >>> within(path(4), 2)[0].tolist()
+    [True, True, True, False]
+    """
+    step = ((adjacent > 0) | np.eye(len(adjacent), dtype=np.bool_)).astype(np.float32)
+    reach = np.eye(len(adjacent), dtype=np.float32)
+    for _ in range(edges):
+        reach = (reach @ step > 0).astype(np.float32)
+    found: NDArray[np.bool_] = reach > 0
+    return found
+
+
+def reached(adjacent: Matrix, edges: int) -> int:
+    """Return how many anyone has within so many edges, at most.
+
+    >>> reached(path(5), 2)
+    5
+    """
+    return int(within(adjacent, edges).sum(1).max(initial=1))
+
+
 def path(n: int) -> Matrix:
     """Return a line of n nodes.
 
