@@ -265,9 +265,12 @@ def wants(score: Score) -> Any:  # noqa: ANN401 - the shape of Play.wants
             return False
         if said.ask == "ready":
             return said.attempt <= act.attempt and not shape
-        if (said.ask, said.attempt, said.step) != (act.phase, act.attempt, act.step):
+        if (said.attempt, said.step) != (act.attempt, act.step):
             return False
-        is_awaited = said.ask == "encode" or said.sender in act.took
+        if said.ask == act.phase == "decode":
+            is_awaited = said.sender in act.took
+        else:  # one that comes too late says at least who is back
+            is_awaited = said.ask == "encode" and said.sender not in act.took
         return is_awaited and shape == (len(act.ids), *features)
 
     return judge
@@ -302,6 +305,8 @@ def _said(act: Act, clients: Iterable[str], ask: str) -> Effects:
 def _heard(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
     if said.ask == "ready":
         return _ready(act, score, said)
+    if said.ask != act.phase:  # activations after their turn: waited for again from the next on
+        return replace(act, joining=act.joining | {said.sender}), ()
     act = replace(act, heard={**act.heard, said.sender: said}, cast=act.cast | {said.sender})
     awaited = act.cast if act.phase == "encode" else act.took & act.cast
     if not awaited <= act.heard.keys():

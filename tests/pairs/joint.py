@@ -1,4 +1,4 @@
-"""Split learning in one loop: real halves on both ends, and a driver in the place of both shells."""
+"""Split learning in one loop: real halves on both ends, and a driver in place of both shells."""
 
 import random
 from dataclasses import replace

@@ -1,0 +1,395 @@
+"""Split learning: both real halves and the play, against one machine that sees everything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator import leaves
+from aggregator.audit import _fold
+from aggregator.methods.play import KNOWN, Turns
+from aggregator.records import Entry
+from edge_sdk.wire.method import END, Member, Played, Signal, Task
+from edge_sdk.wire.strict import Misfit
+from tests.pairs.joint import RING, SPEC, F, Joint, L, start
+
+NAMES = ("a", "b", "c", "d")
+
+
+def torch_run(joint, rounds, *, steps=3, prox=0.1, graph_rate=0.01, rate=0.05):
+    """The whole of it on one machine: autograd through encoders, graph and decoders at once."""
+    torch = pytest.importorskip("torch")
+    kind = torch.float64
+    p = {n: torch.tensor(start(n, np.float64), dtype=kind, requires_grad=True) for n in joint.names}
+    net = torch.tensor(joint.graph.init(5), dtype=kind, requires_grad=True)
+    adam = torch.optim.Adam([net], lr=graph_rate)
+    degrees = RING.sum(0)
+    laplacian = np.eye(4) - RING / np.sqrt(np.outer(degrees, degrees))
+    scaled = 2 * laplacian / np.linalg.eigvalsh(laplacian).max() - np.eye(4)
+    terms = [np.eye(4), scaled, 2 * scaled @ scaled - np.eye(4)]
+    terms = torch.tensor(np.stack(terms), dtype=kind)
+    gradients, windows = [], iter(joint.drawn)
+    for _ in range(rounds):
+        anchors = {n: torch.tensor(next(joint.given[n]), dtype=kind) for n in joint.names}
+        for _ in range(steps):
+            ids = next(windows)
+            batch = {n: joint.windows[n].named(ids)[1] for n in joint.names}
+            x = {n: torch.tensor(b.x, dtype=kind)[:, None, :, 0] for n, b in batch.items()}
+            h = torch.stack([p[n][:F, None] * x[n] for n in joint.names], 1)
+            z = torch.tanh(torch.einsum("kmn,bnfl,kf->bmfl", terms, h, net.reshape(3, F)))
+            losses = []
+            for k, n in enumerate(joint.names):
+                told = torch.einsum("bfl,f->b", h[:, k], p[n][F : 2 * F])
+                told = told + torch.einsum("bfl,f->b", z[:, k], p[n][2 * F :])
+                y = torch.tensor(batch[n].y, dtype=kind)[:, 0]
+                losses.append(((told - y) ** 2).mean())
+            adam.zero_grad()
+            found = torch.autograd.grad(sum(losses), [*p.values(), net])
+            gradients.append([g.numpy().copy() for g in found])
+            net.grad = found[-1]
+            adam.step()
+            with torch.no_grad():
+                for n, g in zip(p, found, strict=False):
+                    p[n] -= rate * (g + prox * (p[n] - anchors[n]))
+    return {n: v.detach().numpy() for n, v in p.items()}, net.detach().numpy()
+
+
+class Watched(Joint):
+    """Notes what was drawn and given, for whoever computes it again."""
+
+    def __init__(self, *args, **kwargs):
+        self.drawn, self.given = [], {}
+        super().__init__(*args, **kwargs)
+
+    def tell(self, task):
+        if task.ask == "encode" and task.to == self.names[0]:
+            self.drawn.append(task.arrays["ids"])
+        if task.ask == "train":
+            self.given.setdefault(task.to, []).append(task.arrays["w"])
+        return super().tell(task)
+
+
+def centralised(joint, rounds, **more):
+    joint.given = {n: iter(given) for n, given in joint.given.items()}
+    return torch_run(joint, rounds, **more)
+
+
+class TestSplitEqualsCentralised:
+    """The oracle: gradients of the sum of all losses, with the graph in between."""
+
+    @pytest.mark.torch
+    @pytest.mark.parametrize("seed", [None, 1, 2])
+    def test_to_ten_digits_in_float64_whatever_the_order(self, seed):
+        joint = Watched(NAMES).run(2, rng=None if seed is None else random.Random(seed))
+        p, net = centralised(joint, 2)
+        for name in NAMES:
+            np.testing.assert_allclose(joint.states[name].p, p[name], atol=1e-10)
+        np.testing.assert_allclose(joint.state.net["p"], net, atol=1e-10)
+
+    @pytest.mark.torch
+    def test_to_five_digits_in_float32(self):
+        joint = Watched(NAMES, kind=np.float32).run(1)
+        p, net = centralised(joint, 1)
+        for name in NAMES:
+            assert joint.states[name].p.dtype == np.float32
+            np.testing.assert_allclose(joint.states[name].p, p[name], atol=1e-5)
+        np.testing.assert_allclose(joint.state.net["p"], net, atol=1e-5)
+
+    @settings(max_examples=8, deadline=None)
+    @given(st.integers(0, 2**16))
+    def test_the_order_of_arrival_changes_not_one_bit(self, seed):
+        calm, one = Joint(NAMES).run(1), Joint(NAMES).run(1, rng=random.Random(seed))
+        assert one.state.net["p"].tobytes() == calm.state.net["p"].tobytes()
+        for name in NAMES:
+            assert one.states[name].p.tobytes() == calm.states[name].p.tobytes()
+
+    def test_only_its_own_loss_comes_back_where_the_paper_is_taken_by_its_word(self):
+        whole = Joint(NAMES).run(1)
+        own = Joint(NAMES, turns={"own_loss_only": True}).run(1)
+        assert own.states["a"].p[:F].tobytes() != whole.states["a"].p[:F].tobytes()
+
+
+class TestParticipants:
+    """Who is late, who leaves, who comes back."""
+
+    def absent(self, **said):
+        joint = Joint(NAMES, quorum=3, least=3, **said)
+        joint.down = {"d"}
+        return joint.run(1)
+
+    def test_a_station_that_never_answers_costs_one_deadline_and_moves_nobody(self):
+        joint = self.absent()
+        assert joint.closed[0].report["cohort"] == ["a", "b", "c"]
+        assert "d" not in joint.closed[0].report["turns"].split()
+
+    def test_who_misses_a_turn_steps_alone_and_is_waited_for_again(self):
+        joint = Joint(NAMES, steps=5)
+        joint.run(until=lambda j: (j.act.step, j.act.phase) == (1, "decode"))
+        joint.down = {"d"}
+        joint.run(until=lambda j: (j.act.step, j.act.phase) == (2, "encode"))
+        turn = joint.states["d"].live.turn
+        assert turn.step == 1
+        assert turn.g is None  # it never heard of z
+        joint.down = set()
+        joint.queue = [task for task in joint.queue if (task.to, task.step) != ("d", 1)]
+        joint.run(until=lambda j: (j.act.step, j.act.phase) == (3, "encode"))
+        live = joint.states["d"].live
+        assert len(live.losses) == 2  # the turn it missed ended with a step of its own
+        joint.run(1)
+        lines = joint.closed[0].report["turns"].splitlines()
+        assert "1 decode a b c" in lines
+        assert "2 encode a b c" in lines  # its activations came after the others' and were late
+        assert "3 encode a b c d" in lines
+        assert "4 decode a b c d" in lines
+
+    def test_without_hgrad_the_step_is_the_direct_path_alone(self):
+        joint = Joint(["a"], quorum=1)
+        joint.run(until=lambda j: j.queue and j.queue[0].ask == "decode")
+        task = joint.queue[0]
+        half, state = joint.halves["a"], joint.states["a"]
+        state, _ = half.apply(state, task)
+        finish = replace(task, ask="finish", arrays={})
+        alone, _ = half.apply(state, finish)
+        zero = replace(finish, arrays={"hgrad": np.zeros_like(task.arrays["z"])})
+        with_zero, _ = half.apply(state, zero)
+        assert alone.live.p.tobytes() == with_zero.live.p.tobytes()
+        some = replace(finish, arrays={"hgrad": np.ones_like(task.arrays["z"])})
+        assert half.apply(state, some)[0].live.p.tobytes() != alone.live.p.tobytes()
+        assert half.apply(alone, some)[0].live is not None
+        assert half.apply(alone, some)[0].live.p.tobytes() == alone.live.p.tobytes()  # one step
+
+    def test_windows_that_a_station_lacks_are_zero_and_move_nobody(self):
+        joint = Joint(NAMES)
+        joint.windows["b"].gaps = frozenset(range(100, 120))
+        joint.run(until=lambda j: j.act.phase == "decode")
+        late = np.isin(joint.act.ids, range(100, 120))
+        assert (joint.act.h[late, 1] == 0).all()
+        assert joint.run(1).closed[0].moved
+
+    def test_a_restarted_station_begins_at_its_last_answer_and_joins_the_next_turn(self):
+        joint = Joint(NAMES).run(1)
+        before = joint.states["c"].p.copy()
+        joint.run(until=lambda j: j.act.round == 2 and j.act.step == 1 and j.act.phase == "decode")
+        assert joint.states["c"].live.p.tobytes() != before.tobytes()
+        joint.queue = [task for task in joint.queue if task.to != "c"]
+        joint.reboot("c")
+        assert joint.states["c"].live is None
+        assert joint.states["c"].p.tobytes() == before.tobytes()
+        joint.run(1)
+        lines = joint.closed[-1].report["turns"].splitlines()
+        assert "1 decode a b d" in lines
+        assert "2 encode a b c d" in lines
+
+    def test_a_killed_server_begins_the_round_anew_and_ends_with_the_same_bits(self):
+        calm = Joint(NAMES).run(2)
+        one = Joint(NAMES)
+        for step, phase in ((0, "encode"), (1, "decode"), (2, "encode")):
+            one.run(until=lambda j, s=step, p=phase: (j.act.step, j.act.phase) == (s, p))
+            one.kill_server()
+        assert one.state.attempt == 3
+        one.run(2)
+        assert one.state.net["p"].tobytes() == calm.state.net["p"].tobytes()
+        for name in NAMES:
+            assert one.states[name].p.tobytes() == calm.states[name].p.tobytes()
+
+    def test_a_server_killed_after_the_turns_only_asks_for_the_answers_again(self):
+        calm = Joint(NAMES).run(1)
+        one = Joint(NAMES)
+        one.run(until=lambda j: j.state.settled == 1)
+        one.kill_server()
+        assert (one.state.attempt, one.act.phase) == (0, "share")
+        one.run(1)
+        assert one.state.net["p"].tobytes() == calm.state.net["p"].tobytes()
+
+    def test_an_answer_before_its_time_waits(self):
+        joint = Joint(NAMES)
+        early = joint.tell(next(t for t in joint.queue if t.to == "a"))
+        assert isinstance(early[0], Signal)
+        joint.run(until=lambda j: j.act.step == 1)
+        half, state = joint.halves["a"], joint.states["a"]
+        _, (update,) = half.apply(state, Task("a", 1, "share"))
+        joint.fold(update)
+        assert joint.state.waiting == 0
+        assert set(joint.state.early) == {"a"}
+        joint.run(1)
+        assert joint.state.early == {}
+        assert joint.closed[0].report["cohort"] == list(NAMES)
+
+    def test_the_journal_folds_to_the_same_state(self):
+        joint = Joint(NAMES).run(3)
+        entries = [Entry(k, 1, event) for k, event in enumerate(joint.journal)]
+        first = joint.server.init(np.zeros(SPEC.size, np.float32))
+        state, _ = _fold(joint.server, first, iter(entries), len(entries), {})
+        assert leaves.digest(state) == leaves.digest(joint.state)
+        assert sum(isinstance(event, Played) for event in joint.journal) == 3
+
+    def test_who_comes_later_gets_a_slot_and_who_is_gone_gives_it_back(self):
+        joint = Joint(NAMES)
+        joint.fold(Member("e", present=True))
+        assert "e" not in joint.state.slots  # four slots, four stations
+        assert sorted(joint.state.slots.values()) == [0, 1, 2, 3]
+
+    def test_the_end_of_a_run_lets_go_of_what_is_live(self):
+        joint = Joint(NAMES)
+        joint.run(until=lambda j: j.act.step == 1)
+        half, state = joint.halves["a"], joint.states["a"]
+        after, _ = half.apply(state, Task("a", 9, END, arrays={"w": np.zeros(SPEC.size)}))
+        assert after.live is None
+        assert after.p.tobytes() == state.p.tobytes()
+
+
+class TestGuards:
+    """A station that lies moves the others by no more than the guard allows."""
+
+    def lying(self, factor, guard, ask="decode"):
+        joint = Joint(NAMES, turns={"guard": guard})
+        said = joint.hear
+
+        def hear(signal):
+            if signal.sender == "d" and signal.ask == ask:
+                signal = replace(signal, array=signal.array * factor)
+            said(signal)
+
+        joint.hear = hear
+        joint.run(until=lambda j: (j.act.step, j.act.phase) == (1, "decode"))
+        return {n: joint.states[n].live.p for n in "abc"}
+
+    def test_a_gradient_times_a_million_is_at_most_three_medians(self):
+        honest, lied = self.lying(1.0, 3.0), self.lying(1e6, 3.0)
+        bare = self.lying(1e6, 0.0)
+        for name in "ac":  # d's neighbours on the ring
+            far = np.abs(lied[name] - honest[name]).max()
+            assert far < 1.0
+            assert np.abs(bare[name] - honest[name]).max() > 1e3 * far
+
+    def test_features_times_a_million_too(self):
+        honest, lied = self.lying(1.0, 3.0, "encode"), self.lying(1e6, 3.0, "encode")
+        for name in "ac":
+            assert np.abs(lied[name] - honest[name]).max() < 1.0
+
+    def test_whom_most_leave_out_moves_no_one_for_a_round(self):
+        joint = Joint(NAMES).run(1)
+        joint.state = replace(joint.state, masked={"d": True})
+        joint.act = joint.server.play.begin(joint.state, joint.act)
+        joint.act, effects = joint.server.play.apply(joint.act, replace_begin(joint))
+        joint.queue = [t for t in joint.queue if t.ask == "train"] + [
+            e for e in effects if isinstance(e, Task)
+        ]
+        joint.run(until=lambda j: j.act.phase == "decode")
+        assert np.allclose(joint.act.h[:, 3], joint.state.means["d"])
+
+
+def replace_begin(joint):
+    from edge_sdk.wire.method import Due  # noqa: PLC0415
+
+    return Due(joint.state.round, "begin")
+
+
+class TestAlternating:
+    """The graph alone, then the devices alone: no gradient crosses the graph into a device."""
+
+    def test_devices_move_only_on_what_the_graph_said(self):
+        joint = Joint(NAMES, turns={"schedule": "alternating", "server": 2, "refresh": 1})
+        joint.run(until=lambda j: any(t.ask == "keep" for t in j.queue))
+        for name in NAMES:
+            assert joint.states[name].live.p.tobytes() == joint.states[name].p.tobytes()
+        joint.run(1)
+        asks = [task.ask for task, _ in joint.sent]
+        assert "finish" not in asks
+        assert asks.count("local") == 4
+        assert joint.closed[0].moved
+        assert joint.states["a"].answered == 1
+
+    def test_it_says_far_less(self):
+        def arrays(schedule):
+            joint = Joint(NAMES, steps=64, turns={"schedule": schedule, "server": 2, "refresh": 1})
+            joint.run(1)
+            down = sum(a.size for t, _ in joint.sent for n, a in t.arrays.items() if n != "w")
+            up = sum(s.array.size for _, said in joint.sent for s in said if isinstance(s, Signal))
+            return down + up
+
+        assert arrays("alternating") < arrays("joint") / 20
+
+    def test_the_order_and_a_repeat_change_nothing(self):
+        joint = Joint(NAMES, turns={"schedule": "alternating"}).run(2)
+        other = Joint(NAMES, turns={"schedule": "alternating"}).run(2, rng=random.Random(3))
+        assert other.state.net["p"].tobytes() == joint.state.net["p"].tobytes()
+        assert other.states["b"].p.tobytes() == joint.states["b"].p.tobytes()
+
+
+class TestServing:
+    """A forecast's Z: of whoever spoke of the same time."""
+
+    def test_who_asks_hears_what_the_graph_makes_of_those_who_asked_too(self):
+        joint = Joint(NAMES).run(1)
+        h = np.ones((1, F, L))
+        for name in "ab":
+            joint.hear(Signal(name, 0, "serve", 7, h))
+        joint.hear(Signal("c", 0, "serve", 8, h))
+        joint.queue = []
+        joint.play(joint.due)
+        told = {t.to: t for t in joint.queue if t.ask == "serve"}
+        assert {n: t.step for n, t in told.items()} == {"a": 7, "b": 7, "c": 8}
+        assert told["a"].arrays["z"].shape == (1, F, L)
+        assert told["a"].arrays["z"].tobytes() != told["c"].arrays["z"].tobytes()
+        state, _ = joint.halves["a"].apply(joint.states["a"], told["a"])
+        assert int(joint.halves["a"].model(state)["window"]) == 7
+
+
+def test_no_array_of_another_shape_turn_or_sender_is_wanted():
+    joint = Joint(NAMES)
+    joint.run(until=lambda j: j.act.phase == "encode")
+    wants, shape = joint.server.play.wants, (4, F, L)
+    good = Signal("a", 1, "encode", 0, np.zeros(shape))
+    assert wants(joint.act, good, shape)
+    for other in (
+        replace(good, sender="z"),
+        replace(good, round=2),
+        replace(good, step=1),
+        replace(good, attempt=1),
+        replace(good, ask="decode"),
+    ):
+        assert not wants(joint.act, other, shape)
+    assert not wants(joint.act, good, (3, F, L))
+    joint.hear(good)
+    assert not wants(joint.act, good, shape)
+
+
+def test_a_run_without_a_graph_model_is_refused():
+    from aggregator.methods import METHODS, Rounds, Setup  # noqa: PLC0415
+    from aggregator.rules import bind  # noqa: PLC0415
+
+    for name in ("pfgl", "cnfgnn", "lstm_cnn_pfl", "lstm_cnn_fedavg"):
+        row = METHODS[name]
+        with pytest.raises(Misfit, match=r"run\.graph"):
+            row.half(Setup(bind("mean"), row.settings(), Rounds()))
+
+
+def test_what_is_remembered_of_a_round_is_bounded():
+    joint = Joint(NAMES)
+    act = replace(
+        joint.act,
+        known={("a", k): np.zeros(1) for k in range(KNOWN + 50)},
+        heard={},
+    )
+    from aggregator.methods.play import _remembered  # noqa: PLC0415
+
+    assert len(_remembered(act).known) == KNOWN
+
+
+def test_one_model_for_all_begins_every_round_at_the_mean():
+    joint = Joint(NAMES, method="cnfgnn", turns={"schedule": "alternating"}, prox=0.0).run(2)
+    w = joint.state.mixed["a"]
+    assert all(joint.state.mixed[n].tobytes() == w.tobytes() for n in NAMES)
+    assert joint.open_tasks["a"].values["received"] == 1.0
+    mean = np.mean([joint.state.held[n].astype(np.float64) for n in NAMES], 0)
+    np.testing.assert_allclose(w, mean, atol=1e-6)
+
+
+def test_a_program_that_alternates_ends_with_local_steps():
+    assert Turns(schedule="alternating", server=0, refresh=2).program(9)[-1] == "local"
