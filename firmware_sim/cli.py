@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_sdk.program import Answer, Command, Program
 from edge_sdk.settings import SettingsError
-from firmware_sim.devices import METER
+from firmware_sim.devices import METER, STATION
 from firmware_sim.options import arguments, pairs, value_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ EPILOGUE = """\
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim meter --p1 pty:./ttyP1          one meter that a [[source]] can read
+  gridfed-sim station ./pm --speed 900        one base station, a file a second
   gridfed-sim attacks                         the ways to lie
   gridfed-sim list                            what is shipped, and under which licence
 """
@@ -286,6 +287,7 @@ COMMANDS = {
         "with every attack, and a table says what became of the devices that never lie.",
     ),
     "meter": METER,
+    "station": STATION,
     "attacks": Command("List the ways to lie, with their definitions and options.", _attacks),
     "list": Command("List the shipped readings and scenarios.", _list),
 }

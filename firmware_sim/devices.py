@@ -12,6 +12,8 @@ from edge_sdk.program import Answer, Command
 from edge_sdk.settings import SettingsError, seconds
 from firmware_sim.options import pairs, value_of
 
+_DAY = 86_400
+
 
 def _meter(args: Namespace) -> Answer:
     from firmware_sim.faults import Faults  # noqa: PLC0415 - numpy
@@ -44,6 +46,42 @@ def _meter(args: Namespace) -> Answer:
     return Answer(data, f"{told.telegrams} telegrams, {told.wh:.0f} Wh{lost}{wrong}")
 
 
+def _station(args: Namespace) -> Answer:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - 0.5 MB
+
+    from firmware_sim.processes import stoppable  # noqa: PLC0415 - numpy
+    from firmware_sim.profiles.station import Station  # noqa: PLC0415 - as above
+    from firmware_sim.station import Dropper, Habits  # noqa: PLC0415 - as above
+
+    faults = {key: value_of(text) for key, text in pairs(args.fault, "--fault").items()}
+    try:
+        zone = ZoneInfo(args.zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise SettingsError(f"--zone {args.zone}: no such time zone") from None
+    station = Station(args.seed, args.region, args.cells, args.place, busy=args.busy, zone=zone)
+    period = int(_duration(args.every, "--every"))
+    if period < 1 or _DAY % period:
+        raise SettingsError(f"--every {args.every}: does not divide a day")
+    dropper = Dropper(
+        station,
+        f"site-{args.seed}",
+        args.folder,
+        args.standard,
+        period,
+        not args.plain,
+        Habits.of(faults),
+        args.speed,
+    )
+    _announce({"folder": str(args.folder), "standard": args.standard})
+    begin = int(_moment(args.start) // period) * period
+    with stoppable():
+        counts = dropper.run(begin, int(_duration(args.length, "--for") // period), args.truth)
+    wrong = "".join(
+        f", {count} {name}" for name, count in sorted(counts.items()) if name != "files"
+    )
+    return Answer(dict(counts), f"{counts['files']} files{wrong}")
+
+
 def _announce(where: dict[str, Any]) -> None:
     """Print where a device can be reached, at once: whoever started it is waiting for that."""
     print(json.dumps(where), flush=True)  # noqa: T201 - a command's own standard output
@@ -72,7 +110,7 @@ def _duration(text: str, option: str) -> float:
         ) from None
 
 
-def _life_arguments(parser: ArgumentParser, every: str, length: str) -> None:
+def _life_arguments(parser: ArgumentParser, every: str, length: str, faults: str) -> None:
     """Add what every simulated device can be told."""
     add = parser.add_argument
     add("--start", default="", metavar="TIME", help="of its clock, ISO; UTC without offset (now)")
@@ -90,10 +128,7 @@ def _life_arguments(parser: ArgumentParser, every: str, length: str) -> None:
     add("--region", default="north", help="devices of one region share their weather (north)")
     add("--zone", default="Europe/Amsterdam", help="whose clock it lives by (Europe/Amsterdam)")
     add("--truth", type=Path, metavar="CSV", help="write what really happened")
-    words = (
-        "duplicate, reorder, gap, noise, flip, cut, lost_clock: shares; drift: ppm; reboots: a day"
-    )
-    add("--fault", action="append", default=[], metavar="K=V", help=words)
+    add("--fault", action="append", default=[], metavar="K=V", help=faults)
 
 
 def _meter_arguments(parser: ArgumentParser) -> None:
@@ -104,7 +139,23 @@ def _meter_arguments(parser: ArgumentParser) -> None:
     add("--solar", type=float, default=0.0, metavar="KW", help="panels on the roof (0)")
     add("--heat-pump", action="store_true", help="heats with electricity")
     add("--gas", action="store_true", help="with a gas meter")
-    _life_arguments(parser, "10s", "24h")
+    words = (
+        "duplicate, reorder, gap, noise, flip, cut, lost_clock: shares; drift: ppm; reboots: a day"
+    )
+    _life_arguments(parser, "10s", "24h", words)
+
+
+def _station_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folder", type=Path, help="where files are dropped")
+    add("--standard", choices=("32.435", "28.532"), default="32.435", help="of the files (32.435)")
+    add("--plain", action="store_true", help="files that are not packed")
+    add("--cells", type=int, default=3, help="how many (3)")
+    places = ("residential", "business", "transport")
+    add("--place", choices=places, default="residential", help="what is around it (residential)")
+    add("--busy", type=float, default=0.7, help="of its capacity, in the busiest hour (0.7)")
+    words = "late, twice, broken, lost, suspect, missing, slow: shares of the files"
+    _life_arguments(parser, "15m", "24h", words)
 
 
 METER = Command(
@@ -113,4 +164,11 @@ METER = Command(
     _meter_arguments,
     "Prints one line of JSON with its addresses, then speaks. A [[source]] that names such an\n"
     "address reads it as it reads a real meter.",
+)
+
+STATION = Command(
+    "Be one base station: performance files dropped into a folder.",
+    _station,
+    _station_arguments,
+    "A [[source]] of type pm3gpp with that folder reads them as it reads an element manager's.",
 )

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.settings import Duration, from_table, seconds
+from edge_sdk.sources.folder import Folder
 from edge_sdk.sources.links import Address, Listening
 from edge_sdk.sources.live import Live
 from edge_sdk.sources.modbus import Polling
 from edge_sdk.sources.naming import names
 from edge_sdk.sources.normaliser import Normaliser
 from edge_sdk.sources.p1 import Telegrams, telegram
+from edge_sdk.sources.pm3gpp import decoder
 from edge_sdk.sources.points import Point, block
 from edge_sdk.sources.recording import Replayed
 from edge_sdk.sources.shape import Decoder, Feed, Framer
@@ -56,6 +58,17 @@ class ModbusSection(LiveSection):
     point: Annotated[tuple[Point, ...], Length(0, 256)] = ()  # what is where: see below
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PmSection(LiveSection):
+    """``type = "pm3gpp"``: performance files of a base station, TS 32.435 or TS 28.532."""
+
+    folder: str = ""  # where the element manager drops them
+    pattern: str = "*.xml*"  # names that count
+    objects: str = "*"  # measured objects that count, by distinguished name
+    every: Duration = "5s"  # between two looks; a file must stay as it is for so long
+    history: Duration = "7d"  # of older files nothing is read
+
+
 @dataclass(frozen=True, slots=True)
 class Interface(Generic[S]):
     """How one kind of source is made from its section.
@@ -66,6 +79,7 @@ class Interface(Generic[S]):
         feed: Makes what blocks.
         decoder: Makes what reads a frame.
         framer: Cuts plain bytes, where the interface is a line.
+        ahead: Frames that may wait for the agent.
     """
 
     name: str
@@ -73,6 +87,7 @@ class Interface(Generic[S]):
     feed: Callable[[S], Feed]
     decoder: Callable[[S], Decoder]
     framer: Callable[[], Framer] | None = None
+    ahead: int = 512
 
     def __call__(self, table: Mapping[str, Any]) -> Live:
         """Build a source from its section of a configuration; nothing is opened yet.
@@ -99,7 +114,7 @@ class Interface(Generic[S]):
         step = 0.0 if section.step is None else seconds(section.step)
         gap = 0.0 if section.gap is None else seconds(section.gap)
         normaliser = Normaliser(table, step, gap, section.most, section.modulus)
-        return Live(self.name, feed, self.decoder(section), normaliser)
+        return Live(self.name, feed, self.decoder(section), normaliser, ahead=self.ahead)
 
 
 def _p1_feed(section: P1Section) -> Feed:
@@ -124,11 +139,26 @@ def _modbus_decoder(section: ModbusSection) -> Decoder:
     return lambda frame: block(frame, section.point, f"{section.unit}")
 
 
+def _pm_feed(section: PmSection) -> Feed:
+    if not section.folder:
+        raise ConfigError("source pm3gpp: needs 'folder', where files are dropped")
+    every, history = seconds(section.every), seconds(section.history)
+    return Folder(Path(section.folder), section.pattern, every, history)
+
+
+def _pm_decoder(section: PmSection) -> Decoder:
+    table = names("pm3gpp", section.map, "source pm3gpp")
+    counters = {name: row.kind == "interval" for name, row in table.items()}
+    return decoder(counters, section.objects)
+
+
 P1 = Interface("p1", P1Section, _p1_feed, _p1_decoder, Telegrams)
 
 MODBUS = Interface("modbus", ModbusSection, _modbus_feed, _modbus_decoder)
 
-INTERFACES: dict[str, Interface[Any]] = {"p1": P1, "modbus": MODBUS}
+PM3GPP = Interface("pm3gpp", PmSection, _pm_feed, _pm_decoder, ahead=4)
+
+INTERFACES: dict[str, Interface[Any]] = {"p1": P1, "modbus": MODBUS, "pm3gpp": PM3GPP}
 """What can also be replayed from a recording."""
 
 

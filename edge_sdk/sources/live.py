@@ -21,7 +21,6 @@ from edge_sdk.sources.normaliser import Normaliser
 from edge_sdk.sources.shape import UNDECODABLE, Decoder, Feed, Frame, Rejected, Sample
 
 _PATIENCE = 0.2  # seconds a feed waits: how soon the thread hears that it shall stop
-_QUEUE = 512  # frames that wait for the agent
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # before a lost link is tried again
 
 
@@ -36,6 +35,7 @@ class Live:
         normaliser: What it remembers.
         is_finite: Whether the medium has an end: then ``__iter__`` reads to it.
         clock: Where ``health`` reads time from.
+        ahead: How many frames may wait for the agent.
         record: Called with every frame, in the reader's thread.
         rejected: Frames and values dropped, by reason.
         accepted: Frames decoded.
@@ -49,6 +49,7 @@ class Live:
     normaliser: Normaliser
     is_finite: bool = False
     clock: Clock = field(default_factory=SystemClock)
+    ahead: int = 512
     record: Callable[[Frame], object] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
@@ -56,9 +57,13 @@ class Live:
     is_linked: bool = False
     _heard: float | None = None
     _offset: float | None = None
-    _queue: Queue[Frame] = field(default_factory=lambda: Queue(_QUEUE))
+    _queue: Queue[Frame] = field(init=False)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        """Make the queue."""
+        self._queue = Queue(self.ahead)
 
     @property
     def streams(self) -> frozenset[str]:
@@ -115,7 +120,7 @@ class Live:
 
     def turn(self) -> Iterator[tuple[list[Sample], Iterator[Reading]]]:
         """Yield what came since the last call, frame by frame: as told, and as it is taken."""
-        for _ in range(_QUEUE):
+        for _ in range(self.ahead):
             try:
                 frame = self._queue.get_nowait()
             except Empty:

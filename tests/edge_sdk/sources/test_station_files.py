@@ -1,0 +1,86 @@
+"""A simulated station's files through the configured source, as the agent reads them."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.series import STREAMS, Flag, Reading
+from edge_sdk.sources import Live, open_source
+from firmware_sim.profiles.station import Station
+from firmware_sim.station import Dropper, Habits
+
+BEGIN = 1_767_571_200
+
+
+def _source(folder: Path, **more: object) -> Live:
+    section = {"type": "pm3gpp", "folder": str(folder), "every": "0.02s", "history": "9999d"}
+    source = open_source(section | more, "source[0]")
+    assert isinstance(source, Live)
+    return source
+
+
+def _listen(source: Live, count: int) -> list[Reading]:
+    """Poll as the agent does until so many readings of volume have come."""
+    found: list[Reading] = []
+    begun = time.monotonic()
+    while sum(one.stream == "cell.traffic.dl.volume" for one in found) < count:
+        found += source.poll()
+        assert time.monotonic() - begun < 60
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("standard", ["32.435", "28.532"])
+def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> None:
+    habits = Habits(late=0.2, twice=0.1, suspect=0.1, missing=0.1)
+    dropper = Dropper(Station(2), "a", tmp_path / "pm", standard, habits=habits)  # type: ignore[arg-type]
+    counts = dropper.run(BEGIN, 96, tmp_path / "truth.csv")
+    with (tmp_path / "truth.csv").open(newline="") as text:
+        truth = {float(row["time"]): float(row["dl_mbit"]) for row in csv.DictReader(text)}
+
+    source = _source(tmp_path / "pm")
+    source.start()
+    found = _listen(source, counts["files"])
+    source.close()
+
+    volumes = [one for one in found if one.stream == "cell.traffic.dl.volume"]
+    certain = {one.time: one.value for one in volumes if not one.flags & Flag.SUSPECT}
+    assert all(one.seconds == 900 for one in volumes)
+    assert all(abs(value - truth[time]) < 1e-6 for time, value in certain.items())
+    assert len(certain) >= 96 - counts["suspect"] - counts["missing"]
+    assert source.health()["accepted"] == counts["files"]
+    watts = [one.value for one in found if one.stream == "site.power"]
+    assert 0.1 < min(watts) <= max(watts) < 1.5  # kW of three cells, told in W
+
+
+def test_a_broken_file_is_counted_and_read_when_it_is_whole(tmp_path: Path) -> None:
+    dropper = Dropper(Station(2), "a", tmp_path / "pm")
+    dropper.run(BEGIN, 1)
+    (path,) = (tmp_path / "pm").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    source = _source(tmp_path / "pm")
+    source.start()
+    while not source.rejected:
+        assert not list(source.poll())
+        time.sleep(0.01)
+    path.write_bytes(whole)
+
+    assert _listen(source, 1)
+    source.close()
+    assert source.rejected == Counter({"broken off": 1})
+
+
+def test_every_shipped_counter_has_a_stream_with_a_unit() -> None:
+    assert _source(Path("nowhere")).streams <= STREAMS.keys()
+
+
+def test_a_source_without_a_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs 'folder'"):
+        open_source({"type": "pm3gpp"}, "source[0]")
