@@ -4,10 +4,10 @@
                                 [--activation 64x32] [--memory 1024] [--threads 1]
 
 One iteration is one ``forward`` and one ``pullback`` over a batch, at the paper's widths. ``local``
-is pfgl with local attention. Every size runs in a process of its own. Memory is the process's peak over what it had with torch loaded:
-*arguments* are what any graph model must be given and give (four arrays of activations), *beside*
-is all the rest: parameters, their gradient, the polynomials and what autograd keeps of one block
-of examples, which ``[run.graph] memory`` bounds.
+is pfgl with local attention. Every size runs in a process of its own. Memory is the process's peak
+over what it had with torch loaded: *arguments* are what any graph model must be given and give
+(four arrays of activations), *beside* is all the rest: parameters, their gradient, the polynomials
+and what autograd keeps of one block of examples, which ``[run.graph] memory`` bounds.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ class Pattern:
             near[i] = np.pad(found, (0, width - len(found)), mode="edge")
         where = np.full((n, n), n * width)
         where[np.arange(n)[:, None], near] = np.arange(n * width).reshape(n, width)
-        for i in np.flatnonzero(counts < width):  # filling repeats a slot: it means the first
-            last = int(counts[i]) - 1
-            where[i, near[i, last]] = i * width + last
+        for short in np.flatnonzero(counts < width):  # filling repeats a slot: it means the first
+            last = int(counts[short]) - 1
+            where[short, near[short, last]] = short * width + last
         pairs = where[near[:, :, None], near[:, None, :]]
         columns = near[real]
         rows = np.concatenate([[0], np.cumsum(counts)])
