@@ -140,7 +140,7 @@ def body(run: Run, task: Task, *, number: int) -> Body:
         part="shared",
         spec=run.spec.digest,
         enc="f4",
-        blob=pack_tensor(task.arrays[run.ask.down[0]], "f4"),
+        blob=pack_tensor(task.arrays[run.ask.down[0] if run.ask.down else "w"], "f4"),
     )
     return Body(task.base, encode(content))
 

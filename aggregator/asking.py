@@ -8,8 +8,9 @@ retained, nothing here outlives the process.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,7 +87,20 @@ def recorded(
     return tuple(asked), tuple(contents.values())
 
 
-def message(asked: Asked, content: Content | None, spec: bytes, *, whole: bool) -> messages.Task:
+class Peers(NamedTuple):
+    """A device's neighbours, as a task names them."""
+
+    peers: tuple[str, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+NOBODY = Peers()
+
+
+def message(
+    asked: Asked, content: Content | None, spec: bytes, *, whole: bool, peers: Peers = NOBODY
+) -> messages.Task:
     """Write a task's words; ``whole`` puts the content into them where it is small enough."""
     body = content.body if content is not None else b""
     chunk = content.chunk if content is not None else 0
@@ -103,6 +117,7 @@ def message(asked: Asked, content: Content | None, spec: bytes, *, whole: bool) 
         size=len(body) or None,
         chunk=chunk or None,
         vals=dict(asked.values),
+        **peers._asdict(),
         blob=body if fits else b"",
     )
 
@@ -121,10 +136,19 @@ class Asking:
         run: The run.
         spec: Layout digest of their vectors.
         now: Seconds of the monotonic clock, at the start.
+        peers: Returns a device's neighbours, where the method has some.
     """
 
-    def __init__(self, store: SqliteStore, run: int, spec: bytes, now: float) -> None:
+    def __init__(
+        self,
+        store: SqliteStore,
+        run: int,
+        spec: bytes,
+        now: float,
+        peers: Callable[[str], Peers] = lambda _device: NOBODY,
+    ) -> None:
         self._store = store
+        self._peers = peers
         self._run = run
         self._spec = spec
         self._reminders = {one.device: _Reminder(now + REMIND, REMIND) for one in store.tasks(run)}
@@ -142,7 +166,8 @@ class Asking:
             whole = self._is_fresh(asked, now)
         self.said[device] = self.said.get(device, 0) + 1
         content = self._store.content(asked.content) if asked.content else None
-        return message(asked, content, self._spec, whole=whole)
+        peers = self._peers(device)
+        return message(asked, content, self._spec, whole=whole, peers=peers)
 
     def _is_fresh(self, asked: Asked, now: float) -> bool:
         """Whether the vectors may ride along: not so soon again, for whoever says hello and hello.

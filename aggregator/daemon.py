@@ -17,10 +17,11 @@ from typing import Any, Protocol, Self
 
 from aggregator import announce, founding
 from aggregator.announce import Ends, Publication
-from aggregator.asking import Asking
+from aggregator.asking import Asking, Peers
 from aggregator.config import Config, bind, broker_of
 from aggregator.fold import Fold, Folded
 from aggregator.intake import Answer, Intake, Taken, Terms
+from aggregator.methods import Linked
 from aggregator.metrics import Metrics
 from aggregator.orders import Order, apply, carry_out
 from aggregator.outgoing import Outgoing
@@ -117,7 +118,8 @@ class Daemon:
         contract = CONTRACTS[config.run.method]
         self._stage = Stage(run.half.play, contract, begun.run, run.spec.digest, clock)
         self._intake.signals = Signals(contract, self._stage.wants)
-        self._asking = Asking(self._store, begun.run, run.spec.digest, clock.monotonic())
+        now, spec = clock.monotonic(), run.spec.digest
+        self._asking = Asking(self._store, begun.run, spec, now, self._neighbours_of)
         self._upto = saved.upto
         self._broker = None if transport else self._closing.enter_context(_found_broker(config))
         self._transport = transport or _link(config, self._broker)
@@ -259,6 +261,15 @@ class Daemon:
         words = self._asking.tell(device, self._clock.monotonic())
         if words is not None:
             self._outgoing.answer([self._sealed(device, words)])
+
+    def _neighbours_of(self, device: str) -> Peers:
+        """Return who a device exchanges models with, and by which keys it knows them."""
+        state = self.state
+        links = state.links.get(device, {}) if isinstance(state, Linked) else {}
+        keys = {name: self._registry.signs_with(name) for name in sorted(links)}
+        known = {name: key for name, key in keys.items() if key is not None}
+        told = tuple(links[name] for name in known) if links and state.weighs else ()
+        return Peers(tuple(known), tuple(known.values()), told)
 
     def _wake(self) -> None:
         self._catch_up()

@@ -351,7 +351,7 @@ class Fold:
 
     def _task(self, state: Course) -> Task:
         name, ask = answered(CONTRACTS[self.run.config.run.method])
-        arrays = {ask.down[0]: self.run.half.model(state)["p"]}
+        arrays = {ask.down[0] if ask.down else "w": self.run.half.model(state)["p"]}
         return Task(ALL, state.round, name, base=state.version, arrays=arrays)
 
     def _version(self, closed: Closed, state: Course) -> Version:

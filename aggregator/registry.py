@@ -92,6 +92,13 @@ class Registry:
             raise Refused(Reason.REVOKED, device)
         return self._keys.get((device, kid))
 
+    def signs_with(self, device: str) -> bytes | None:
+        """Return the newest key of a device that may speak; None where it may not."""
+        client = self._clients.get(device)
+        if client is None or client.state != "enrolled" or not client.sign:
+            return None
+        return client.sign[-1]
+
     def enrol(self, client: Client) -> None:
         """Take a device in, or give it other keys."""
         self._store.put_client(client)

@@ -22,9 +22,12 @@ from edge_sdk.learner import Bundle, Learner
 from edge_sdk.methods import METHODS, Factory
 from edge_sdk.methods.station import SERVE, SHARE
 from edge_sdk.methods.steps import TRAIN, Fitted
+from edge_sdk.neighbours import Neighbours, Shell
 from edge_sdk.opening import (
+    NEIGHBOURS,
     account_of,
     connect,
+    hood_of,
     keep_intervals,
     load_ring,
     load_signer,
@@ -43,7 +46,7 @@ from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
 from edge_sdk.uplink import Entry, Numbers
 from edge_sdk.wire import messages as m
-from edge_sdk.wire.codec import encode, pack_tensor
+from edge_sdk.wire.codec import Leaf, encode, pack_tensor
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.method import CONTRACTS, END, Ask, Due, Effects, Signal, Task, Update, answered
@@ -104,7 +107,9 @@ class Client:
             self._account = Account()
             self._watched: tuple[int, int | None] | None = None
             self._work_with(open_bundle(config, self._session.announced), self._session.announced)
+            self._neighbours: Neighbours | None = None
             self._recall()
+            self._gather()
             self._charge_start()
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport, self._session.judged_at))
@@ -139,13 +144,14 @@ class Client:
 
     def _turn(self, timeout: float) -> None:
         session = self._session
-        session.serve(0.0 if self._has_work else timeout)
+        session.serve(0.0 if self._has_work else self._until_exchange(timeout))
         if session.lost:
             self._begin_anew()
         self._watch_budget()
         if session.bundle is not None:
             self._follow(session.bundle)
         self._play()
+        self._exchange()
         if session.task is not None and self._is_answerable(session.task):
             task, session.task = session.task, None
             if self._plays and task.ask != END:
@@ -190,7 +196,8 @@ class Client:
     @property
     def is_done(self) -> bool:
         """Whether the run has ended, its final model is here, and nothing is owed."""
-        return self._session.is_done
+        among = self._neighbours
+        return self._session.is_done if among is None else among.is_done
 
     @property
     def learner(self) -> Learner:
@@ -271,6 +278,7 @@ class Client:
             "alone": self._alone_state is not None,
             "privacy": learner.mechanism.says,
             "budget": self._account.summary(learner.mechanism.plan.release()),
+            **({} if self._neighbours is None else {"neighbours": self._neighbours.status()}),
             "counts": {**session.counts, **session.traffic()},
         }
 
@@ -392,6 +400,73 @@ class Client:
             self._opened = session.at_work = None
             session.counts["rounds"] += 1
             logger.info("round played %s", fields(run=session.seen.run, round=asked.round))
+
+    # --- among neighbours -------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Set up the exchange with the neighbours that the run's method has, if it has some."""
+        role, seen = self._learner.role, self._session.seen
+        self._neighbours = None
+        hood = hood_of(self.config, self._store, role.method, seen.run)
+        if hood is None:
+            self._session.meet({})
+            return
+        learned = self._store.learned()
+        is_ours = learned is not None and learned.run == seen.run
+        self._neighbours = Neighbours(
+            hood,
+            role.method,
+            me=self.config.id,
+            run=seen.run,
+            spec=self._learner.spec,
+            session=self._session,
+            store=self._store,
+            shell=Shell(lambda: self._state, self._think, self._stand, self._keep),
+            pace=self._session.up.pace,
+            kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
+        )
+
+    def _exchange(self) -> None:
+        """Go on with the neighbours; a device that may tell nothing more only listens."""
+        session = self._session
+        if session.begin is not None:
+            task, session.begin = session.begin, None
+            if self._neighbours is None or task.round > self._neighbours.hood.epoch:
+                self._store.file_paper(NEIGHBOURS, encode(task))
+                self._gather()
+        if self._neighbours is None:
+            return
+        try:
+            self._neighbours.serve()
+        except BudgetSpent as error:
+            self._stop_telling(error)
+
+    def _until_exchange(self, timeout: float) -> float:
+        if self._neighbours is None:
+            return timeout
+        return max(0.0, min(timeout, self._neighbours.next_due - self._session.now))
+
+    def _think(self, state: Any, task: Task) -> Any:  # noqa: ANN401 - the half's own type
+        return self._learner.play(state, task)[0]
+
+    def _stand(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
+        self._state, self._alone_state = state, None
+
+    def _keep(self, state: Any, leaves: Mapping[str, Leaf], releases: int) -> None:  # noqa: ANN401 - as above
+        """Charge what neighbours are about to be told, and save it with what was learned."""
+        session, mechanism = self._session, self._learner.mechanism
+        charges = self._charges(releases)
+        account = self._account.charge(*charges) if releases else self._account.plus(*charges)
+        spent = session.up.numbers.spent + releases
+        numbers = replace(session.up.numbers, spent=spent)
+        seen = session.seen
+        here = Task(self.config.id, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
+        learned = self._learned(state, here)
+        learned = replace(learned, leaves={**learned.leaves, "gossip": leaves})
+        self._store.save(learned=learned, numbers=numbers, charges=charges)
+        session.up = replace(session.up, numbers=numbers)
+        self._state, self._account = state, account
+        mechanism.begin()
 
     def _attempt(self, task: Task) -> None:
         """Learn one round; give it up without a trace where it cannot be finished or paid for."""
@@ -568,6 +643,8 @@ class Client:
     def _is_time_alone(self) -> bool:
         """Whether to set oneself a round: nothing is shared, or nobody was heard for long."""
         session, now = self._session, self._session.now
+        if self._neighbours is not None:
+            return False
         patience = seconds(self.config.accept.alone_after)
         if self._shares and not session.forbidden and now - session.heard_at < patience:
             return False
@@ -655,6 +732,7 @@ class Client:
             return
         self._session.adopt(found)
         self._recall()
+        self._gather()
         logger.info(
             "run in force %s",
             fields(

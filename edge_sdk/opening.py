@@ -16,6 +16,7 @@ from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.intervals import Kept
 from edge_sdk.learner import Bundle, Learner, Role, series_for
 from edge_sdk.methods import Factory
+from edge_sdk.neighbourhood import Neighbourhood, of_section, of_task
 from edge_sdk.post import Will
 from edge_sdk.privacy.gate import Mechanism
 from edge_sdk.privacy.ledger import Account
@@ -28,15 +29,19 @@ from edge_sdk.store import Learned, Store
 from edge_sdk.windows import Scale
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.broker import Broker
-from edge_sdk.wire.codec import pack_leaves, unpack_leaves
+from edge_sdk.wire.codec import decode, pack_leaves, unpack_leaves
 from edge_sdk.wire.errors import LinkError, WireError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
 from edge_sdk.wire.manifest import Manifest
-from edge_sdk.wire.method import CONTRACTS, answered
+from edge_sdk.wire.method import CONTRACTS, Up, answered
+from edge_sdk.wire.strict import Misfit
 from edge_sdk.wire.transport import Transport
 
 INSTALLED = "bundle"
 """Folder below the device's state in which bundles from the fleet are installed."""
+
+NEIGHBOURS = "neighbours"
+"""Name of the paper that says who a device's neighbours are, as its aggregator said last."""
 
 
 def load_signer(path: Path) -> SigningKey:
@@ -186,6 +191,26 @@ def check_site(config: Config, manifest: Manifest) -> None:
             f"[site] lacks what bundle {manifest.name} reads: {', '.join(missing)}",
             hint="add it to [site], as a number in that unit",
         )
+
+
+def hood_of(config: Config, store: Store, method: str, run: int) -> Neighbourhood | None:
+    """Return who the neighbours are: as the run's aggregator said last, or as configured.
+
+    Raises:
+        ConfigError: A neighbourhood that cannot work, with the key at fault.
+    """
+    if answered(CONTRACTS[method])[1].up is not Up.PEERS:
+        return None
+    paper = store.paper(NEIGHBOURS)
+    said = decode(m.Task, paper) if paper is not None else None
+    if said is not None and said.run == run:
+        return of_task(said)
+    if not config.neighbours.keys:
+        return None
+    try:
+        return of_section(config.neighbours, method)
+    except Misfit as misfit:
+        raise ConfigError(str(misfit)) from misfit
 
 
 def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:

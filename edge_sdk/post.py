@@ -9,7 +9,18 @@ from dataclasses import dataclass, replace
 from edge_sdk.uplink import Entry
 from edge_sdk.wire import topics
 from edge_sdk.wire.codec import decode, encode
-from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, KeyOf, digest, prove, seal, unseal, wrap
+from edge_sdk.wire.envelope import (
+    AGGREGATOR,
+    ALL,
+    ROOT,
+    KeyOf,
+    digest,
+    kind_of,
+    prove,
+    seal,
+    unseal,
+    wrap,
+)
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer, kid_of
 from edge_sdk.wire.messages import Message, Status
@@ -20,6 +31,7 @@ Will = tuple[str, bytes, bool]
 """Topic, payload, retained: what the broker says for us when we are gone."""
 
 _ROOT_KINDS = frozenset({"keys", "bundle"})
+_PEERS = frozenset({"peer", "settle"})
 _PERISHABLE = frozenset({"chunk", "have", "signal"})
 _EXPIRY = 600  # seconds after which a broker may drop what is perishable
 
@@ -31,6 +43,7 @@ class Letter:
     message: Message
     body: bytes
     ref: bytes
+    sender: str = AGGREGATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,7 @@ class Post:
         unknown: How many header keys were passed over.
         bytes_up: Payload bytes handed to the link.
         bytes_down: Payload bytes that arrived.
+        hears_peers: Whether neighbours are listened to.
     """
 
     link: Transport
@@ -59,6 +73,7 @@ class Post:
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
+        self.hears_peers = False
         self._signer, self._fleet, self._device = signer, fleet, device
         self._going: deque[_Going] = deque()
 
@@ -85,6 +100,15 @@ class Post:
         expiry = _EXPIRY if message.kind in _PERISHABLE else None
         payload = self.sealed(message)
         self._queue(_Going(topic, payload, qos=qos, expiry=expiry))
+        return len(payload)
+
+    def tell(self, neighbour: str, message: Message) -> int:
+        """Seal a message to a neighbour and queue it; return its bytes, 0 without a link."""
+        if not self.link.is_up:
+            return 0
+        payload = self.sealed(message, recipient=neighbour)
+        topic = topics.peer(self._fleet, self._device, neighbour)
+        self._queue(_Going(topic, payload, expiry=_EXPIRY))
         return len(payload)
 
     def send(self, kind: str, body: bytes, proof: bytes) -> None:
@@ -115,13 +139,13 @@ class Post:
         """Return what the broker should say when we are gone."""
         return topics.status(self._fleet, self._device), self.sealed(status), True
 
-    def sealed(self, message: Message) -> bytes:
-        """Write and sign a message to the aggregator."""
+    def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
+        """Write and sign a message, to the aggregator if to nobody else."""
         return seal(
             encode(message),
             kind=message.kind,
             sender=self._device,
-            recipient=AGGREGATOR,
+            recipient=recipient,
             fleet=self._fleet,
             signer=self._signer,
         )
@@ -129,6 +153,8 @@ class Post:
     def subscribe(self) -> None:
         """Ask for everything a device always listens to."""
         self.link.subscribe(*topics.device_filters(self._fleet, self._device))
+        if self.hears_peers:
+            self.link.subscribe(topics.peers_filter(self._fleet, self._device))
 
     def fetch_parts(self, *, wanted: bool) -> None:
         """Listen to the slots of the common model, or stop."""
@@ -165,6 +191,8 @@ class Post:
         address = topics.parse(publish.topic)
         if address is None or address.fleet != self._fleet:
             raise Refused(Reason.MALFORMED, "an unknown topic")
+        if address.direction == "peer":
+            return self._open_peer(publish, address, key_of)
         recipient = ALL if address.direction == "all" else self._device
         sender = ROOT if recipient == ALL and address.kind in _ROOT_KINDS else AGGREGATOR
         proved = unseal(
@@ -177,6 +205,22 @@ class Post:
         )
         message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
         return Letter(message, proved.body, proved.ref)
+
+    def _open_peer(self, publish: Publish, address: topics.Address, key_of: KeyOf) -> Letter:
+        """Prove what a neighbour says; whether it is one is for ``key_of`` to know."""
+        kind = kind_of(publish.payload)
+        if kind not in _PEERS or address.tail != self._device:
+            raise Refused(Reason.UNKNOWN_KIND, f"{kind} from a neighbour")
+        proved = unseal(
+            publish.payload,
+            kind=kind,
+            sender=address.id,
+            recipient=self._device,
+            fleet=self._fleet,
+            key_of=key_of,
+        )
+        message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
+        return Letter(message, proved.body, proved.ref, address.id)
 
     def _count_unknown(self, _key: str) -> None:
         self.unknown += 1

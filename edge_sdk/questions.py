@@ -28,7 +28,7 @@ from edge_sdk.wire.codec import decode, unpack_tensor
 from edge_sdk.wire.cohort import takes_part
 from edge_sdk.wire.envelope import digest
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.method import END, Task
+from edge_sdk.wire.method import END, Task, Up
 from edge_sdk.wire.spec import Vector
 
 M = TypeVar("M", m.Bundle, m.Keys)
@@ -58,6 +58,7 @@ class Questions:
         at_work: The task that is being learned now: a repeat of it is no news.
         bundle: A bundle announcement that waits to be taken over.
         calls: Questions that perish.
+        begin: Who our neighbours are, as it was asked last; until the client takes it over.
         counts: What happened, by word.
     """
 
@@ -85,6 +86,7 @@ class Questions:
         self.at_work: Task | None = None
         self.bundle: Found | None = None
         self.calls = Calls(config.id)
+        self.begin: m.Task | None = None
 
     @property
     def now(self) -> float:
@@ -220,7 +222,9 @@ class Questions:
         if self._held_up or self.is_ending:
             return
         downlink.judge_task(kept, self.seen, self.wanted)
-        if kept.turn > self.seen.turn and not self._is_at(kept):
+        if self.wanted.contract[kept.ask].up is Up.PEERS:
+            self.begin = kept
+        elif kept.turn > self.seen.turn and not self._is_at(kept):
             self._lay(kept)
 
     def _is_at(self, task: m.Task) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import resource
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,10 @@ class Session(Questions):
         forbidden: Why the client lets nothing leave; empty if it does.
         lost: Whether it just came out that a store before this one was lost.
         most: Releases that the operator allows in all; None is as many as the configuration does.
+        mail: What neighbours said, in order; taken by who exchanges models with them.
+        neighbours: Their raw public keys by id.
+        exchanged: Counters of the exchanges, for the hourly report.
+        linked_at: When the link came up last.
     """
 
     def __init__(
@@ -85,12 +90,17 @@ class Session(Questions):
         self._allowance, self._booked = Allowance(store.fact("day"), store.fact("used")), 0
         self._conn_said = self._said_down = False
         self.forbidden, self.lost = "", False
+        self.mail: deque[Letter] = deque()
+        self.neighbours: Mapping[str, bytes] = {}
+        self.exchanged: Mapping[str, int] = {}
+        self.linked_at = self.now
+        self._is_open = False
         allowed = store.fact("releases allowed", -1)
         self.most = allowed if allowed >= 0 else None
 
     def connect(self, make: Connect) -> None:
         """Make the link and start connecting."""
-        self._post.link = make(self.last_words)
+        self._post.link, self._is_open = make(self.last_words), True
         self._post.link.open()
 
     @property
@@ -213,6 +223,17 @@ class Session(Questions):
         self.counts["signals"] += 1
         self.counts[f"bytes up {said.ask}"] += size
 
+    def tell(self, neighbour: str, message: m.Peer | m.Settle) -> None:
+        """Say something to a neighbour; what cannot be said now is asked for again."""
+        self.counts[f"bytes to neighbours {message.kind}"] += self._post.tell(neighbour, message)
+
+    def meet(self, neighbours: Mapping[str, bytes]) -> None:
+        """Listen to these neighbours from now on, and to nobody else."""
+        self.neighbours = neighbours
+        heard, self._post.hears_peers = self._post.hears_peers, bool(neighbours)
+        if neighbours and not heard and self._is_open:
+            self._post.subscribe()
+
     def chance(self) -> Chance:
         """Lend the uplink the present, a draw and a nonce."""
         return Chance(self._rng.random, lambda: secrets.token_bytes(16), self.now)
@@ -251,7 +272,7 @@ class Session(Questions):
     def _link_up(self, max_payload: int) -> None:
         if not self._conn_said:
             self._count_connection()
-        self._conn_said = False
+        self._conn_said, self.linked_at = False, self.now
         logger.info("link up %s", fields(conn=self.up.conn))
         self._post.subscribe()
         if self._fetch is not None:
@@ -277,6 +298,8 @@ class Session(Questions):
         return m.Status(state=state, life=life, conn=self.up.conn)  # type: ignore[arg-type]
 
     def _key_of(self, sender: str, kid: bytes) -> bytes | None:
+        if sender in self.neighbours:
+            return self.neighbours[sender]
         return self._ring.key(sender, kid, self._time.now(self.now))
 
     def _until_due(self, timeout: float) -> float:
@@ -290,6 +313,10 @@ class Session(Questions):
     # --- what arrives -----------------------------------------------------------------------------
 
     def _take_in(self, letter: Letter) -> None:
+        if letter.sender in self.neighbours:
+            self.heard_at = self.now
+            self.mail.append(letter)
+            return
         try:
             self._hear(letter)
         except Refused as refused:
@@ -483,6 +510,7 @@ class Session(Questions):
                 outbox=len(self.up.entries),
                 flash=self._store.size() // 1024,
                 rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                **self.exchanged,
             ),
             qos=0,
         )

@@ -16,12 +16,13 @@ from aggregator.methods.bigfl import BiGFL, bigfl
 from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
 from aggregator.methods.fesem import FeSEM, fesem
 from aggregator.methods.graphed import PFGL, Common, averaged_through, pfgl
+from aggregator.methods.hosting import DflGt, DflSgd, hosting
 from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
 from aggregator.methods.optim import adam, averaged, sgd
 from aggregator.methods.pfl import PFL, pfl
 from aggregator.methods.ranges import Rate, Steps
 from aggregator.methods.recurrent import Recurrent, fedgru, fedntp
-from aggregator.methods.setup import Clustered, Course, Credited, Method, Setup
+from aggregator.methods.setup import Clustered, Course, Credited, Linked, Method, Setup
 from aggregator.methods.split import AGAIN
 from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
@@ -34,6 +35,7 @@ __all__ = [
     "Clustered",
     "Course",
     "Credited",
+    "Linked",
     "Method",
     "Rounds",
     "Setup",
@@ -173,6 +175,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "nbafl": Method(NbAFL, nbafl),
         "udp": Method(UDP, udp),
         "fesem": Method(FeSEM, fesem),
+        "dfl_sgd": Method(DflSgd, hosting, own=True),
+        "dfl_gt": Method(DflGt, hosting, own=True),
         "pfl": Method(PFL, pfl, own=True),
         "bigfl": Method(BiGFL, bigfl, own=True),
         "pfgl": Method(PFGL, pfgl, own=True),

@@ -79,6 +79,19 @@ class Lent:
     places: Mapping[str, int] = field(default_factory=dict)
 
 
+@runtime_checkable
+class Linked(Protocol):
+    """A half's state that says who is whose neighbour; ``begin`` tells each device its own."""
+
+    @property
+    def links(self) -> Mapping[str, Mapping[str, float]]:
+        """What every device makes of each neighbour."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether devices are told so, or find it from degrees."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a server half is made of.

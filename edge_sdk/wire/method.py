@@ -175,6 +175,7 @@ class Up(Enum):
     SIGNS = "sign"
     PAIR = "pair"
     SOLUTION = "q"  # of the system that the task's vector is the right side of
+    PEERS = "peers"  # exchanged with neighbours; the server hears none of it
     SIGNAL = "signal"
 
 
@@ -363,7 +364,11 @@ _SPLIT: Contract = {
 }
 """Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
 
-_LEANING = (Number("smooth", 0.0, 1e9), Number("ridge", 0.0, 1e9))  # what joins a device's loss
+_LEANING = (  # what joins a device's loss
+    Number("smooth", 0.0, 1e9),
+    Number("ridge", 0.0, 1e9),
+    Number("own", 0.0, 1.0),  # what the graph leaves to the device's own model
+)
 _BILEVEL: Contract = {
     "train": Ask(
         ("gradient",),
@@ -373,7 +378,6 @@ _BILEVEL: Contract = {
             RATE,
             Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
             *_LEANING,
-            Number("own", 0.0, 1.0),  # what the graph leaves to the device's own model
             Number("form", 0, 3),  # of the map: identity, diagonal, low rank, a block
             Number("begin", 0, 2**31),  # of the block
             Number("side", 0, 65536),  # of the block
@@ -404,6 +408,27 @@ _BILEVEL: Contract = {
     ),
 }
 
+_AMONG = Ask(  # the task also names the neighbours
+    ("gradient",),
+    numbers=(
+        STEPS,  # from one exchange to the next
+        RATE,
+        Number("fading", *_FLAG),  # with the square root of the step's number
+        Number("order", *_FLAG),  # step beside the mixing, or before it
+        Number("every", 0.0, 1e9),
+        Number("deadline", 0.0, 1e9),
+        Number("last", 1, 2**31),
+    ),
+    up=Up.PEERS,
+    personal=True,
+    mirrored=True,
+)
+_DOUBTING = (  # plain, clipped, trimmed
+    Number("robust", 0, 2),
+    Number("radius", 1e-12, 1e12),
+    Number("trim", 0, 24),
+)
+
 CONTRACTS: Mapping[str, Contract] = MappingProxyType(
     {
         "fedsgd": {
@@ -423,6 +448,8 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
         "udp": {"train": _BOUNDED},
         "fesem": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
+        "dfl_sgd": {"begin": replace(_AMONG, numbers=(*_AMONG.numbers, *_DOUBTING))},
+        "dfl_gt": {"begin": _AMONG},
         "pfl": {"train": _PERSONAL},
         "bigfl": _BILEVEL,
         "pfgl": _SPLIT,
