@@ -80,12 +80,14 @@ class Told:
         dropped: Messages that nobody was there to take.
         faults: What went wrong, by name.
         wh: Drawn between the first telegram and the last: the truth.
+        shown: The same, as the registers show it: each in whole Wh.
     """
 
     telegrams: int = 0
     dropped: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     wh: float = 0.0
+    shown: int = 0
 
 
 def run(order: Order, say: Callable[[dict[str, Any]], object]) -> Told:
@@ -112,11 +114,12 @@ def run(order: Order, say: Callable[[dict[str, Any]], object]) -> Told:
             opened.callback(server.close)
             addresses["modbus"] = server.url
         say(addresses)
-        first = meter.wh(order.start)
+        first, shown = meter.wh(order.start), sum(now[0].imported)
         for moment, face, messages in _life(order, meter, told):
             now[0] = face
             told.telegrams += 1
             told.wh = meter.wh(moment) - first
+            told.shown = sum(face.imported) - shown
             _send(line, messages, told, waits=order.speed == 0)
         if line is not None and order.speed == 0:
             line.drain(_LINGER)
@@ -152,7 +155,7 @@ def _send(line: Line | None, messages: list[bytes], told: Told, *, waits: bool) 
 
 
 class _Truth:
-    """Rows of Unix seconds and Wh drawn so far, on every quarter of an hour."""
+    """Rows of Unix seconds, Wh drawn so far, and whole Wh shown, on every quarter of an hour."""
 
     def __init__(self, rows: Any) -> None:  # noqa: ANN401 - the writer's type has no public name
         self._rows = rows
@@ -162,12 +165,13 @@ class _Truth:
         if path is None:
             return cls(None)
         rows = csv.writer(opened.enter_context(path.open("w", newline="", encoding="utf-8")))
-        rows.writerow(("time", "wh"))
+        rows.writerow(("time", "wh", "shown"))
         return cls(rows)
 
     def note(self, meter: Meter, moment: float) -> None:
         if self._rows is not None and moment % _TRUTH_EVERY == 0:
-            self._rows.writerow((int(moment), f"{meter.wh(moment):.3f}"))
+            shown = sum(meter.face(moment).imported)
+            self._rows.writerow((int(moment), f"{meter.wh(moment):.3f}", shown))
 
 
 def _endpoint(url: str) -> tuple[str, int]:

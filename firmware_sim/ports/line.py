@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from edge_sdk.settings import SettingsError
 
 _TURN = 0.2
+_QUIET = 50  # looks in a row, 10 ms apart, at an empty line
 
 
 class Line(Protocol):
@@ -97,8 +98,9 @@ class Pty:
 
     def drain(self, patience: float) -> None:
         """Wait until what was written has been read."""
-        end = time.monotonic() + patience
-        while self._unread() and time.monotonic() < end:
+        end, quiet = time.monotonic() + patience, 0
+        while quiet < _QUIET and time.monotonic() < end:  # the kernel hands bytes over in its time
+            quiet = 0 if self._unread() else quiet + 1
             time.sleep(0.01)
 
     def close(self) -> None:
