@@ -239,21 +239,25 @@ def _trained(state: Bilevel, update: Update) -> Bilevel:
 
 
 def _tasks(state: Bilevel, settings: Levels, clients: list[str]) -> Effects:
-    """Ask clients to step on their own loss, each with what its neighbours are now."""
-    ids = tuple(sorted({*state.who.present, *state.held, *clients}))
+    """Ask clients to step on their own loss, each with what its neighbours are now.
+
+    In the first round there is nothing to lean on: its steps are taken alone, by whoever comes.
+    """
+    ids = tuple(sorted({*state.held, *clients}))
     if not ids:
         return ()
     graph, theta = _graph(ids, settings), _theta(state, ids)
     own, at = np.diag(graph), {name: i for i, name in enumerate(ids)}
     around = graph @ theta - own[:, None] * theta
     numbers, arrays = _mapped(state, settings)
+    alone = {} if state.version else {"smooth": 0.0}
     return tuple(
         Task(
             name,
             state.round,
             ASK,
             base=state.version,
-            values={**settings.values, **numbers, "own": float(own[at[name]])},
+            values={**settings.values, **alone, **numbers, "own": float(own[at[name]])},
             arrays={"c": published(around[at[name]]), **arrays},
         )
         for name in clients
@@ -270,13 +274,19 @@ def _mapped(state: Bilevel, settings: Levels) -> tuple[dict[str, float], dict[st
 
 
 def _questions(state: Bilevel, settings: Levels, clients: Iterable[str]) -> Effects:
+    ids = tuple(sorted(state.held))
+    own = dict(zip(ids, np.diag(_graph(ids, settings)), strict=True))
     return tuple(
         Task(
             name,
             state.round,
             SOLVE,
             base=state.version,
-            values={**settings.solving, "of": float(state.trained[name])},
+            values={
+                **settings.solving,
+                "of": float(state.trained[name]),
+                "own": float(own[name]),
+            },
             arrays={"p": state.right[name]},
         )
         for name in sorted(clients)

@@ -27,7 +27,7 @@ NEUMANN = 1.0
 """The value of a task's ``solver`` for the series; 0 is conjugate gradients."""
 
 Wide = NDArray[np.float64]
-_FORM = ("form", "begin", "side", "own")
+_FORM = ("form", "begin", "side")
 _EMPTY = np.zeros((0, 0), np.float32)
 
 
@@ -38,13 +38,13 @@ class Leaning:
     Attributes:
         p: Its whole vector.
         answered: The round of the lower level that it answered last; 0 before any.
-        form: ``form``, ``begin``, ``side`` and ``own`` of that task: how to read the rows, L_ii.
+        form: ``form``, ``begin`` and ``side`` of that task: how to read the rows.
         rows: The map as it came; empty for the identity.
     """
 
     p: Vector
     answered: int = 0
-    form: tuple[float, ...] = (0.0, 0.0, 0.0, 1.0)
+    form: tuple[float, ...] = (0.0, 0.0, 0.0)
     rows: Array = field(default_factory=lambda: _EMPTY)
 
     def arrays(self) -> dict[str, Array]:
@@ -134,12 +134,13 @@ def _lean(form: tuple[float, ...], rows: Array, asked: Scalars, width: int) -> L
     basis = unpacked(numbers, rows if len(rows) else None, width)
     if basis is None:
         return None
-    return Lean(basis, numbers["own"], asked.get("smooth", 0.0), asked.get("ridge", 0.0))
+    own, smooth = asked.get("own", 1.0), asked.get("smooth", 0.0)
+    return Lean(basis, own, smooth, asked.get("ridge", 0.0))
 
 
 def _trained(local: Local, settings: Steps, state: Leaning, task: Task) -> tuple[Leaning, Effects]:
     asked, spec = task.values, local.spec
-    form = tuple(float(asked.get(name, float(name == "own"))) for name in _FORM)
+    form = tuple(float(asked.get(name, 0.0)) for name in _FORM)
     rows = task.arrays.get("phi", _EMPTY)
     lean = _lean(form, rows, asked, spec.shared_size)
     if lean is None:

@@ -121,7 +121,8 @@ class TestRound:
         for name, target in TARGETS.items():
             p = np.array(target, np.float32)
             three.states[name] = replace(three.states[name], p=p)
-            three.state = replace(three.state, held={**three.state.held, name: p})
+            held = {**three.state.held, name: p}
+            three.state = replace(three.state, version=1, held=held)
         three.deliver(Member("a", present=False))
         three.deliver(Member("a", present=True))
         three.activate("a")
@@ -411,7 +412,7 @@ class TestDevice:
         assert after.p[1] == pytest.approx(1.0 - 0.1 * 3.0)
 
     def test_a_saved_state_comes_back(self):
-        state = Leaning(np.ones(2, np.float32), 4, (3.0, 1.0, 1.0, 0.25), np.ones((1, 2), "f4"))
+        state = Leaning(np.ones(2, np.float32), 4, (3.0, 1.0, 1.0), np.ones((1, 2), "f4"))
         again = Leaning.from_arrays(state.arrays())
         assert (again.answered, again.form) == (4, state.form)
         assert (again.p == state.p).all()
@@ -420,8 +421,15 @@ class TestDevice:
     @pytest.mark.parametrize("solver", [0.0, 1.0])
     def test_solves_with_the_curvature_of_all_that_it_minimises(self, solver):
         half = self.half()
-        state = replace(half.init(np.zeros(2, np.float32)), answered=1, form=(0, 0, 0, 0.5))
-        values = {"smooth": 2.0, "ridge": 0.5, "damping": 0.25, "solver": solver, "of": 1.0}
+        state = replace(half.init(np.zeros(2, np.float32)), answered=1)
+        values = {
+            "own": 0.5,
+            "smooth": 2.0,
+            "ridge": 0.5,
+            "damping": 0.25,
+            "solver": solver,
+            "of": 1.0,
+        }
         values |= {"iterations": 200.0, "tolerance": 1e-7}
         task = Task("a", 2, SOLVE, values=values, arrays={"p": np.ones(2, np.float32)})
         _, (update,) = half.apply(state, task)
