@@ -142,6 +142,12 @@ def _audit(parser: ArgumentParser) -> None:
     )
 
 
+def _credit(parser: ArgumentParser) -> None:
+    _config(parser)
+    parser.add_argument("--by", metavar="ID", help="what this device makes of the others (all)")
+    parser.add_argument("--out", metavar="SVG", help="write a heat map of all rounds")
+
+
 def _certificate(parser: ArgumentParser) -> None:
     _config(parser)
     parser.add_argument(
@@ -188,6 +194,12 @@ COMMANDS = {
     "pause": Command("Make the whole fleet wait; forecasts go on.", _later("pause"), _config),
     "resume": Command("Let a paused fleet go on.", _later("resume"), _config),
     "status": Command("Say what it is doing, or where it stopped.", _later("status"), _config),
+    "credit": Command(
+        "Show who trusted whom in every round, where the method weighs models for one another.",
+        _later("credit"),
+        _credit,
+        "Reads the database beside a running daemon. A weight of exactly 0 is an outcast's.",
+    ),
     "health": Command(
         "End with 0 if the daemon is alive and ready, else with 1.", _later("health"), _config
     ),

@@ -14,6 +14,7 @@ from typing import Any
 from numpy import ones
 
 from aggregator import config as configs
+from aggregator.heat import given, received, svg, table
 from aggregator.methods import METHODS
 from aggregator.orders import Order, apply, leave
 from aggregator.page import SCHEMA, round_line
@@ -332,6 +333,30 @@ def export(args: Namespace) -> Answer:
     except ExportError as error:
         raise CommandError(f"export: {error}") from error
     return Answer({"bundle": str(out)}, f"{out}: written, checked against torch, and signed")
+
+
+def credit(args: Namespace) -> Answer:
+    """Show what devices' models counted for one another, round by round."""
+    config = _require(configs.Config.load(args.config))
+    with SqliteStore.open(config.database, read_only=True) as store:
+        begun = store.run()
+        closed = store.versions(begun.run) if begun is not None else []
+    weighed = {v.version: v.report["credit"] for v in closed if v.moved and "credit" in v.report}
+    if not weighed:
+        raise CommandError(
+            f"{config.database}: no round has weighed models for one another",
+            hint="methods that do: pfl, pfgl; and fleets of at most 64 devices are written down",
+        )
+    try:
+        heat = received(weighed) if args.by is None else given(weighed, args.by)
+    except KeyError as error:
+        raise CommandError(f"{args.by}: took part in no round that was weighed") from error
+    text = f"{heat.title}:\n{table(heat)}\noutcasts: {', '.join(heat.outcasts) or 'none'}"
+    data: dict[str, Any] = {"credit": weighed, "outcasts": list(heat.outcasts)}
+    if args.out is not None:
+        Path(args.out).write_text(svg(heat), encoding="utf-8")
+        data["out"], text = args.out, f"{text}\nheat map: {args.out}"
+    return Answer(data, text)
 
 
 def _require(config: configs.Config) -> configs.Config:

@@ -86,6 +86,11 @@ class Metrics:
             ["device"],
             registry=own,
         )
+        self.outcasts = Gauge(
+            "gridfed_outcasts",
+            "Devices whose model nobody else lets in, where the method weighs models.",
+            registry=own,
+        )
         self.rounds = Counter(
             "gridfed_rounds", "Rounds closed: moved the model, or abandoned.", ["how"], registry=own
         )

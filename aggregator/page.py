@@ -21,6 +21,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.heat import Credits, received, svg
 from aggregator.records import Version
 from edge_sdk.program import TEMPORARY, Failure, installed_version
 
@@ -29,6 +30,7 @@ SCHEMA = 1
 
 STALE = 60.0  # s without a turn of the loop: the process lives, the daemon does not
 DEADLINE = 5.0  # s for a whole request, header included
+POLICY = "default-src 'none'; style-src 'self'; img-src 'self'"
 AT_ONCE = 8  # requests being served; further ones are turned away
 
 Nothing: Mapping[str, Any] = MappingProxyType({})
@@ -48,11 +50,13 @@ class Snapshot:
         ticked: Monotonic seconds of the loop's last turn.
         checks: What readiness needs, each with whether it holds.
         status: The status document, without its schema number.
+        credits: Returns who trusted whom in which round; drawn only when somebody looks.
     """
 
     ticked: float = 0.0
     checks: Mapping[str, bool] = field(default_factory=lambda: Nothing)
     status: Mapping[str, Any] = field(default_factory=lambda: Nothing)
+    credits: Callable[[], Credits] = dict
 
     @property
     def is_ready(self) -> bool:
@@ -206,13 +210,15 @@ class _Request(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(hurried)
 
     def do_GET(self) -> None:
-        """Answer one of the six pages."""
+        """Answer one of the pages."""
         code, kind, body = self._answer(self.path.partition("?")[0])
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'self'")
+        self.send_header(
+            "Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'"
+        )
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
@@ -231,6 +237,7 @@ class _Request(BaseHTTPRequestHandler):
             "/status": ("application/json", lambda: json.dumps(now.document()).encode()),
             "/style.css": ("text/css", lambda: _static("style.css").encode()),
             "/": ("text/html; charset=utf-8", lambda: html(now.document()).encode()),
+            "/credit.svg": ("image/svg+xml", lambda: svg(received(now.credits())).encode()),
         }
         if path not in pages:
             known = f"pages: {' '.join(sorted(pages))} /healthz /readyz\n"
@@ -266,9 +273,16 @@ def html(document: Mapping[str, Any]) -> str:
         devices=_rows(document.get("devices", {})) + _rows(alarms),
         clusters=_rows(_sizes(document.get("clusters", {}))),
         refused=_rows(document.get("refused", {})),
+        credit=_CREDIT if document.get("credit") else "",
         rounds="".join(_row(entry.values()) for entry in document.get("rounds", ())),
         version=escape(installed_version()),
     )
+
+
+_CREDIT = (
+    '<figure><img src="/credit.svg" alt="weights of devices over rounds">'
+    "<figcaption>The darker the more; red: nothing, an outcast.</figcaption></figure>"
+)
 
 
 def _sizes(clusters: Mapping[str, Sequence[str]]) -> dict[str, int]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
+from functools import partial
 
 from aggregator.fold import Fold, restored
+from aggregator.heat import Credits
 from aggregator.intake import Intake
 from aggregator.methods import METHODS, Clustered, Credited
 from aggregator.metrics import Metrics
@@ -95,8 +97,10 @@ class View:
         for label, members in self._clusters().items():
             metrics.clusters.labels(label).set(len(members))
         metrics.credit.clear()
-        for client, weight in from_others(self._credit()).items():
+        weights = from_others(self._credit())
+        for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
+        metrics.outcasts.set(sum(weight == 0.0 for weight in weights.values()))
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.quarantined.set(len(self.registry.quarantined()))
@@ -139,7 +143,7 @@ class View:
             status["credit"] = credit
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
-        return Snapshot(time.monotonic(), checks, status)
+        return Snapshot(time.monotonic(), checks, status, self._credits())
 
     def _credit(self) -> dict[str, dict[str, float]]:
         """Return what each device made of each other last, where the method weighs them so."""
@@ -147,6 +151,11 @@ class View:
         if not isinstance(state, Credited):
             return {}
         return {client: dict(row) for client, row in state.credit.items()}
+
+    def _credits(self) -> Callable[[], Credits]:
+        """Return what reads the kept history out of the state as it is now."""
+        state: object = self.fold.state
+        return partial(getattr, state, "credits") if isinstance(state, Credited) else dict
 
     def _clusters(self) -> dict[str, list[str]]:
         """Return who belongs to which cluster, where the method has clusters."""

@@ -63,6 +63,10 @@ class Credited(Protocol):
     def credit(self) -> Mapping[str, Mapping[str, float]]:
         """What each client made of each other last; empty before that."""
 
+    @property
+    def credits(self) -> Mapping[int, Mapping[str, Mapping[str, float]]]:
+        """The same by version, for the rounds that are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lent:

@@ -140,3 +140,15 @@ def test_address_must_be_host_and_port(listen):
 
 def test_html_of_an_empty_document():
     assert "not ready: starting" in html(Snapshot().document())
+
+
+def test_the_heat_map_is_drawn_when_somebody_looks(served):
+    page, held, _ = served
+    assert "/credit.svg" not in get(page, "/")[1]
+    rounds = {1: {"a": {"b": 0.5}, "b": {"a": 0.5}}}
+    status = {"fleet": "north", "credit": rounds[1]}
+    held["now"] = Snapshot(time.monotonic(), {"broker": True}, status, lambda: rounds)
+    assert '<img src="/credit.svg"' in get(page, "/")[1]
+    code, picture = get(page, "/credit.svg")
+    assert code == 200
+    assert picture.count("<rect") == 2

@@ -213,6 +213,30 @@ def test_status_and_metrics_tell_what_everybody_makes_of_the_others(world, capsy
     assert told == {n: pytest.approx(row, abs=2e-6) for n, row in wanted.items()}
 
 
+def test_a_liar_turns_red_on_the_heat_map_of_all_rounds(world, capsys, tmp_path):
+    one = personal(world)
+    ids = [f"home-{number}" for number in range(4)]
+    cast = Cast.of(Assault("flipping", byzantine=0.25), ids, one.clock.monotonic)
+    one.start_daemon()
+    for number, name in enumerate(ids):
+        one.start(number, cast.role(name))
+    finish(one)
+    one.turn()
+    assert one.daemon.snapshot.credits() == one.daemon.state.credits
+    assert "gridfed_outcasts 1.0" in one.daemon.metrics.text().decode()
+    capsys.readouterr()
+    one.kill_daemon()
+    picture = tmp_path / "heat.svg"
+    assert cli.main(["credit", str(one.config), "--out", str(picture), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["outcasts"] == ["home-0"]
+    assert sorted(map(int, told["credit"])) == list(range(1, ROUNDS + 1))
+    assert picture.read_text("utf-8").count("#b42318") == ROUNDS
+    assert cli.main(["credit", str(one.config), "--by", "home-1"]) == 0
+    assert "what home-1 makes" in capsys.readouterr().out
+    assert cli.main(["credit", str(one.config), "--by", "nobody"]) == 2
+
+
 def test_other_methods_have_no_credit_to_tell_of(world):
     one = world(run={"rounds": 1})
     one.start_all()
@@ -220,3 +244,5 @@ def test_other_methods_have_no_credit_to_tell_of(world):
     one.turn()
     assert "credit" not in one.daemon.snapshot.status
     assert "gridfed_credit{" not in one.daemon.metrics.text().decode()
+    one.kill_daemon()
+    assert cli.main(["credit", str(one.config)]) == 2
