@@ -44,7 +44,7 @@ from edge_sdk.series import Reading, Series
 from edge_sdk.session import SPENT, Connect, Session
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
-from edge_sdk.uplink import Entry, Numbers
+from edge_sdk.uplink import Entry, Numbers, Pace
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import Leaf, encode, pack_tensor
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
@@ -422,7 +422,7 @@ class Client:
             session=self._session,
             store=self._store,
             shell=Shell(lambda: self._state, self._think, self._stand, self._keep),
-            pace=self._session.up.pace,
+            pace=Pace(max(seconds(self.config.pace.answer), hood.deadline / 4), hood.deadline),
             kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
         )
 

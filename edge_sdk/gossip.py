@@ -322,7 +322,7 @@ def _wait(x: Exchange, name: str, now: float, draw: Callable[[], float]) -> Turn
     if now < link.due:
         return Turn(x)
     says = () if link.attempts == 1 and link.used is None else tuple(_peers(x, name, x.step))
-    wait = x.pace.wait(link.attempts, draw())
+    wait = x.pace.wait(link.attempts, 0.5 + 0.5 * draw())
     link = replace(link, attempts=link.attempts + 1, due=now + wait)
     return Turn(_with(x, name, link), says=says)
 

@@ -20,6 +20,7 @@ from edge_sdk.wire.mixing import metropolis_row
 from edge_sdk.wire.strict import Between, Length, Matches, Misfit
 
 Hex = Annotated[str, Matches(r"[0-9a-fA-F]{64}")]
+Keys = Annotated[Mapping[str, Hex], Length(0, NEIGHBOURS_LIMIT)]
 Weight = Annotated[float, Between(1e-9, 1.0)]
 Count = Annotated[int, Between(1, 65536)]
 
@@ -31,8 +32,7 @@ EVERY, DEADLINE = "15m", "2m"
 class NeighboursSection:
     """Learning with neighbours and without a server: who they are, and how. No keys: none of it."""
 
-    keys: Annotated[Mapping[str, Hex], Length(0, NEIGHBOURS_LIMIT)] = field(default_factory=dict)
-    """Each neighbour's id, and its public key: 64 hex digits"""
+    keys: Keys = field(default_factory=dict)  # each neighbour's id, and its key: 64 hex digits
     weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: by degrees
     epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it, everywhere, to start trackers anew
     steps: Count = 1  # local steps from one exchange to the next, that of the exchange included

@@ -1,0 +1,200 @@
+"""Learning without a server, in one thread: real clients on a broker of lists that misbehaves."""
+
+import logging
+import re
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from edge_sdk.client import Client
+from edge_sdk.wire.loopback import Faults, LoopbackBroker
+from tests.fleet.conftest import SlowClock, history
+from tests.fleet.street import Street, ring
+
+NAMES = [f"home-{number}" for number in range(5)]
+HOURS = 120
+SOUND = Faults()
+
+
+class Block:
+    """A street's clients, their broker, and what each of them said it mixed."""
+
+    def __init__(self, street, faults, seed=0):
+        self.street, self.clock = street, SlowClock()
+        self.broker = LoopbackBroker(faults=faults, seed=seed, clock=self.clock.monotonic)
+        self.clients, self.used = {}, defaultdict(dict)
+        for name in street.graph:
+            self.start(name)
+
+    def start(self, name):
+        config = self.street.config(name)
+        client = Client(
+            config, transport=lambda will: self.broker.link(name, will), clock=self.clock
+        )
+        self.observe(name, client)
+        self.clients[name] = client
+
+    @staticmethod
+    def observe(name, client):
+        for reading in history(int(name.rsplit("-", 1)[1]), HOURS):
+            client.observe(reading)
+
+    def die(self, name):
+        """End a device without a goodbye, as a power cut does."""
+        client = self.clients.pop(name)
+        self.broker.cut(name)
+        client._store.close()
+
+    def turn(self, seconds=0.1):
+        for client in list(self.clients.values()):
+            client.tick()
+        self.clock.now += seconds
+
+    def step(self, name):
+        return self.clients[name].status()["neighbours"]["step"]
+
+    def until(self, condition, turns=3000):
+        for _ in range(turns):
+            if condition():
+                return
+            self.turn()
+        pytest.fail(str({n: c.status()["neighbours"] for n, c in self.clients.items()}))
+
+    def finish(self):
+        last = self.street.config(NAMES[0]).neighbours.last
+        self.until(lambda: all(self.step(name) >= last for name in self.clients))
+
+    def close(self):
+        for client in self.clients.values():
+            client.close()
+
+
+@pytest.fixture
+def block(tmp_path, caplog):
+    made = []
+
+    def make(method="dfl_sgd", faults=SOUND, seed=0, **say):
+        caplog.set_level(logging.INFO, "edge_sdk")
+        made.append(Block(Street(tmp_path, ring(NAMES), method, say=say), faults, seed))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def mixed(caplog):
+    """By exchange, how many links counted at both ends together."""
+    found = defaultdict(int)
+    for record in caplog.records:
+        if said := re.match(r"mixed epoch=(\d+) step=(\d+) used=(\S*)", record.getMessage()):
+            found[int(said[2])] += len([x for x in said[3].split(",") if x and x != '""'])
+    return found
+
+
+def everybody(street, exchanges):
+    return {name: dict.fromkeys(range(exchanges), near) for name, near in street.graph.items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "say"),
+    [
+        ("dfl_sgd", {}),
+        ("dfl_sgd", {"order": "atc", "steps": 2, "fading": True}),
+        ("dfl_gt", {}),
+        ("dfl_gt", {"order": "atc"}),
+    ],
+)
+def test_over_the_wire_it_is_what_the_halves_come_to(block, method, say):
+    one = block(method, **say)
+    one.finish()
+    street = one.street
+    found = {name: client.state.p.copy() for name, client in one.clients.items()}
+    wanted = street.by_hand(everybody(street, 12), one.observe)
+    assert all((found[name] == wanted[name]).all() for name in NAMES)
+    assert any((found[NAMES[0]] != found[name]).any() for name in NAMES[1:])
+
+
+def test_a_bad_link_changes_nothing_with_trackers(block, caplog):
+    one = block("dfl_gt", Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3), seed=5, last=5)
+    one.finish()
+    counts = mixed(caplog)
+    assert all(number % 2 == 0 for number in counts.values()), "both ends, or neither"
+    trackers = np.mean([c.state.tracker for c in one.clients.values()], axis=0)
+    seen = [c.learner.spec.shared(c.state.seen) for c in one.clients.values()]
+    assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
+def test_a_device_that_is_switched_off_goes_on_where_it_stood(block, method):
+    one = block(method, deadline="30s", last=8)
+    for at, name in ((2, "home-0"), (4, "home-3"), (5, "home-4")):
+        one.until(lambda at=at, name=name: one.step(name) >= at)
+        one.die(name)
+        for _ in range(20):
+            one.turn()
+        one.start(name)
+    one.finish()
+    found = {name: client.state.p.copy() for name, client in one.clients.items()}
+    wanted = one.street.by_hand(everybody(one.street, 8), one.observe)
+    assert all((found[name] == wanted[name]).all() for name in NAMES)
+    assert one.clients["home-3"].status()["neighbours"]["epoch"] == 1
+
+
+def test_who_lost_its_store_has_all_trackers_started_anew(block):
+    one = block("dfl_gt", deadline="2s", last=14)
+    one.until(lambda: one.step("home-2") >= 4)
+    one.die("home-2")
+    for file in (one.street.folder / "home-2").iterdir():
+        file.unlink()
+    one.start("home-2")
+    one.finish()
+    assert {c.status()["neighbours"]["epoch"] for c in one.clients.values()} == {2}
+    trackers = np.mean([c.state.tracker for c in one.clients.values()], axis=0)
+    seen = [c.learner.spec.shared(c.state.seen) for c in one.clients.values()]
+    assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
+
+
+def test_a_stranger_is_not_heard(block, tmp_path):
+    one = block(last=3)
+    other = one.street.keys["home-1"]
+    one.street.keys["home-1"] = one.street.keys["home-4"]
+    assert other is not one.street.keys["home-1"]
+    one.die("home-0")
+    one.street.write("home-0", near=["home-1"])
+    one.start("home-0")
+    one.until(lambda: one.step("home-0") >= 3)
+    counts = one.clients["home-0"].status()["counts"]
+    assert counts["arrived BAD_SIGNATURE"] > 0
+    assert counts["links used"] == 0
+
+
+def sent(block):
+    return block.clients["home-0"].status()["counts"]["bytes to neighbours peer"]
+
+
+def test_bytes_grow_with_the_degree(tmp_path):
+    told = {}
+    for reach, folder in ((1, "one"), (2, "two")):
+        (tmp_path / folder).mkdir()
+        graph = ring([f"home-{n}" for n in range(6)], reach)
+        one = Block(Street(tmp_path / folder, graph), SOUND)
+        one.until(lambda one=one: all(one.step(name) >= 1 for name in one.clients))
+        began, before = one.step("home-0"), sent(one)  # the first is said twice: some come late
+        one.until(lambda one=one: all(one.step(name) >= 6 for name in one.clients))
+        told[reach] = (sent(one) - before) / (6 - began)
+        size = one.clients["home-0"].learner.spec.shared_size
+        one.close()
+    assert told[2] == pytest.approx(2 * told[1], rel=0.01)
+    headers = 4 * 300  # two neighbours, two slices each
+    assert 4 * size * 2 < told[1] < 4 * size * 2 + headers
+
+
+def test_a_device_alone_needs_no_neighbours(tmp_path):
+    street = Street(tmp_path, {"home-0": []})
+    one = Block(street, SOUND)
+    for _ in range(5):
+        one.turn()
+    assert "neighbours" not in one.clients["home-0"].status()
+    one.close()
