@@ -224,6 +224,21 @@ def _source(args: Namespace) -> Answer:
     return Answer(found, "\n".join(lines(found)), OK if heard else TEMPORARY)
 
 
+def _tap_arguments(parser: ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument("--source", type=int, metavar="N", help="its number, if there are more")
+    parser.add_argument("--log", default="info", choices=("debug", "info", "warning", "error"))
+
+
+def _tap(args: Namespace) -> Answer:
+    from edge_sdk.program import start_logging  # noqa: PLC0415
+    from edge_sdk.tapping import run, section_of  # noqa: PLC0415
+
+    start_logging(args.log)
+    counts = run(section_of(_config(args), args.source), lambda url: print(url, flush=True))
+    return Answer(counts, ", ".join(f"{what} {count}" for what, count in counts.items()))
+
+
 def _enrol(args: Namespace) -> Answer:
     from edge_sdk.preflight import enrol  # noqa: PLC0415
 
@@ -271,6 +286,13 @@ _COMMANDS = {
         _source_arguments,
         "Ends with 75 when nothing was heard. Needs no broker and no key; nothing is stored.\n"
         "--record keeps what came, for a [[source]] of type replay.",
+    ),
+    "tap": Command(
+        "Stand between a charger and its back office: forward everything, note what was measured.",
+        _tap,
+        _tap_arguments,
+        "Prints the address that the charger is told. A process of its own: the agent may stop\n"
+        "beside it. What it notes is energy and time; tokens that name a driver are left out.",
     ),
     "enrol": Command(
         "Make this device's key, and print the line that the operator needs.",

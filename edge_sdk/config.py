@@ -42,6 +42,9 @@ class KeysSection:
     aggregator: Path | None = None  # pin one aggregator key besides what root announces
 
 
+_PATHS = ("path", "folder", "spool", "ca_file", "cert_file", "key_file", "ocmf_key")
+"""Keys of a ``[[source]]`` that name a file."""
+
 _UNSAID = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
 _HOW = (
     'mechanism = { name = "none" } in [privacy] says that nothing protects the updates; '
@@ -153,7 +156,7 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
 
 
 def _rooted_source(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Take a source's file from the folder of the configuration, as every other path."""
-    named = section.get("path")
-    where = {"path": str(folder / Path(named).expanduser())} if isinstance(named, str) else {}
+    """Take a source's files from the folder of the configuration, as every other path."""
+    named = {key: section[key] for key in _PATHS if isinstance(section.get(key), str)}
+    where = {key: str(folder / Path(name).expanduser()) for key, name in named.items() if name}
     return {**section, **where}

@@ -48,7 +48,7 @@ class Folder:
     pattern: str = "*"
     every: float = 5.0
     history: float = math.inf
-    largest: int = 16 << 20
+    largest: int = 4 << 20
     clock: Clock = field(default_factory=SystemClock)
     wait: Callable[[float], object] = time.sleep
     rejected: Counter[str] = field(default_factory=Counter)

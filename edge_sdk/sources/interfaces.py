@@ -15,11 +15,13 @@ from edge_sdk.sources.live import Live
 from edge_sdk.sources.modbus import Polling
 from edge_sdk.sources.naming import names
 from edge_sdk.sources.normaliser import Normaliser
+from edge_sdk.sources.ocpp import Sockets
 from edge_sdk.sources.p1 import Telegrams, telegram
 from edge_sdk.sources.pm3gpp import decoder
 from edge_sdk.sources.points import Point, block
 from edge_sdk.sources.recording import Replayed
 from edge_sdk.sources.shape import Decoder, Feed, Framer
+from edge_sdk.sources.spool import Followed
 from edge_sdk.wire.strict import Between, Length
 
 S = TypeVar("S", bound="LiveSection")
@@ -69,6 +71,20 @@ class PmSection(LiveSection):
     history: Duration = "7d"  # of older files nothing is read
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OcppSection(LiveSection):
+    """``type = "ocpp"``: a charger, overheard by ``gridfed-edge tap`` as it talks to its office."""
+
+    spool: str = ""  # folder in which the tap keeps its notes and this source finds them
+    spool_bytes: Annotated[int, Between(1 << 19, 1 << 32)] = 4 << 20  # of the folder, at most
+    listen: str = "tcp://127.0.0.1:9000"  # where the charger finds the tap
+    office: str = ""  # where the tap takes it: wss://backoffice.example/ocpp
+    ca_file: str = ""  # authority that signed the back office's certificate
+    cert_file: str = ""  # the tap's own certificate, for chargers that want TLS
+    key_file: str = ""  # and its private key
+    ocmf_key: str = ""  # public key of the meter: signed readings are then verified
+
+
 @dataclass(frozen=True, slots=True)
 class Interface(Generic[S]):
     """How one kind of source is made from its section.
@@ -80,6 +96,7 @@ class Interface(Generic[S]):
         decoder: Makes what reads a frame.
         framer: Cuts plain bytes, where the interface is a line.
         ahead: Frames that may wait for the agent.
+        is_retold: Whether the medium tells everything again after a restart.
     """
 
     name: str
@@ -88,6 +105,7 @@ class Interface(Generic[S]):
     decoder: Callable[[S], Decoder]
     framer: Callable[[], Framer] | None = None
     ahead: int = 512
+    is_retold: bool = False
 
     def __call__(self, table: Mapping[str, Any]) -> Live:
         """Build a source from its section of a configuration; nothing is opened yet.
@@ -114,7 +132,9 @@ class Interface(Generic[S]):
         step = 0.0 if section.step is None else seconds(section.step)
         gap = 0.0 if section.gap is None else seconds(section.gap)
         normaliser = Normaliser(table, step, gap, section.most, section.modulus)
-        return Live(self.name, feed, self.decoder(section), normaliser, ahead=self.ahead)
+        decode = self.decoder(section)
+        made = Live(self.name, feed, decode, normaliser, ahead=self.ahead)
+        return replace(made, is_retold=self.is_retold)
 
 
 def _p1_feed(section: P1Section) -> Feed:
@@ -152,13 +172,34 @@ def _pm_decoder(section: PmSection) -> Decoder:
     return decoder(counters, section.objects)
 
 
+def _ocpp_feed(section: OcppSection) -> Feed:
+    if not section.spool:
+        raise ConfigError("source ocpp: needs 'spool', the folder of the tap's notes")
+    return Followed(Path(section.spool), "ocpp")
+
+
+def _ocpp_decoder(section: OcppSection) -> Decoder:
+    if not section.ocmf_key:
+        return Sockets()
+    from edge_sdk.sources.ocmf import verifier  # noqa: PLC0415 - cryptography
+
+    return Sockets(verifier(Path(section.ocmf_key)))
+
+
 P1 = Interface("p1", P1Section, _p1_feed, _p1_decoder, Telegrams)
 
 MODBUS = Interface("modbus", ModbusSection, _modbus_feed, _modbus_decoder)
 
-PM3GPP = Interface("pm3gpp", PmSection, _pm_feed, _pm_decoder, ahead=4)
+PM3GPP = Interface("pm3gpp", PmSection, _pm_feed, _pm_decoder, ahead=16)
 
-INTERFACES: dict[str, Interface[Any]] = {"p1": P1, "modbus": MODBUS, "pm3gpp": PM3GPP}
+OCPP = Interface("ocpp", OcppSection, _ocpp_feed, _ocpp_decoder, is_retold=True)
+
+INTERFACES: dict[str, Interface[Any]] = {
+    "p1": P1,
+    "modbus": MODBUS,
+    "ocpp": OCPP,
+    "pm3gpp": PM3GPP,
+}
 """What can also be replayed from a recording."""
 
 

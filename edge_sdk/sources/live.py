@@ -34,6 +34,8 @@ class Live:
         decode: Of one frame.
         normaliser: What it remembers.
         is_finite: Whether the medium has an end: then ``__iter__`` reads to it.
+        is_retold: Whether the medium tells everything again after a restart: then nothing of it
+            is remembered.
         clock: Where ``health`` reads time from.
         ahead: How many frames may wait for the agent.
         record: Called with every frame, in the reader's thread.
@@ -48,6 +50,7 @@ class Live:
     decode: Decoder
     normaliser: Normaliser
     is_finite: bool = False
+    is_retold: bool = False
     clock: Clock = field(default_factory=SystemClock)
     ahead: int = 512
     record: Callable[[Frame], object] | None = None
@@ -76,7 +79,7 @@ class Live:
 
     def start(self, saved: bytes | None = None) -> None:
         """Begin to listen, going on where ``saved`` was taken."""
-        if saved:
+        if saved and not self.is_retold:
             self.normaliser.restore(saved)
         name = f"source {self.kind}"
         self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
@@ -146,7 +149,7 @@ class Live:
 
     def saved(self) -> bytes:
         """Return what ``start`` needs after a restart."""
-        return self.normaliser.saved()
+        return b"" if self.is_retold else self.normaliser.saved()
 
     def health(self) -> dict[str, Any]:
         """Say how the interface is: nothing measured is in it."""

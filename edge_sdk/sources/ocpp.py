@@ -1,0 +1,207 @@
+"""What a charger's messages measured: OCPP 1.6 and 2.0.1, from the notes of a tap.
+
+Energy is read from the meter's register, which does not care for sessions: what was said twice and
+what came late follow from it. The only memory is which socket a transaction belongs to, for a 1.6
+charger does not repeat that when it stops. (OCPP 1.6 sections 6 and 7; OCPP 2.0.1 part 2,
+TransactionEvent and MeterValuesType.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from edge_sdk.sources.shape import Frame, Rejected, Sample
+
+_REGISTER = "Energy.Active.Import.Register"
+_NUMBER = re.compile(r"-?\d{1,12}(\.\d{1,9})?")
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)?", re.IGNORECASE | re.ASCII
+)
+_MOST = 512  # values in one message
+_TRANSACTIONS = 256  # whose socket is remembered
+_ELSEWHERE = frozenset({"EV", "Cable", "Body"})  # where else a value may have been taken
+
+Verify = Callable[[str], list[Sample]]
+"""Checks a signed reading and returns what it says; raises ``Rejected``."""
+
+
+@dataclass(slots=True)
+class Sockets:
+    """The decoder of one tap's notes.
+
+    Attributes:
+        verify: Of signed readings; None passes them over.
+
+    Example:
+        >>> sockets = Sockets()
+        >>> ask = b'["CP1","StartTransaction","7",{"connectorId":2,"meterStart":1500,'
+        >>> frame = Frame(ask + b'"timestamp":"2024-05-14T12:00:00Z"}]', 0.0)
+        >>> [(s.name, s.value, s.unit, s.device) for s in sockets(frame)]
+        [('Energy.Active.Import.Register', 1500.0, 'Wh', 'CP1/2')]
+    """
+
+    verify: Verify | None = None
+    _starting: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _running: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def __call__(self, frame: Frame) -> list[Sample]:
+        """Decode one note; a message that measures nothing is no samples.
+
+        Raises:
+            Rejected: Not a note, a time that is none, a value that is no number.
+        """
+        match json.loads(frame.payload):
+            case [str(charger), str(action), str(number), dict(said)]:
+                pass
+            case _:
+                raise Rejected("not a note")
+        if action == "Started":
+            socket = self._starting.pop(f"{charger}/{number}", None)
+            if socket is not None and type(said.get("transactionId")) is int:
+                self._remember(charger, said["transactionId"], socket)
+            return []
+        if action == "TransactionEvent":
+            return self._event(charger, said)
+        return self._older(charger, action, number, said)
+
+    def _older(self, charger: str, action: str, number: str, said: dict[str, Any]) -> list[Sample]:
+        """Read a message of OCPP 1.6."""
+        if action == "StartTransaction":
+            socket = f"{charger}/{_whole(said.get('connectorId'))}"
+            self._starting[f"{charger}/{number}"] = socket
+            if len(self._starting) > _TRANSACTIONS:
+                self._starting.popitem(last=False)
+            return [_register(said.get("timestamp"), said.get("meterStart"), socket)]
+        if action == "StopTransaction":
+            socket = self._known(charger, said.get("transactionId"))
+            ended = [_register(said.get("timestamp"), said.get("meterStop"), socket)]
+            return [*self._values(said.get("transactionData"), socket), *ended]
+        socket = f"{charger}/{_whole(said.get('connectorId', said.get('evseId')))}"
+        if type(said.get("transactionId")) is int:
+            self._remember(charger, said["transactionId"], socket)
+        return self._values(said.get("meterValue"), socket)
+
+    def _event(self, charger: str, said: dict[str, Any]) -> list[Sample]:
+        """Read a message of OCPP 2.0.1."""
+        about, evse = said.get("transactionInfo"), said.get("evse")
+        number = about.get("transactionId") if isinstance(about, dict) else None
+        if isinstance(evse, dict):
+            socket = f"{charger}/{_whole(evse.get('id'))}"
+            self._remember(charger, number, socket)
+        else:
+            socket = self._known(charger, number)
+        return self._values(said.get("meterValue"), socket)
+
+    def _remember(self, charger: str, transaction: object, socket: str) -> None:
+        self._running[f"{charger}/{transaction}"] = socket
+        if len(self._running) > _TRANSACTIONS:
+            self._running.popitem(last=False)
+
+    def _known(self, charger: str, transaction: object) -> str:
+        socket = self._running.get(f"{charger}/{transaction}")
+        if socket is None:
+            raise Rejected("unknown transaction")
+        return socket
+
+    def _values(self, rows: object, socket: str) -> list[Sample]:
+        return sorted(self._read(rows, socket), key=lambda sample: sample.time)
+
+    def _read(self, rows: object, socket: str) -> Iterator[Sample]:
+        for at, value in _sampled(rows):
+            signed = value.get("signedMeterValue")
+            if value.get("format") == "SignedData" or isinstance(signed, dict):
+                yield from self._signed(value, signed, socket)
+            if value.get("format") == "SignedData":
+                continue
+            if value.get("phase") or value.get("location") in _ELSEWHERE:
+                continue
+            unit, factor = _unit(value)
+            name = value.get("measurand") or _REGISTER
+            if isinstance(name, str) and name.startswith(
+                ("Energy.Active.Import", "Power.Active.I")
+            ):
+                yield Sample(name, at, _number(value.get("value")) * factor, unit, socket)
+
+    def _signed(self, value: Mapping[str, Any], signed: object, socket: str) -> Iterator[Sample]:
+        if self.verify is None:
+            return
+        text = signed.get("signedMeterData") if isinstance(signed, dict) else value.get("value")
+        if not isinstance(text, str):
+            raise Rejected("not OCMF")
+        for sample in self.verify(text):
+            yield Sample(sample.name, sample.time, sample.value, sample.unit, socket)
+
+
+def _sampled(rows: object) -> Iterable[tuple[float, Mapping[str, Any]]]:
+    """Yield every sampled value of a list of meter values, with its time."""
+    count = 0
+    for row in rows if isinstance(rows, list) else []:
+        at = moment(row.get("timestamp"))
+        for value in row.get("sampledValue") or []:
+            count += 1
+            if count > _MOST:
+                raise Rejected("too many values")
+            yield at, value
+
+
+def _unit(value: Mapping[str, Any]) -> tuple[str, float]:
+    """Return unit and factor: 1.6 names a unit, 2.0.1 a unit and a power of ten. Default is Wh."""
+    name = value.get("measurand") or _REGISTER
+    default = "W" if isinstance(name, str) and name.startswith("Power") else "Wh"
+    newer = value.get("unitOfMeasure")
+    if not isinstance(newer, dict):
+        return str(value.get("unit") or default), 1.0
+    power = newer.get("multiplier", 0)
+    if type(power) is not int or not -9 <= power <= 9:
+        raise Rejected("bad value")
+    return str(newer.get("unit") or default), 10.0**power
+
+
+def _register(time: object, value: object, socket: str) -> Sample:
+    return Sample(_REGISTER, moment(time), float(_whole(value)), "Wh", socket)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 10**15:
+        raise Rejected("bad value")
+    return value
+
+
+def _number(value: object) -> float:
+    """Read a value: a text in 1.6, a number in 2.0.1.
+
+    >>> _number("12.50"), _number(3)
+    (12.5, 3.0)
+    >>> _number("NaN")
+    Traceback (most recent call last):
+    edge_sdk.sources.shape.Rejected: bad value
+    """
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:
+        return float(value)
+    raise Rejected("bad value")
+
+
+def moment(text: object) -> float:
+    """Read a time; without an offset it is UTC, as OCPP asks for.
+
+    >>> moment("2024-05-14T14:00:00.000+02:00") - moment("2024-05-14T12:00:00Z")
+    0.0
+
+    Raises:
+        Rejected: Not a time.
+    """
+    if not isinstance(text, str) or not _TIME.fullmatch(text):
+        raise Rejected("bad time")
+    try:
+        read = datetime.fromisoformat(text.upper())
+    except ValueError:
+        raise Rejected("bad time") from None
+    return read.replace(tzinfo=read.tzinfo or UTC).timestamp()

@@ -1,0 +1,129 @@
+"""A bounded folder of recordings: one process writes, another follows; either may die."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from edge_sdk.sources.recording import read_record, record, title
+from edge_sdk.sources.shape import Frame
+
+_SEGMENT = 1 << 18
+_SUFFIX = ".rec"
+_TURN = 0.1
+
+
+def segments(folder: Path) -> list[Path]:
+    """List the folder's recordings, oldest first."""
+    return sorted(folder.glob(f"*{_SUFFIX}"))
+
+
+@dataclass(slots=True)
+class Spool:
+    """The writing end. Every start begins a new file, so that a torn end stays an end.
+
+    Attributes:
+        folder: Made if it is not there.
+        kind: Of the recordings.
+        most: Bytes of the folder; the oldest file goes first.
+    """
+
+    folder: Path
+    kind: str
+    most: int = 4 << 20
+    _file: BinaryIO | None = None
+
+    def write(self, frame: Frame) -> None:
+        """Append a frame; it outlives this process as soon as this returns.
+
+        Raises:
+            OSError: No space, or no right.
+        """
+        if self._file is None or self._file.tell() > _SEGMENT:
+            self._turn_page()
+        assert self._file is not None
+        self._file.write(record(frame))
+        self._file.flush()
+
+    def _turn_page(self) -> None:
+        self.close()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        there = segments(self.folder)
+        while there and sum(path.stat().st_size for path in there) > self.most - _SEGMENT:
+            there.pop(0).unlink()
+        number = int(there[-1].stem) + 1 if there else 1
+        path = self.folder / f"{number:010d}{_SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
+        self._file.write(title(self.kind))
+
+    def close(self) -> None:
+        """Close the file at hand."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(slots=True)
+class Followed:
+    """The reading end: a feed that begins with the oldest file and goes on with the newest.
+
+    Attributes:
+        folder: May appear later.
+        kind: Of the recordings.
+        rejected: What was dropped, by reason.
+    """
+
+    folder: Path
+    kind: str
+    rejected: Counter[str] = field(default_factory=Counter)
+    _path: Path | None = None
+    _file: BinaryIO | None = None
+
+    def frames(self, patience: float) -> list[Frame]:
+        """Return what was written meanwhile; wait a moment where there is nothing."""
+        later = self._later()  # asked before reading: then what is here is complete
+        frame = None if self._file is None else self._next(self._file)
+        if frame is not None:
+            return [frame]
+        if later is not None:
+            self._open(later)
+        else:
+            time.sleep(min(patience, _TURN))
+        return []
+
+    def _next(self, file: BinaryIO) -> Frame | None:
+        try:
+            return read_record(file)
+        except EOFError:
+            self.rejected["damaged recording"] += 1
+            file.seek(0, os.SEEK_END)
+            return None
+
+    def _later(self) -> Path | None:
+        """Find the file that follows, if the writer has begun one."""
+        before = "" if self._path is None else self._path.name
+        return next((path for path in segments(self.folder) if path.name > before), None)
+
+    def _open(self, path: Path) -> None:
+        if self._file is not None and self._file.read(1):
+            self.rejected["torn recording"] += 1
+        self.close()
+        self._path = path
+        try:
+            self._file = path.open("rb")
+        except FileNotFoundError:  # the writer was short of room
+            return
+        if self._file.readline(128) != title(self.kind):
+            self.rejected["foreign recording"] += 1
+            self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Close the file at hand."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

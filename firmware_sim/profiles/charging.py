@@ -1,0 +1,103 @@
+"""Cars at a charging socket: when they come, what they want, how long they stay."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Literal
+
+from firmware_sim.profiles.premises import is_free
+from firmware_sim.profiles.weather import DAY, draw
+
+Site = Literal["home", "workplace", "public", "depot"]
+
+_ARRIVALS: dict[Site, tuple[float, float, float]] = {  # a day, mean hour of arrival, its spread
+    "home": (0.9, 18.5, 1.5),
+    "workplace": (1.3, 8.0, 0.8),
+    "public": (3.0, 14.0, 4.5),
+    "depot": (1.0, 17.0, 0.7),
+}
+_STAY = {"home": 10.0, "workplace": 8.0, "public": 2.0, "depot": 13.0}  # hours, median
+_AC = (3.7, 7.4, 11.0, 22.0)
+_KNEE = 0.85
+"""Share of the energy asked for after which the current tapers off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One car at one socket.
+
+    Attributes:
+        arrival: Unix seconds: plugged in, charging.
+        departure: Unplugged.
+        wh: What it would take if it stayed long enough.
+        watts: Until the knee.
+        number: Of the day.
+    """
+
+    arrival: int
+    departure: int
+    wh: float
+    watts: float
+    number: int
+
+    def delivered(self, time: float) -> float:
+        """Return Wh given so far: constant power to the knee, then exponential decay.
+
+        >>> car = Session(0, 36_000, 10_000, 10_000, 0)
+        >>> round(car.delivered(1800)), 8500 < car.delivered(5400) < 10_000
+        (5000, True)
+        """
+        seconds = min(max(time - self.arrival, 0.0), self.departure - self.arrival)
+        knee = _KNEE * self.wh
+        until = knee / self.watts * 3600
+        if seconds <= until:
+            return self.watts * seconds / 3600
+        rest = self.wh - knee
+        return knee + rest * (1 - math.exp(-self.watts * (seconds - until) / 3600 / rest))
+
+    def power(self, time: float) -> float:
+        """Return W at a moment."""
+        if not self.arrival <= time < self.departure:
+            return 0.0
+        return 60 * (self.delivered(time + 60) - self.delivered(time))
+
+
+def sessions(seed: int, socket: int, site: Site, day: int) -> list[Session]:
+    """Return the cars of a UTC day, in order, one at a time.
+
+    Args:
+        seed: Tells chargers apart.
+        socket: From 1.
+        site: Whose habits.
+        day: Days since 1970; a car may stay into the next one, and nobody comes before it left.
+
+    Example:
+        >>> cars = [car for day in range(19_700, 19_730) for car in sessions(1, 1, "home", day)]
+        >>> 10 < len(cars) < 45
+        True
+        >>> all(a.departure < b.arrival for a, b in zip(cars, cars[1:]))
+        True
+    """
+    chance = draw("cars", seed, socket, day)
+    often, hour, spread = _ARRIVALS[site]
+    free = is_free(date(1970, 1, 1) + timedelta(day))
+    count = int(chance.poisson(often * (0.3 if free and site != "public" else 1.0)))
+    hours = sorted(float(h) for h in chance.normal(hour, spread, count))
+    cars: list[Session] = []
+    last = day * DAY + 7 * 3600 if _STAY[site] > 9 else day * DAY
+    for number, at in enumerate(hours):
+        arrival = max(round(day * DAY + min(max(at, 0.0), 23.0) * 3600), last + 300)
+        stay = float(chance.lognormal(math.log(_STAY[site]), 0.35))
+        wh = float(chance.lognormal(math.log(11_000), 0.6))
+        watts = 1000 * float(chance.choice(_AC))
+        fails = chance.random() < 0.04
+        departure = arrival + round(120 if fails else max(900, stay * 3600))
+        latest = (day + 1) * DAY + (6 * 3600 if _STAY[site] > 9 else -300)
+        departure = min(departure, latest)
+        if departure - arrival < 60:
+            continue
+        cars.append(Session(arrival, departure, wh, watts, number))
+        last = departure
+    return cars
