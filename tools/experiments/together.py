@@ -122,6 +122,7 @@ def gather(
     gradient: Graph,
     windows: Mapping[str, Windows],
     starts: Mapping[str, Vector] | None = None,
+    keep_moments: bool = False,
 ) -> Fleet:
     """Set up every device of a plan.
 
@@ -132,6 +133,7 @@ def gather(
         gradient: The bundle's gradient graph.
         windows: What each device may learn from, by device name.
         starts: Vectors to continue from instead of fresh ones.
+        keep_moments: Optimisers remember the rounds before; only sensible where all are alone.
     """
     spec = layout.with_shared(plan.shared)
     first = redrawn(spec, initial, key(plan.seed, "_agg", "initial", 0))
@@ -139,7 +141,8 @@ def gather(
     for name in sorted(windows):
         keyed = partial(key, plan.seed, name)
         lent = Lent(name, spec, {"gradient": gradient}, _given(windows[name]), plan.batch, keyed)
-        halves[name] = DEVICE[plan.method](lent, Steps(adam, minibatch=plan.minibatch))
+        how = Steps(adam, minibatch=plan.minibatch, keep_moments=keep_moments)
+        halves[name] = DEVICE[plan.method](lent, how)
         own = redrawn(spec, initial, keyed("initial", 0)) if plan.own_heads else first
         own = own if starts is None else starts[name]
         states[name] = halves[name].init(own)

@@ -1,0 +1,311 @@
+"""Judging PFGL's claims over seeds, and ours: reproduced or not, with the numbers that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tools.experiments import ev
+from tools.experiments.claims import Claim, Results
+from tools.experiments.graph_marks import Marks
+from tools.experiments.standings import where
+
+WIDEST = 0.12
+"""Share of readings that may lie below, and above, a served interval of 80 %."""
+
+DEGRADED, BROKEN = 0.03, 0.20
+"""What an attack may cost PFGL, and what it must cost an undefended average."""
+
+TIE = 0.02
+OURS = "week, federated"
+
+
+def qs(result: Mapping[str, Any]) -> float:
+    """Return a result's QS, averaged over stations."""
+    return float(result["mean"]["QS"])
+
+
+def tasks(results: Results) -> list[tuple[str, int]]:
+    """Return sets and horizons, in the order of the sets."""
+    found = {(r["arm"]["dataset"], r["arm"]["horizon"]) for r in results}
+    return [(d, h) for h in (1, 6) for d in ev.SETS if (d, h) in found]
+
+
+def called(task: tuple[str, int]) -> str:
+    """Return a task's name."""
+    return f"{ev.TITLES[task[0]]} p={task[1]}"
+
+
+def paired(results: Results, one: str, other: str, task: tuple[str, int]) -> list[float]:
+    """Return the relative difference in QS of two rows, seed by seed: negative is better."""
+    here = [r for r in results if (r["arm"]["dataset"], r["arm"]["horizon"]) == task]
+    first = {r["arm"]["seed"]: qs(r) for r in where(here, name=one)}
+    second = {r["arm"]["seed"]: qs(r) for r in where(here, name=other)}
+    return [first[s] / second[s] - 1.0 for s in sorted(first.keys() & second.keys())]
+
+
+def less(results: Results, one: str, other: str, text: str = "") -> list[Claim]:
+    """Claim that one row's QS is below another's on every task, in every seed."""
+    found = {t: paired(results, one, other, t) for t in tasks(results)}
+    found = {t: gaps for t, gaps in found.items() if gaps}
+    if not found:
+        return []
+    holds = all(gap < 0 for gaps in found.values() for gap in gaps)
+    said = ", ".join(f"{called(t)} {np.mean(gaps):+.1%}" for t, gaps in found.items())
+    return [Claim(text or f"QS of {one} is below {other}'s", holds, said)]
+
+
+def of_e1(results: Results) -> list[Claim]:
+    """Judge the paper's claims on accuracy."""
+    claims = less(results, "PFGL", "No_FL")
+    claims += less(results, "PFGL", "CNFGNN")
+    claims += less(results, "CNFGNN", "No_FL")
+    claims += _growing(results)
+    claims += _everywhere(results)
+    claims += less(results, "LSTM-PFL", "LSTM-FedAvg")
+    claims += less(results, "LSTM-CNN-PFL", "LSTM-CNN-FedAvg")
+    far = [r for r in results if r["arm"]["horizon"] == 6]
+    claims += less(far, "LSTM-CNN-FedAvg", "LSTM-FedAvg")
+    claims += _closest(results)
+    fair = "QS of PFGL is below No_FL's trained to convergence (not in the paper)"
+    return claims + less(results, "PFGL", "No_FL converged", fair)
+
+
+def _growing(results: Results) -> list[Claim]:
+    """The gain is larger at six steps than at one."""
+    said, holds = [], []
+    for dataset in ev.SETS:
+        near, far = (paired(results, "PFGL", "No_FL", (dataset, h)) for h in (1, 6))
+        if near and far:
+            holds.append(np.mean(far) < np.mean(near))
+            said.append(f"{ev.TITLES[dataset]} {np.mean(near):+.1%} and {np.mean(far):+.1%}")
+    text = "PFGL gains more over No_FL at p=6 than at p=1 (paper: -12.8 % and -5.7 %)"
+    return [Claim(text, all(holds), ", ".join(said))] if holds else []
+
+
+def _everywhere(results: Results) -> list[Claim]:
+    """PFGL is better than No_FL on every station."""
+    better, count = 0, 0
+    for ours in where(results, name="PFGL"):
+        arm = ours["arm"]
+        same = {k: arm[k] for k in ("dataset", "horizon", "seed")}
+        for theirs in where(results, name="No_FL", **same):
+            gains = [ours["stations"][x]["QS"] < row["QS"] for x, row in theirs["stations"].items()]
+            better, count = better + sum(gains), count + len(gains)
+    text = "QS of PFGL is below No_FL's on every station"
+    return [Claim(text, better == count, f"{better} of {count}")] if count else []
+
+
+def _closest(results: Results) -> list[Claim]:
+    """PFGL's coverage is the closest to 0.8 of the paper's rows."""
+    said, holds = [], []
+    for task in tasks(results):
+        here = [r for r in results if (r["arm"]["dataset"], r["arm"]["horizon"]) == task]
+        off: dict[str, list[float]] = {}
+        for r in here:
+            if not r["arm"]["name"].startswith(("week", "pooled", "No_FL c")):
+                off.setdefault(r["arm"]["name"], []).append(abs(r["mean"]["ICP"] - 0.8))
+        if "PFGL" in off and len(off) > 1:
+            means = {name: float(np.mean(values)) for name, values in off.items()}
+            holds.append(means["PFGL"] <= min(means.values()))
+            said.append(f"{called(task)} {means['PFGL']:.3f} off, best {min(means.values()):.3f}")
+    text = "PFGL's ICP is the closest to 0.8"
+    return [Claim(text, all(holds), ", ".join(said))] if holds else []
+
+
+def of_marks(results: Results, marks: Marks) -> list[Claim]:
+    """Judge our best configuration against what others reach on the same windows."""
+    claims = []
+    for kind, most, text in (
+        ("must beat", 0, "below every method that must be beaten, on every set"),
+        ("same window", 1, "at or below the best method on the same window, on 3 sets of 4"),
+    ):
+        for horizon in (1, 6):
+            rows = _beside(results, marks, horizon, kind)
+            if rows:
+                missed = sum(ours > mark for ours, mark in rows.values())
+                said = ", ".join(
+                    f"{ev.TITLES[d]} {ours:.4g} against {mark:.4g}"
+                    for d, (ours, mark) in rows.items()
+                )
+                claims.append(Claim(f"{OURS}, p={horizon}: {text}", missed <= most, said))
+    return claims + less(results, OURS, "week, alone", "a federation gains over training alone")
+
+
+def _beside(
+    results: Results, marks: Marks, horizon: int, kind: str
+) -> dict[str, tuple[float, float]]:
+    out = {}
+    for dataset in ev.SETS:
+        found = where(results, name=OURS, dataset=dataset, horizon=horizon)
+        if found and (dataset, horizon) in marks:
+            mean = float(np.mean([r.get("served", r["mean"])["QS"] for r in found]))
+            out[dataset] = (mean, marks[dataset, horizon][kind][1])
+    return out
+
+
+def of_intervals(results: Results) -> list[Claim]:
+    """Judge what devices would have served: misses on either side, and the length they cost."""
+    found = [r for r in where(results, name=OURS) if "calibrated" in r]
+    if not found:
+        return []
+    worst = {
+        side: max((row[side], x) for r in found for x, row in r["calibrated"].items())
+        for side in ("below", "above")
+    }
+    said = ", ".join(f"{side} at most {share:.3f} ({x})" for side, (share, x) in worst.items())
+    holds = all(share <= WIDEST for share, _ in worst.values())
+    claims = [Claim(f"served 80 % intervals miss at most {WIDEST} a side, everywhere", holds, said)]
+    shares = [r["served"]["MIL"] / r["served"]["MIL equal"] - 1.0 for r in found]
+    text = "they are no longer than the uncalibrated ones, widened in hindsight to miss as few"
+    said = f"{np.mean(shares):+.1%} on average, {max(shares):+.1%} at most"
+    return [*claims, Claim(text, max(shares) <= 0.0, said)]
+
+
+def rises(results: Results, name: str, attack: str, liars: int) -> list[float]:
+    """Return by how much a row's QS over all stations rises under an attack, seed by seed."""
+    free = {r["arm"]["seed"]: r for r in _free(results, name)}
+    hit = where(results, name=name, attack=attack, liars=liars, experiment="e2")
+    return [
+        qs(r) / qs(free[r["arm"]["seed"]]) - 1.0 if np.isfinite(qs(r)) else float("inf")
+        for r in hit
+        if r["arm"]["seed"] in free
+    ]
+
+
+def _free(results: Results, name: str) -> list[Mapping[str, Any]]:
+    return where(results, name=name, attack="", dataset=ev.BOULDER, horizon=6, stations=None)
+
+
+def of_e2(results: Results) -> list[Claim]:
+    """Judge what liars do."""
+    claims = []
+    for attack in ("flipping", "gaussian"):
+        for crowd in (1, 4):
+            found = rises(results, "PFGL", attack, crowd)
+            if found:
+                text = f"PFGL degrades by at most {DEGRADED:.0%}: {attack}, {crowd} of 8"
+                claims.append(Claim(text, max(found) <= DEGRADED, _shares(found)))
+                claims += _still_better(results, attack, crowd)
+            if found := rises(results, "LSTM-FedAvg", attack, crowd):
+                text = f"LSTM-FedAvg degrades by at least {BROKEN:.0%}: {attack}, {crowd} of 8"
+                claims.append(Claim(text, min(found) >= BROKEN, _shares(found)))
+    return claims + _shut_out(r for r in results if r["arm"]["attack"] in {"flipping", "gaussian"})
+
+
+def _still_better(results: Results, attack: str, crowd: int) -> list[Claim]:
+    alone = {r["arm"]["seed"]: qs(r) for r in _free(results, "No_FL")}
+    hit = where(results, name="PFGL", attack=attack, liars=crowd, experiment="e2")
+    pairs = [(qs(r), alone[r["arm"]["seed"]]) for r in hit if r["arm"]["seed"] in alone]
+    if not pairs:
+        return []
+    said = ", ".join(f"{ours:.4f} and {theirs:.4f}" for ours, theirs in pairs)
+    text = f"and stays below No_FL: {attack}, {crowd} of 8"
+    return [Claim(text, all(ours < theirs for ours, theirs in pairs), said)]
+
+
+def _shut_out(results: Iterable[Mapping[str, Any]]) -> list[Claim]:
+    """Honest stations give liars no weight from round 2 on."""
+    heaviest, rounds = 0.0, 0
+    for r in results:
+        if r["arm"]["name"] != "PFGL":
+            continue
+        for credit in r["credits"][1:]:
+            rounds += 1
+            heaviest = max(heaviest, *weights_of_liars(credit, r["liars"]))
+    text = "attackers' weight is zero from round 2 on"
+    said = f"heaviest {heaviest:.4f} in {rounds} rounds"
+    return [Claim(text, heaviest == 0.0, said)] if rounds else []
+
+
+def weights_of_liars(
+    credit: Mapping[str, Mapping[str, float]], liars: Sequence[str]
+) -> list[float]:
+    """Return what each honest station gives to all liars together.
+
+    >>> weights_of_liars({"a": {"a": 0.75, "c": 0.25}, "b": {"b": 1.0}, "c": {"c": 1.0}}, ["c"])
+    [0.25, 0.0]
+    """
+    honest = sorted(credit.keys() - set(liars))
+    return [sum(credit[x].get(y, 0.0) for y in liars) for x in honest] or [0.0]
+
+
+def of_e3(results: Results) -> list[Claim]:
+    """Judge what the credit does."""
+    rows = sorted(where(results, experiment="e3"), key=lambda r: float(r["arm"]["credit"]))
+    if not rows:
+        return []
+    counts = _by_credit(rows, lambda w: float(len(w)))
+    entropy = _by_credit(rows, entropy_of)
+    claims = [
+        Claim(
+            "the number of contributors does not fall with sigma", _rising(counts), _said(counts)
+        ),
+        Claim("the entropy of a row's weights rises with sigma", _rising(entropy), _said(entropy)),
+    ]
+    return claims + _shut_out(rows)
+
+
+def entropy_of(weights: Mapping[str, float]) -> float:
+    """Return the entropy of a row in nats.
+
+    >>> round(entropy_of({"a": 0.5, "b": 0.5}), 4)
+    0.6931
+    """
+    w = np.array([x for x in weights.values() if x > 0.0])
+    return float(-(w * np.log(w)).sum())
+
+
+def _by_credit(rows: Results, of: Any) -> dict[float, float]:  # noqa: ANN401 - a row's weights to a number
+    out: dict[float, list[float]] = {}
+    for r in rows:
+        honest = [x for x in r["stations"] if x not in r["liars"]]
+        for credit in r["credits"][1:]:
+            out.setdefault(r["arm"]["credit"], []).extend(of(credit[x]) for x in honest)
+    return {sigma: float(np.mean(values)) for sigma, values in sorted(out.items())}
+
+
+def _rising(values: Mapping[float, float]) -> bool:
+    return all(b >= a - 1e-9 for a, b in pairwise(values.values()))
+
+
+def _said(values: Mapping[float, float]) -> str:
+    return ", ".join(f"{sigma:g}: {value:.2f}" for sigma, value in values.items())
+
+
+def of_e4(results: Results) -> list[Claim]:
+    """Judge encoders and the number of stations."""
+    whole = [r for r in results if r["arm"]["stations"] is None and not r["arm"]["attack"]]
+    claims = []
+    gaps = paired(whole, "PFGL, LSTM encoder", "PFGL", (ev.BOULDER, 6))
+    if gaps:
+        said = f"{np.mean(gaps):+.1%}"
+        text = f"QS with an LSTM encoder differs by less than {TIE:.0%} (paper: -0.1 %)"
+        claims.append(Claim(text, max(map(abs, gaps)) < TIE, said))
+    few = {n: _shared_stations(results, n) for n in (2, 4)}
+    for n, pairs in few.items():
+        if pairs:
+            said = ", ".join(f"{a:.4f} with {n}, {b:.4f} with all" for a, b in pairs)
+            text = f"the first two stations' QS is lower with all stations than with {n}"
+            claims.append(Claim(text, all(b < a for a, b in pairs), said))
+    return claims
+
+
+def _shared_stations(results: Results, count: int) -> list[tuple[float, float]]:
+    out = []
+    for r in where(results, experiment="e4", stations=count):
+        same = [x for x in _free(results, "PFGL") if x["arm"]["seed"] == r["arm"]["seed"]]
+        names = list(r["stations"])[:2]
+        for full in same:
+            few, all_ = (
+                float(np.mean([x["stations"][name]["QS"] for name in names])) for x in (r, full)
+            )
+            out.append((few, all_))
+    return out
+
+
+def _shares(values: Sequence[float]) -> str:
+    return ", ".join(f"{x:+.1%}" if x < 100 else "diverged" for x in values)

@@ -1,0 +1,219 @@
+"""Both ends of any method in one queue, perishable turns and liars among them: nobody is ever late.
+
+The halves are the product's own, driven as the two shells drive them, in order and at once. Bytes
+are therefore never taken from here, and deadlines do not pass unless nobody has anything to say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.wire.method import (
+    ALL,
+    Array,
+    Closed,
+    Due,
+    Effect,
+    Event,
+    Half,
+    Member,
+    Played,
+    Signal,
+    Task,
+    Update,
+    answered,
+)
+from edge_sdk.wire.method import CONTRACTS as KNOWN
+from edge_sdk.wire.spec import Vector
+from tools.experiments.virtual import OPEN, Tamper
+
+Twist = Callable[[Signal], Signal]
+"""What a liar makes of an activation or a gradient before it sends it."""
+
+IDLE = 3
+"""Deadlines in a row that may pass without any word before a run is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A round that moved the models.
+
+    Attributes:
+        closed: What the server half says of it.
+        state: The server half's state after it.
+        states: The devices' states after it.
+    """
+
+    closed: Closed
+    state: Any
+    states: Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """All halves of a run; ``steps`` drives it.
+
+    Attributes:
+        method: A key of ``CONTRACTS``.
+        server: The server half, bound to its settings.
+        devices: The device halves by client.
+        states: The device states by client.
+        liars: What is done to the answers of some clients.
+        twists: What is done to their signals.
+    """
+
+    method: str
+    server: Half[Any]
+    devices: Mapping[str, Half[Any]]
+    states: dict[str, Any]
+    liars: Mapping[str, Tamper] = field(default_factory=dict)
+    twists: Mapping[str, Twist] = field(default_factory=dict)
+    _state: Any = None
+    _act: Any = None
+    _queue: deque[Effect | Event] = field(default_factory=deque)
+    _dues: deque[Due] = field(default_factory=deque)
+    _asked: dict[str, Task] = field(default_factory=dict)
+    _honest: dict[str, Update] = field(default_factory=dict)
+
+    def steps(self, common: Vector) -> Iterator[Step]:
+        """Start the run from a common vector and yield every round that moved.
+
+        It ends when the method says that it is done, or when nobody speaks any more.
+        """
+        self._state = self.server.init(common)
+        self._queue.extend(Member(name, present=True) for name in sorted(self.devices))
+        self._queue.append(OPEN)
+        quiet = 0
+        while quiet < IDLE:
+            if not self._queue:
+                quiet += 1
+                self._late()
+                continue
+            quiet = 0
+            closed = self._handled(self._queue.popleft())
+            if closed is not None and closed.moved:
+                yield Step(closed, self._state, dict(self.states))
+                if closed.report.get("stop"):
+                    return
+
+    def _handled(self, what: Effect | Event) -> Closed | None:
+        """Give one thing to whom it belongs; return a round that it closed."""
+        match what:
+            case Task(to=to):
+                for name in sorted(self.devices) if to == ALL else [to]:
+                    self._told(name, what)
+            case Signal():
+                self._heard(what)
+            case Update() if what.sender in self.liars and self._is_early():
+                self._queue.append(what)  # a liar speaks when it has heard all others
+            case Update():
+                return self._folded(self._uploaded(what))
+            case Closed():
+                return what
+            case Due() | Member() | Played():
+                return self._folded(what)
+        return None
+
+    def _is_early(self) -> bool:
+        """Whether an honest answer is still to come."""
+        honest = self.devices.keys() - self.liars.keys()
+        senders = {x.sender for x in self._queue if isinstance(x, Update)}
+        asked = {x.to for x in self._queue if isinstance(x, Task)}
+        return bool(honest & (senders | asked)) or ALL in asked
+
+    def _told(self, name: str, task: Task) -> None:
+        if task.ask == answered(KNOWN[self.method])[0]:
+            self._asked[name] = task
+        self.states[name], answers = self.devices[name].apply(self.states[name], task)
+        for one in answers:
+            is_twisted = isinstance(one, Signal) and name in self.twists and one.array.size
+            self._queue.append(self.twists[name](one) if is_twisted else one)  # type: ignore[arg-type]
+
+    def _uploaded(self, update: Update) -> Update | None:
+        """Let a liar lie, then screen as the product's door does: finite numbers only, float64."""
+        name = update.sender
+        told: Update | None = update
+        if name in self.liars:
+            told = self.liars[name](update, self._asked[name], self._honest)
+        else:
+            self._honest[name] = update
+        if told is None or not np.isfinite(told.vector).all():
+            return None
+        return replace(told, vector=np.asarray(told.vector, np.float64))
+
+    def _folded(self, event: Event | None) -> Closed | None:
+        """Let the server half take an event, and its play follow."""
+        if event is None:
+            return None
+        before = self._mark()
+        self._state, effects = self.server.apply(self._state, event)
+        closed = None
+        for effect in effects:
+            if isinstance(effect, Closed):
+                closed = effect
+            elif isinstance(effect, Due):
+                self._dues.append(effect)
+            else:
+                self._queue.append(effect)
+        self._followed(event, is_new=self._act is None or before != self._mark())
+        return closed
+
+    def _followed(self, event: Event, *, is_new: bool) -> None:
+        play = self.server.play
+        if play is None:
+            return
+        if is_new:
+            self._act = play.begin(self._state, self._act)
+            self._played(Due(self._state.round, "begin"))
+        elif isinstance(event, Member):
+            self._act = replace(self._act, slots=self._state.slots)
+            self._played(event)
+
+    def _mark(self) -> tuple[int, int, int]:
+        state = self._state
+        return state.round, getattr(state, "attempt", 0), getattr(state, "settled", 0)
+
+    def _heard(self, said: Signal) -> None:
+        """Take a signal in as the door does: finite, in its turn, of its shape."""
+        play = self.server.play
+        shape = said.array.shape if said.array.size else ()
+        if play is None or not np.isfinite(said.array).all():
+            return
+        if play.wants(self._act, said, shape):
+            self._played(said)
+
+    def _played(self, event: Event) -> None:
+        assert self.server.play is not None
+        self._act, effects = self.server.play.apply(self._act, event)
+        for effect in effects:
+            if isinstance(effect, Due):
+                self._dues.append(effect)
+            else:
+                self._queue.append(effect)
+
+    def _late(self) -> None:
+        """Let the newest deadline pass, at both: one of them waits for it."""
+        if not self._dues:
+            return
+        due = self._dues.pop()
+        self._dues.clear()
+        if self.server.play is not None:
+            self._played(due)
+        if not self._queue:
+            self._folded(due)
+
+
+def twisted(part: str, act: Callable[[Array], Array]) -> Twist:
+    """Do something to every activation (``encode``) or every gradient (``decode``) that is sent."""
+
+    def twist(said: Signal) -> Signal:
+        if said.ask != part:
+            return said
+        return replace(said, array=np.asarray(act(said.array), said.array.dtype))
+
+    return twist
