@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge_sdk import Client, Reading
 from firmware_sim.fleet import Fleet, readings
 from firmware_sim.folders import Device
+from firmware_sim.intervals import Glimpse, Held, held
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
 
@@ -55,9 +56,13 @@ class Errors:
 
     Attributes:
         each: By device id.
+        held: How intervals fared, by device id; empty where models say none.
+        glimpses: One forecast of each, beside what then happened.
     """
 
     each: Mapping[str, Error]
+    held: Mapping[str, Held] = field(default_factory=dict)
+    glimpses: tuple[Glimpse, ...] = ()
 
     @property
     def mae(self) -> float:
@@ -93,12 +98,16 @@ def errors(
     """
     later = replace(chosen, start=chosen.until, until=chosen.judge[1], judge=chosen.judge)
     clients = {client.config.id: client for client in reversed(fleet.clients)}
-    found = {}
+    found, around = {}, {}
     for device in devices:
         if device.id in judged:
+            client = clients[device.id]
             history = readings(device.sample, samples, later)
-            found[device.id] = judge(clients[device.id], history, chosen.span)
-    return Errors(found)
+            found[device.id] = judge(client, history, chosen.span)
+            if (one := held(client, chosen.span)) is not None:
+                around[device.id] = one
+    fared = {name: one for name, (one, _) in around.items()}
+    return Errors(found, fared, tuple(glimpse for _, glimpse in around.values()))
 
 
 def judge(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:

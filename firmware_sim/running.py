@@ -28,6 +28,7 @@ from firmware_sim.processes import Family
 from firmware_sim.results import Traffic
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
+from firmware_sim.trust import Trust, trust
 
 MOST_PROCESSES = 16
 """Up to so many devices get a process each, unless told otherwise."""
@@ -53,6 +54,7 @@ class FleetRun:
         judged: Ids of the devices whose forecasts are judged at the end; none of a run in
             processes of their own are.
         errors: What the judged ones came to.
+        trust: Who trusted whom, where the method weighs models for one another.
         stall: Seconds that the model may stand still.
     """
 
@@ -71,6 +73,7 @@ class FleetRun:
     assault: Assault | None = None
     judged: tuple[str, ...] = ()
     errors: Errors | None = None
+    trust: Trust | None = None
     refused: dict[str, int] = field(default_factory=dict)
     stall: float = math.inf
     moved: int = 0  # how often the model was last seen to have moved
@@ -122,6 +125,7 @@ class FleetRun:
             finally:
                 if self.judged:
                     self.errors = errors(fleet, devices, self.judged, self.samples, self.scenario)
+                    self.trust = trust(run.prepared.aggregator, self.out)
             return meter.cost(fleet.traffic())
 
     def _roles(self, ids: Sequence[str]) -> Callable[[str], Role]:

@@ -25,7 +25,8 @@ UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
 
 _OWN = frozenset(
     {"fedasync", "afl", "fedatt", "fedda", "pfl", "rsa", "rsa_weights", "dp_rsa"}
-    | {"bafdp", "bsfdp", "aspire_ease"}
+    | {"bafdp", "bsfdp", "aspire_ease", "bigfl", "dfl_sgd", "dfl_gt"}
+    | {"pfgl", "cnfgnn", "lstm_cnn_fedavg", "lstm_cnn_pfl"}
 )
 """Methods that combine answers by themselves: a rule beside them is refused."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import intervals
 from firmware_sim.attacks.assault import Assault
 from firmware_sim.display import Display
 from firmware_sim.errors import Errors
@@ -21,6 +22,7 @@ from firmware_sim.processes import Family
 from firmware_sim.running import FleetRun
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.trust import Trust
 
 HOLDS = 0.15
 """An RMSE that rose by at most so much is said to hold."""
@@ -49,6 +51,8 @@ class Row:
         rounds: How often the model moved.
         clean: The RMSE of the same way to learn without an attack; None in that row itself.
         devices: How many took part.
+        trust: Who trusted whom, where the method weighs models for one another.
+        liars: Ids of those who lied.
     """
 
     learning: Learning
@@ -58,6 +62,8 @@ class Row:
     rounds: int
     clean: float | None = None
     devices: int = 0
+    trust: Trust | None = None
+    liars: frozenset[str] = frozenset()
 
     @property
     def rise(self) -> float | None:
@@ -103,11 +109,33 @@ class Row:
             "windows": self.errors.windows,
             "rounds": self.rounds,
             "refused": self.refused,
+            "liars": sorted(self.liars),
             "devices": {
                 name: {"mae": _number(one.mae), "rmse": _number(one.rmse)}
                 for name, one in self.errors.each.items()
             },
+            "intervals": {name: asdict(one) for name, one in self.errors.held.items()},
+            "credit": self.trust.credit if self.trust else {},
+            "outcast_since": {
+                name: self.trust.since(name) for name in sorted(self.liars) if self.trust
+            },
         }
+
+    def story(self, unit: str) -> str:
+        """Return what else there is to see: whom the method trusted, and how intervals fared.
+
+        Empty where the method weighs nobody and the model says no interval.
+        """
+        against = f"under {self.assault.attack}" if self.assault else "without an attack"
+        head = f"{self.learning.method}, {against}"
+        parts = []
+        if self.trust is not None:
+            parts.append(f"{head}: {self.trust.marked(self.liars)}")
+        if self.errors.held:
+            fared = intervals.table(self.errors.held, unit)
+            parts.append(f"{head}: readings outside of the intervals that were served\n{fared}")
+            parts.append(self.errors.glimpses[0].text(unit))
+        return "\n\n".join(parts)
 
 
 def _number(value: float) -> float | None:
@@ -193,7 +221,17 @@ class Trial:
         if run.errors is None:
             raise TooSlow(f"{where}: nobody could be judged")
         devices = self.scenario.devices
-        return Row(learning, assault, run.errors, run.refused, rounds, devices=devices)
+        ids = [name for name, _ in assigned(self.samples.samples, devices)]
+        return Row(
+            learning,
+            assault,
+            run.errors,
+            run.refused,
+            rounds,
+            devices=devices,
+            trust=run.trust,
+            liars=assault.malicious(ids) if assault else frozenset(),
+        )
 
 
 def heard_of(chosen: Scenario, assault: Assault | None) -> int:
@@ -217,7 +255,9 @@ def table(rows: Sequence[Row], unit: str) -> str:
         )
     judged = len(rows[0].errors.each) if rows else 0
     lines += [f"means over the {judged} devices that never lie, {unit}", ""]
-    return "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
+    told = "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
+    stories = [row.story(unit) for row in rows if row.assault is not None or len(rows) == 1]
+    return "\n\n".join([told, *filter(None, stories)])
 
 
 def _rise(share: float | None) -> str:
