@@ -76,13 +76,20 @@ class Ears:
         self._sources, self._client = sources, client
         self._noted = client.now
 
-    def turn(self) -> None:
-        """Hand on what came since the last turn; now and then write down where they are."""
+    def turn(self) -> bool:
+        """Hand on what came since the last turn; now and then write down where they are.
+
+        Returns:
+            Whether anything came: then more may be waiting.
+        """
+        heard = False
         for source in self._sources.values():
             for reading in source.poll():
                 self._client.observe(reading)
+                heard = True
         if self._sources and self._client.now - self._noted >= _NOTE_EVERY:
             self.note()
+        return heard
 
     def note(self) -> None:
         """Write down what they must know after a restart."""
@@ -134,8 +141,7 @@ def _serve(
     """The loop: listen, tick, tell the service manager, leave when asked."""
     every, told, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_done):
-        ears.turn()
-        client.tick(_TURN)
+        client.tick(0.0 if ears.turn() else _TURN)
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True
         if client.why_stopped != stopped:

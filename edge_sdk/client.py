@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 _READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed: flash wears out
 _READINGS_AFTER = 60.0
+_LONGEST = 900.0  # s between two questions to a neighbour that does not answer
 _TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
 _ALONE = 2**40  # rounds a device sets itself are numbered from here: no server gets that far
@@ -125,9 +126,7 @@ class Client:
         latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
         seen = self._learner.observe(reading, latest)
         self._session.counts["readings " + seen] += 1
-        overdue = self._session.now - self._flushed > _READINGS_AFTER
-        if overdue or self._learner.series.unsaved >= _READINGS_AT_ONCE:
-            self.flush()
+        self._flush_in_time()
 
     def tick(self, timeout: float = 0.0) -> None:
         """Serve the network for at most ``timeout`` seconds, and learn if there is a task.
@@ -144,6 +143,7 @@ class Client:
 
     def _turn(self, timeout: float) -> None:
         session = self._session
+        self._flush_in_time()
         session.serve(0.0 if self._has_work else self._until_exchange(timeout))
         if session.lost:
             self._begin_anew()
@@ -208,6 +208,13 @@ class Client:
     def state(self) -> Any:  # noqa: ANN401 - the half's own type
         """What the half has learned so far."""
         return self._state
+
+    def _flush_in_time(self) -> None:
+        """Flush when readings have waited long, though none may follow them for an hour."""
+        overdue = self._session.now - self._flushed > _READINGS_AFTER
+        waiting = self._learner.series.unsaved
+        if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
+            self.flush()
 
     def flush(self) -> None:
         """Write readings that only memory holds, and what the intervals were made of them."""
@@ -422,7 +429,7 @@ class Client:
             session=self._session,
             store=self._store,
             shell=Shell(lambda: self._state, self._think, self._stand, self._keep),
-            pace=Pace(max(seconds(self.config.pace.answer), hood.deadline / 4), hood.deadline),
+            pace=Pace(max(seconds(self.config.pace.answer), hood.deadline / 4), _LONGEST),
             kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
         )
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,8 @@ from aggregator.mosquitto import check_mosquitto_config
 from edge_sdk import cli
 from edge_sdk.config import load_with_origins
 from edge_sdk.wire import keys
+from firmware_sim.profiles.station import Station
+from firmware_sim.station import Dropper, Habits
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ROOT = keys.from_seed(b"r" * 32)
@@ -33,6 +39,7 @@ def test_no_example_is_without_a_test():
         "clusters.toml",
         "mosquitto.conf",
         "quickstart_meter.py",
+        "station.toml",
     }
 
 
@@ -146,3 +153,42 @@ def test_the_quickstart_forecasts_without_a_broker(meter):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("next 15 minutes: ")
     assert done.stdout.rstrip().endswith("kWh, by model")
+
+
+@pytest.mark.slow
+def test_the_station_forecasts_its_traffic_from_dropped_files(tmp_path, monkeypatch, capsys):
+    """Four simulated days of files, some of them broken; no broker, which it does not need."""
+    path = tmp_path / "station.toml"
+    hasty = (EXAMPLES / "station.toml").read_text("utf-8").replace('every = "5s"', 'every = "1s"')
+    path.write_text(hasty, "utf-8")
+    keys.save_public(tmp_path / "root.pub", ROOT.public)
+    monkeypatch.setenv("GRIDFED_EDGE_BROKER", '{ url = "mqtt://127.0.0.1:1" }')
+    truth = tmp_path / "truth.csv"
+    begin = int(time.time()) // 86_400 * 86_400 - 4 * 86_400
+    dropper = Dropper(Station(7), "site-7", tmp_path / "pm", habits=Habits(broken=0.05, late=0.1))
+    dropper.run(begin, 4 * 96, truth)
+    assert cli.main(["enrol", str(path)]) == 0
+    assert cli.main(["check", str(path)]) == 0
+    assert "reads: cell.internet.activity" in capsys.readouterr().out
+
+    newest = begin + 4 * 86_400
+    for seconds in (8, 20, 60):  # until it has taken in the newest file
+        _serve(path, seconds)
+        capsys.readouterr()
+        assert cli.main(["forecast", str(path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        if datetime.fromisoformat(told["times"][0]).timestamp() == newest:
+            break
+    assert datetime.fromisoformat(told["times"][0]).timestamp() == newest
+    assert told["source"] in ("model", "last day")
+    with truth.open(newline="") as text:
+        last_hour = sum(float(row["dl_mbit"]) for row in list(csv.DictReader(text))[-4:])
+    assert 0.2 * last_hour < told["values"][0] < 5 * last_hour
+
+
+def _serve(path, seconds):
+    """Run the agent for some time, as a service manager does."""
+    agent = subprocess.Popen([sys.executable, "-m", "edge_sdk", "run", str(path)])
+    time.sleep(seconds)
+    agent.terminate()
+    assert agent.wait(30) == 0

@@ -329,3 +329,13 @@ def test_on_a_full_disk_it_lives_on_and_releases_nothing_until_there_is_room(fle
     fleet.run(30, seconds=0.5)
     assert fleet.server.updates[-1].round == 1
     assert fleet.device.client.status()["outbox"] == 0
+
+
+def test_readings_that_nothing_follows_are_written_down_after_a_minute(fleet):
+    fleet.device.start()
+    fleet.run()
+    fleet.device.observe(hours=3)
+    fleet.run(3, seconds=10.0)
+    assert fleet.device.client._store.count_readings() == 0
+    fleet.run(5, seconds=10.0)
+    assert fleet.device.client._store.count_readings() == 3
