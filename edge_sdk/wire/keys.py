@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 from edge_sdk.wire.errors import WireError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 PUBLIC_SIZE = 32
 SIGNATURE_SIZE = 64
@@ -58,7 +61,7 @@ class SigningKey:
     def __init__(self, private: Ed25519PrivateKey) -> None:
         """Wrap a private key and remember its public half."""
         self._private = private
-        self.public = private.public_key().public_bytes_raw()
+        self.public = _raw(private.public_key())
 
     @classmethod
     def generate(cls) -> SigningKey:
@@ -191,6 +194,21 @@ def save_signing_key(path: Path | str, key: SigningKey) -> None:
 def save_public(path: Path | str, public: bytes) -> None:
     """Write a public key as 64 hex digits and a line end, whole or not at all."""
     _write(Path(path), public.hex().encode() + b"\n", 0o644)
+
+
+def _raw(public: Ed25519PublicKey) -> bytes:
+    """Return the 32 bytes of a public key; before release 40, cryptography had only the long way.
+
+    The short way is kept where it is: the other loads its serialisers, and memory with them.
+    """
+    if hasattr(public, "public_bytes_raw"):
+        return public.public_bytes_raw()
+    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415 - see above
+        Encoding,
+        PublicFormat,
+    )
+
+    return public.public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 def read_public(where: Path | str) -> bytes:
