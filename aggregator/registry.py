@@ -153,12 +153,15 @@ class Registry:
 
         The first word since our own start is always news: nobody knows who left meanwhile. A will
         may arrive long after the device is back: the smaller ``(life, conn)`` is the older word and
-        changes nothing.
+        changes nothing. That of a process's first connection was written before its life was
+        confirmed: it counts while that connection is the last.
         """
         before = self.presence(device)
-        if (status.life, status.conn) < (before.life, before.conn):
+        is_last_word = status.state == "lost" and status.conn == before.conn
+        if (status.life, status.conn) < (before.life, before.conn) and not is_last_word:
             return None
-        after = replace(before, state=status.state, life=status.life, conn=status.conn)
+        life = max(before.life, status.life) if is_last_word else status.life
+        after = replace(before, state=status.state, life=life, conn=status.conn)
         self._presence[device] = after
         if before.state and before.is_there == after.is_there:
             return None

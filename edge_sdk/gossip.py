@@ -26,6 +26,8 @@ from edge_sdk.wire.spec import Vector
 PATIENCE = 3.0
 """For how many deadlines the end that waits does so, where it may give up at all."""
 
+_LONG = 4  # questions without an answer, after which a sign of life is answered by one more
+
 Offered = Mapping[str, Vector]
 """What a device offers in one exchange, by part."""
 
@@ -184,6 +186,8 @@ def hear(x: Exchange, name: str, message: Peer | Settle, now: float) -> Turn:
     link = x.links[name]
     back = message.step >= x.step - 1  # else it is still catching up
     link = replace(link, ahead=max(link.ahead, message.step), is_up=link.is_up or back)
+    if not x.decides(name) and link.attempts >= _LONG:  # it is back: ask it now
+        link = replace(link, attempts=1 + int(link.used is None), due=now)
     if isinstance(message, Peer):
         return _offered(x, name, link, message)
     return _settled(x, name, link, message, now)
@@ -199,6 +203,12 @@ def tick(x: Exchange, now: float, draw: Callable[[], float]) -> Turn:
         decided += one.decided
         says += one.says
     return Turn(x, tuple(decided), tuple(says))
+
+
+def repeated(x: Exchange) -> Turn:
+    """Say again what was offered, where nothing is settled: the link was away, or this process."""
+    open_ = [name for name, link in x.links.items() if link.used is None]
+    return Turn(x, says=tuple(say for name in open_ for say in _peers(x, name, x.step)))
 
 
 def next_due(x: Exchange) -> float | None:

@@ -152,6 +152,8 @@ class Neighbours:
             self._linked_at = now = session.linked_at
             quiet = now + min(_QUIET * self.hood.deadline, _QUIET_MOST)
             self._x = replace(self._x, began=now, quiet=quiet)
+            if self._has_begun:
+                self._follow(gossip.repeated(self._x))
         while session.mail:
             letter = session.mail.popleft()
             self._heard = session.now
@@ -252,6 +254,8 @@ class Neighbours:
     def _note(self, note: Newer | Disagreed) -> None:
         if isinstance(note, Disagreed):
             self._session.counts["links perhaps disagreed"] += 1
+            told = {"neighbour": note.name, "step": note.step}
+            logger.warning("a link may have counted at one end only %s", fields(**told))
         elif note.epoch > self._x.epoch:
             logger.info("epoch joined %s", fields(epoch=note.epoch, step=note.step))
             self._join(note.epoch, Place(note.step // len(self._turns)))

@@ -167,6 +167,11 @@ class Hosted:
         """The mixing matrix without its diagonal: status and page show it."""
         return self.links
 
+    @property
+    def credits(self) -> Mapping[int, Links]:
+        """The same; only the present epoch's is kept."""
+        return {self.version: self.links} if self.links else {}
+
 
 @dataclass(frozen=True, slots=True)
 class _Street:

@@ -108,7 +108,7 @@ class Street:
                 said = {n: {p: s.offered(spec, p) for p in parts} for n, s in states.items()}
 
                 def heard(name, said=said, parts=parts, number=number, spec=spec):
-                    near = sorted(used[name][number])
+                    near = sorted(used[name].get(number, ()))
                     degree = len(self.graph[name])
                     weights = [1 / (1 + max(degree, len(self.graph[one]))) for one in near]
                     out = {"weights": np.array(weights)}
