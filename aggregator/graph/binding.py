@@ -38,6 +38,7 @@ class GraphSection:
     order: Annotated[int, Between(2, 16)] = 3  # Chebyshev polynomials of pfgl and diffusion
     attention: Literal["full", "local"] = "full"  # pfgl: to everybody, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
+    swapped: bool = False  # pfgl: the convolution reads h, spatial attention weighted steps: ASTGCN
     dtype: Literal["float32", "float64"] = "float32"  # what it computes in
     device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # where torch runs it
     memory: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for what is between h and z
@@ -167,9 +168,16 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
             blocks=section.blocks,
             order=section.order,
             residual_ln=section.residual_ln,
+            swapped=section.swapped,
         ),
         "local": partial(
-            Local, adjacent, features, steps, blocks=section.blocks, order=section.order
+            Local,
+            adjacent,
+            features,
+            steps,
+            blocks=section.blocks,
+            order=section.order,
+            swapped=section.swapped,
         ),
         "conv2d": partial(Conv2d, features, section.blocks),
         "graphnet": partial(GraphNet, features, section.blocks),

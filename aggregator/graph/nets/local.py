@@ -114,18 +114,23 @@ class LocalAttention(nn.Module):
 class LocalBlock(nn.Module):
     """``Block`` with attention within the reach of the convolution."""
 
-    def __init__(self, pattern: Pattern, features: int, steps: int, *, order: int) -> None:
+    def __init__(
+        self, pattern: Pattern, features: int, steps: int, *, order: int, swapped: bool = False
+    ) -> None:
         """Make room for parameters; whoever hosts the net draws them."""
         super().__init__()
+        self.swapped = swapped
         self.spatial = LocalAttention(pattern, features, steps)
         self.temporal = TemporalAttention(len(pattern.near), features, steps)
-        self.theta = nn.Parameter(torch.empty(order, features, features))
+        self.theta = nn.ParameterList(torch.empty(features, features) for _ in range(order))
         self.conv = nn.Conv1d(features, features, 3, padding=1)
 
     def forward(self, h: Tensor, around: Surroundings) -> Tensor:
         """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
-        looks = self.spatial(h, around.there)
-        spread = torch.relu(self.spread(h @ self.temporal(h)[:, None], looks, around.terms))
+        weighted = h @ self.temporal(h)[:, None]
+        looked_at, read = (weighted, h) if self.swapped else (h, weighted)
+        looks = self.spatial(looked_at, around.there)
+        spread = torch.relu(self.spread(read, looks, around.terms))
         out = torch.relu(self.conv(spread.flatten(0, 1)))
         found: Tensor = out.view(h.shape) * around.there[:, None, None]
         return found
@@ -150,13 +155,21 @@ class Local(nn.Module):
     """Blocks one after the other."""
 
     def __init__(
-        self, adjacent: Matrix, features: int, steps: int, *, blocks: int = 2, order: int = 3
+        self,
+        adjacent: Matrix,
+        features: int,
+        steps: int,
+        *,
+        blocks: int = 2,
+        order: int = 3,
+        swapped: bool = False,
     ) -> None:
         """Make room for parameters; whoever hosts the net draws them."""
         super().__init__()
         pattern = Pattern.of(adjacent, order - 1)
         self.blocks = nn.ModuleList(
-            LocalBlock(pattern, features, steps, order=order) for _ in range(blocks)
+            LocalBlock(pattern, features, steps, order=order, swapped=swapped)
+            for _ in range(blocks)
         )
 
     def forward(self, h: Tensor, around: Surroundings) -> Tensor:

@@ -27,8 +27,10 @@ class Block(nn.Module):
     """One spatio-temporal block: ``ReLU(conv_t(ReLU(sum_k (T_k * S) (H E) Theta_k)))``.
 
     The graph convolution reads what the temporal attention has weighted, the spatial attention
-    reads what came in. ``residual_ln`` adds what came in before the last ReLU and normalises over
-    the filters, as ASTGCN's reference does; the paper prints neither.
+    reads what came in; ``swapped`` is the reverse, as in ASTGCN's reference. Where attention to
+    steps is still even, the printed form passes on means over the whole window only.
+    ``residual_ln`` adds what came in before the last ReLU and normalises over the filters, as that
+    reference does; the paper prints neither.
 
     >>> block = Block(8, 64, 32, order=3)
     >>> sum(p.numel() for p in block.parameters())
@@ -36,22 +38,31 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, stations: int, features: int, steps: int, *, order: int, residual_ln: bool = False
+        self,
+        stations: int,
+        features: int,
+        steps: int,
+        *,
+        order: int,
+        residual_ln: bool = False,
+        swapped: bool = False,
     ) -> None:
         """Make room for parameters; whoever hosts the net draws them."""
         super().__init__()
+        self.swapped = swapped
         self.spatial = SpatialAttention(stations, features, steps)
         self.temporal = TemporalAttention(stations, features, steps)
-        self.theta = nn.Parameter(torch.empty(order, features, features))
+        self.theta = nn.ParameterList(torch.empty(features, features) for _ in range(order))
         self.conv = nn.Conv1d(features, features, 3, padding=1)
         self.residual = nn.Conv1d(features, features, 1) if residual_ln else None
         self.norm = nn.LayerNorm(features) if residual_ln else None
 
     def forward(self, h: Tensor, around: Surroundings) -> Tensor:
         """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
-        looks = self.spatial(h, around.there)
         weighted = h @ self.temporal(h)[:, None]
-        spread = torch.relu(self.spread(weighted, looks, around.terms))
+        looked_at, read = (weighted, h) if self.swapped else (h, weighted)
+        looks = self.spatial(looked_at, around.there)
+        spread = torch.relu(self.spread(read, looks, around.terms))
         out = self.conv(spread.flatten(0, 1))
         if self.residual is None or self.norm is None:
             out = torch.relu(out)
@@ -66,7 +77,7 @@ class Block(nn.Module):
         own = (terms[0].diagonal() * looks.diagonal(dim1=1, dim2=2))[:, :, None, None] * h
         found = functional.linear(own.transpose(2, 3), self.theta[0].T)
         flat = h.flatten(2)
-        for term, theta in zip(terms[1:], self.theta[1:], strict=True):
+        for term, theta in zip(terms[1:], list(self.theta)[1:], strict=True):
             mixed = ((term * looks) @ flat).view(h.shape)
             found = found + functional.linear(mixed.transpose(2, 3), theta.T)
         return found.transpose(2, 3)
@@ -84,11 +95,12 @@ class SpatioTemporal(nn.Module):
         blocks: int = 2,
         order: int = 3,
         residual_ln: bool = False,
+        swapped: bool = False,
     ) -> None:
         """Make room for parameters; whoever hosts the net draws them."""
         super().__init__()
         self.blocks = nn.ModuleList(
-            Block(stations, features, steps, order=order, residual_ln=residual_ln)
+            Block(stations, features, steps, order=order, residual_ln=residual_ln, swapped=swapped)
             for _ in range(blocks)
         )
 

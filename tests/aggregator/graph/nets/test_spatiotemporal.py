@@ -19,6 +19,7 @@ from aggregator.graph.nets.spatiotemporal import Block, SpatioTemporal, Surround
 pytestmark = pytest.mark.torch
 
 THETA = (0.5, 0.25, -1.0)
+THETAS = {f"theta.{k}": theta for k, theta in enumerate(THETA)}
 X = (1.0, 2.0, 3.0)
 LOOKS = ((0.5, 0.25, 0.25), (0.2, 0.6, 0.2), (0.1, 0.3, 0.6))
 H = (((1.0, 2.0),), ((3.0, 4.0),))  # two stations, one feature, two steps
@@ -38,7 +39,7 @@ def filled(module, **values):
 
 def spread(looks, x=X):
     """The graph convolution alone: one feature, one step, a path of three."""
-    block = filled(Block(3, 1, 1, order=3), theta=np.reshape(THETA, (3, 1, 1)))
+    block = filled(Block(3, 1, 1, order=3), **THETAS)
     terms = f64(chebyshev(path(3), 3))
     return block.spread(f64(x).view(1, 3, 1, 1), f64(looks)[None], terms).detach().flatten()
 
@@ -75,7 +76,8 @@ def test_it_agrees_on_random_graphs_with_many_features(seed):
     adjacent = (upper | upper.T).double()
     adjacent[0, 1] = adjacent[1, 0] = 1.0
     block = Block(9, 4, 1, order=4).double()
-    block.theta.data = torch.randn(4, 4, 4, generator=draw, dtype=torch.float64)
+    for theta in block.theta:
+        theta.data = torch.randn(4, 4, generator=draw, dtype=torch.float64)
     h = torch.randn(1, 9, 4, 1, generator=draw, dtype=torch.float64)
     ours = block.spread(h, torch.ones(1, 9, 9).double(), f64(chebyshev(adjacent.numpy(), 4)))
     layer = conv(4, 4, 4, normalization="sym", bias=False).double()
@@ -119,7 +121,7 @@ def test_weighted_steps_and_the_convolution_of_two_stations():
     h, both = f64(H)[None], torch.tensor([True, True])
     weighted = h @ temporal(h)[:, None]
     close(weighted[0, :, 0], [[1.300450, 1.325173], [3.300450, 3.325173]], atol=1e-6)
-    block = filled(Block(2, 1, 2, order=3), theta=np.reshape(THETA, (3, 1, 1)))
+    block = filled(Block(2, 1, 2, order=3), **THETAS)
     out = block.spread(weighted, spatial(h, both), f64(chebyshev(path(2), 3)))
     close(out[0, :, 0], [[-0.724975, -0.734695], [-0.943801, -0.952867]], atol=1e-6)
 
@@ -148,9 +150,10 @@ def test_with_the_graph_off_stations_do_not_see_each_other():
     )
     p = np.zeros(model.spec.size)
     at = {layer.name: slice(layer.offset, layer.offset + layer.size) for layer in model.spec.layers}
-    theta, kernel = np.zeros((3, 3, 3)), np.zeros((3, 3, 3))
-    theta[0], kernel[:, :, 1] = n * np.eye(3), np.eye(3)
-    p[at["blocks.0.theta"]], p[at["blocks.0.conv.weight"]] = theta.ravel(), kernel.ravel()
+    kernel = np.zeros((3, 3, 3))
+    kernel[:, :, 1] = np.eye(3)
+    p[at["blocks.0.theta.0"]] = (n * np.eye(3)).ravel()
+    p[at["blocks.0.conv.weight"]] = kernel.ravel()
     h = DRAW.normal(size=(2, n, 3, 4))
     z = model.forward(p, h, ALL)
     mean = np.maximum(h.mean(3, keepdims=True), 0)  # even temporal attention
@@ -161,9 +164,9 @@ def test_with_the_graph_off_stations_do_not_see_each_other():
     np.testing.assert_array_equal(model.forward(p, moved, ALL)[:, others], z[:, others])
 
 
-@pytest.mark.parametrize("residual_ln", [False, True])
-def test_pulls_back_what_finite_differences_find(residual_ln):
-    model = hosted(path(4), residual_ln=residual_ln)
+@pytest.mark.parametrize("options", [{}, {"residual_ln": True}, {"swapped": True}])
+def test_pulls_back_what_finite_differences_find(options):
+    model = hosted(path(4), **options)
     h, gz = DRAW.normal(size=(2, 3, 4, 3, 4))
     p = model.init(3)
     gh, gp = model.pullback(p, h, ALL, gz)
@@ -178,6 +181,32 @@ def test_pulls_back_what_finite_differences_find(residual_ln):
             for e in (1e-6, -1e-6)
         )
         assert (at * way).sum() == pytest.approx(((ahead - behind) * gz).sum() / 2e-6, rel=1e-5)
+
+
+def test_a_tables_first_numbers_are_as_wide_as_its_own_two_sides_ask():
+    """Xavier's bound of a 3 by 3 table is 1; of all three tables as one it would be 0.58."""
+    model = hosted(path(4))
+    p, theta = model.init(0), next(x for x in model.spec.layers if x.name == "blocks.0.theta.1")
+    drawn = np.stack([model.init(seed)[theta.offset :][: theta.size] for seed in range(40)])
+    assert 0.9 < np.abs(drawn).max() <= 1.0
+    assert p.shape == (model.spec.size,)
+
+
+def test_swapped_passes_on_steps_and_not_their_mean_alone():
+    """With even attention to steps the printed form cannot tell two orders of them apart."""
+    h, even = DRAW.normal(size=(1, 4, 3, 4)), {"temporal.v": 0.0}
+    outs = []
+    for swapped in (False, True):
+        block = Block(4, 3, 4, order=3, swapped=swapped).double()
+        torch.manual_seed(0)
+        for name, parameter in block.named_parameters():
+            nn.init.normal_(parameter)
+            parameter.data *= even.get(name, 1.0)
+        around = Surroundings(torch.ones(4, dtype=torch.bool), f64(chebyshev(path(4), 3)))
+        block.spatial.v.data *= 0.0
+        one, other = (block(f64(x), around) for x in (h, h[..., ::-1].copy()))
+        outs.append(torch.allclose(one, other))
+    assert outs == [True, False]
 
 
 def test_blocks_of_examples_give_the_same():
