@@ -6,8 +6,9 @@ settlement is another one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_sdk.clock import Clock
@@ -44,6 +45,7 @@ class Stage:
     _act: Any = None
     _key: tuple[object, ...] = ()
     _alarms: tuple[tuple[float, Due], ...] = ()
+    _said_to: Counter[str] = field(default_factory=Counter)
 
     def follow(self, state: Any) -> Words:  # noqa: ANN401 - the half's own
         """Begin anew where the half stands elsewhere than it did; return what is to be said."""
@@ -52,12 +54,14 @@ class Stage:
         key = (state.round, state.attempt, state.settled, state.is_open, tuple(state.slots.items()))
         if key == self._key:
             return ()
-        is_same = self._key[:4] == key[:4]
+        is_same, is_same_round = self._key[:4] == key[:4], self._key[:2] == key[:2]
         self._key = key
         if is_same:  # only somebody's slot is another
             self._act = self.play.placed(self._act, state)
             return ()
         self._act, self.owed = self.play.begin(state, self._act), None
+        if not is_same_round:
+            self._said_to.clear()
         self._alarms = tuple(alarm for alarm in self._alarms if not alarm[1].round)
         return self._apply(Due(state.round, "begin"))
 
@@ -105,6 +109,10 @@ class Stage:
         return tuple(words)
 
     def _said(self, task: Task) -> list[tuple[str, messages.Task]]:
+        """Write a task; inside a round it says how many were said to that device before it."""
+        if task.round:
+            self._said_to[task.to] += 1
+            task = replace(task, values={**task.values, "order": float(self._said_to[task.to])})
         try:
             return [(task.to, message) for message in written(task, self.contract, self)]
         except Refused:

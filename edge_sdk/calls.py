@@ -1,6 +1,7 @@
-"""Perishable questions: put together from their rows, and laid ready in the order they came.
+"""Perishable questions: put together from their rows, and laid ready in the order they were said.
 
-Nothing here is kept or asked for again. A question of a later turn lets go of what is not whole.
+Nothing here is kept or asked for again. A broker may let one overtake another, or lose it: what
+comes too early waits for those before it, and no longer than ``GRACE``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from edge_sdk.wire.rows import Sheet
 MOST = 256
 """Questions that wait at most: who has more is behind, and the newest count."""
 
+GRACE = 2.0
+"""Seconds that a question waits for one that was said before it."""
+
 
 class Calls:
     """What was asked and perishes, for one device.
@@ -24,16 +28,19 @@ class Calls:
         to: The device's id.
 
     Attributes:
-        waiting: Whole questions, oldest first.
+        waiting: Whole questions whose turn it is, oldest first.
     """
 
     def __init__(self, to: str) -> None:
         """Begin with nothing asked."""
         self._to = to
         self._sheets: dict[str, tuple[tuple[object, ...], Sheet]] = {}
+        self._play: tuple[int, int] | None = None
+        self._next = 0
+        self._early: dict[int, tuple[float, Task]] = {}
         self.waiting: deque[Task] = deque(maxlen=MOST)
 
-    def hear(self, said: m.Task, seen: Seen, wanted: Wanted) -> None:
+    def hear(self, said: m.Task, seen: Seen, wanted: Wanted, now: float) -> None:
         """Take one message in; the question is ready when its last row is here.
 
         Raises:
@@ -41,7 +48,7 @@ class Calls:
         """
         ask = judge(said, seen, wanted)
         if not said.shape:
-            self.waiting.append(self._task(said, {}))
+            self._whole(self._task(said, {}), now)
             return
         about = (said.turn, said.enc, said.shape)
         known, sheet = self._sheets.get(said.ask, (None, None))
@@ -51,12 +58,45 @@ class Calls:
         sheet.add(said.off, said.num, said.blob)
         if sheet.is_complete:
             del self._sheets[said.ask]
-            self.waiting.append(self._task(said, {ask.down[0]: sheet.array()}))
+            self._whole(self._task(said, {ask.down[0]: sheet.array()}), now)
+
+    def tick(self, now: float) -> None:
+        """Let go of what was waited for too long."""
+        if self._early and min(at for at, _ in self._early.values()) <= now:
+            self._next = min(self._early)
+            self._release()
+
+    @property
+    def next_due(self) -> float | None:
+        """When the longest wait is over."""
+        return min((at for at, _ in self._early.values()), default=None)
+
+    def _whole(self, task: Task, now: float) -> None:
+        """Lay a question ready, if it is its turn; a repeat of an earlier one is dropped."""
+        order, play = int(task.values.get("order", 0.0)), (task.round, task.attempt)
+        if not order:  # belongs to no round
+            self.waiting.append(task)
+            return
+        if self._play is None:  # whatever was said before is not for us
+            self._play, self._next = play, order
+        elif play > self._play:
+            self._play, self._next = play, 1
+            self._early.clear()
+        if play == self._play and order >= self._next and len(self._early) < MOST:
+            self._early.setdefault(order, (now + GRACE, task))
+            self._release()
+
+    def _release(self) -> None:
+        while self._next in self._early:
+            self.waiting.append(self._early.pop(self._next)[1])
+            self._next += 1
 
     def forget(self) -> None:
         """Let go of everything: another run is in force."""
         self._sheets.clear()
+        self._early.clear()
         self.waiting.clear()
+        self._play = None
 
     def _task(self, said: m.Task, arrays: dict[str, object]) -> Task:
         return Task(

@@ -15,7 +15,7 @@ from edge_sdk.series import STREAMS
 from edge_sdk.windows import Frame
 from edge_sdk.wire.spec import Vector
 
-SourceOf = Literal["model", "last day", "none"]
+SourceOf = Literal["model", "without graph", "last day", "none"]
 
 POINT = (0.5,)
 """The levels of a model that says one value a step."""
@@ -29,7 +29,8 @@ class Forecast:
         times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``.
         values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
         unit: Of the values.
-        source: ``model``; ``last day``, the same slots a day (or days) earlier; or ``none``.
+        source: ``model``; ``without graph``, the model of a split method that nobody helped;
+            ``last day``, the same slots a day (or days) earlier; or ``none``.
         interval: Lower and upper ends, shape ``(horizon, 2)``, where the model says quantiles.
         coverage: The share of readings that shall lie inside; None without an interval.
         quantiles: As the model told them, in order, shape ``(horizon, levels)``; not calibrated.

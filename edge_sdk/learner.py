@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,17 +13,18 @@ from edge_sdk.almanac import Floats, Ints
 from edge_sdk.calibration import Aim
 from edge_sdk.chance import keyed
 from edge_sdk.config import Config
-from edge_sdk.forecast import POINT, Forecast, fan, least, predict, rolling
+from edge_sdk.forecast import POINT, Forecast, SourceOf, fan, least, predict, rolling
 from edge_sdk.intervals import Follower, Kept
 from edge_sdk.methods import Factory
 from edge_sdk.methods.local import Graph, Lent, nothing
 from edge_sdk.methods.optim import Rated, adam, sgd
+from edge_sdk.methods.station import SERVE
 from edge_sdk.methods.steps import Fitted, Steps, steps
 from edge_sdk.privacy.gate import Mechanism
 from edge_sdk.series import Reading, Row, Seen, Series
 from edge_sdk.windows import Drawable, Frame, Scale
-from edge_sdk.wire.manifest import Manifest, Training
-from edge_sdk.wire.method import Array, Effects, Event, Half, Task
+from edge_sdk.wire.manifest import AIDED_FORECAST, Manifest, Training
+from edge_sdk.wire.method import CONTRACTS, Array, Effects, Event, Half, Task
 from edge_sdk.wire.spec import ParamSpec, Vector
 
 HELD = 256
@@ -218,7 +219,23 @@ class Learner:
         if len(frame) and self._follows:
             self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
         held = (self.kept.calibration, self._follower.aim) if self.kept and self._follows else None
-        return predict(self.bundle.graphs["forecast"], p, frame, self.levels, held)
+        graph, source = self._helped(state)
+        told = predict(graph, p, frame, self.levels, held)
+        return replace(told, source=source) if told.source == "model" else told
+
+    def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
+        """Return the graph to forecast the newest window with, and how to call its word.
+
+        In a split method the server says z for it; without that, z is zero.
+        """
+        alone, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
+        if aided is None or SERVE not in CONTRACTS[self.role.method]:
+            return alone, "model"
+        feeds = {} if isinstance(state, Fitted) else self.half.model(state)
+        newest = self.newest()
+        if "z" in feeds and newest is not None and int(feeds["window"]) == newest[0]:
+            return partial(aided, z=feeds["z"].astype(np.float32)), "model"
+        return alone, "without graph"
 
     def calibrate(self, state: Any) -> None:  # noqa: ANN401 - as above
         """Judge the intervals of readings that came, before the model learns from them.

@@ -165,7 +165,7 @@ class Questions:
         elif is_perishable(question, self.wanted):
             assert self.wanted is not None
             if not self._held_up:
-                self.calls.hear(question, self.seen, self.wanted)
+                self.calls.hear(question, self.seen, self.wanted, self.now)
         else:
             self._consider_task(question)
 

@@ -176,6 +176,7 @@ class Session(Questions):
             self.follow(uplink.tick(self.up, self.chance()))
             self._go_on_fetching()
             self._ask_for_what_was_lost()
+        self.calls.tick(self.now)
         self._each_hour()
         self._post.drain()
         self._ration()
@@ -307,6 +308,7 @@ class Session(Questions):
         if self.is_rationed:
             return timeout
         dues = [uplink.next_due(self.up), self._fetch.next_due if self._fetch else None]
+        dues.append(self.calls.next_due)
         soonest = min((due for due in dues if due is not None), default=self.now + timeout)
         return max(0.0, min(timeout, soonest - self.now))
 

@@ -174,6 +174,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
             "rounds": learning.rounds,
             "deadline": learning.deadline,
             "rule": dict(learning.rule) or None,
+            "graph": dict(learning.graph) or None,
         },
     }
 

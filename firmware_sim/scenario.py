@@ -46,6 +46,7 @@ class Learning:
         quorum: Devices that close a round; left out: as the method is meant (``awaits``).
         deadline: From opening a round to closing or abandoning it.
         rule: How answers become one: the aggregator's table ``run.rule``; left out: the mean.
+        graph: The model between the devices: its table ``run.graph``, for methods that have one.
     """
 
     method: str = "fedavg"
@@ -55,6 +56,7 @@ class Learning:
     quorum: Count | None = None
     deadline: Duration = "60s"
     rule: Mapping[str, Any] = field(default_factory=dict)
+    graph: Mapping[str, Any] = field(default_factory=dict)
 
     def awaits(self, heard: int) -> int:
         """Return the quorum: as configured, or what the method is meant for.

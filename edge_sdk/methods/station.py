@@ -229,16 +229,16 @@ def _played(local: Local, settings: Steps, state: Station, task: Task) -> tuple[
 
 
 def _shared(local: Local, settings: Steps, state: Station) -> tuple[Station, Effects]:
-    """Turn the round into one answer; a device that learned nothing in it answers nothing."""
+    """Turn the round into one answer; who took part in no turn answers with what it had."""
     assert state.live is not None
     live, spec = _settled(local, settings, state.live), local.spec
     task = live.task
-    if not live.losses:
-        return replace(state, live=live), ()
-    if not (np.isfinite(live.p).all() and math.isfinite(live.losses[-1])):
+    if not (np.isfinite(live.p).all() and all(map(math.isfinite, live.losses[-1:]))):
         begun = spec.place(state.p, task.arrays["w"])
         return replace(state, p=begun, moments=None, live=None), ()
-    report = {"loss": float(np.mean(live.losses)), "n": float(live.used)}
+    report = {"n": float(live.used)}
+    if live.losses:
+        report["loss"] = float(np.mean(live.losses))
     after = replace(state, p=live.p, answered=task.round, moments=live.moments, live=None)
     update = Update(local.client, task.round, task.base, spec.shared(live.p), report)
     return after, (update,)

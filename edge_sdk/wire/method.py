@@ -331,6 +331,7 @@ _BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 _FIRST = Number("first", 0, 2**31 - 1, measured=True, needed=True)  # number of a window
 _LAST = replace(_FIRST, name="last")
 _HALF = Number("half", *_FLAG)  # the answer's array in float16
+_ORDER = Number("order", 0, 2**31 - 1)  # among all that is said to this device in this attempt
 _SPLIT: Contract = {
     "train": Ask(  # opens the round; its answer is wanted when the turns are over (``share``)
         ("encode", "decode", "encode_vjp"),
@@ -347,19 +348,21 @@ _SPLIT: Contract = {
         personal=True,
         patient=True,
     ),
-    "ready": Ask(up=Up.SIGNAL, report=(_FIRST, _LAST), perishable=True),
+    "ready": Ask(numbers=(_ORDER,), up=Up.SIGNAL, report=(_FIRST, _LAST), perishable=True),
     "encode": Ask(
         ("encode",),
         ("ids",),
-        (_HALF, Number("frozen", *_FLAG)),  # no step of the device's follows
+        (_ORDER, _HALF, Number("frozen", *_FLAG)),  # no step of the device's follows
         Up.SIGNAL,
         perishable=True,
     ),
-    "decode": Ask(("decode",), ("z",), (_HALF,), Up.SIGNAL, (LOSS,), perishable=True),
-    "keep": Ask((), ("z",), (_HALF,), perishable=True),
-    "finish": Ask(("encode_vjp",), ("hgrad",), (_HALF,), perishable=True),  # without it: alone
-    "local": Ask(numbers=(STEPS, Number("batch", 1, 65536)), perishable=True),
-    "share": Ask(perishable=True),
+    "decode": Ask(("decode",), ("z",), (_ORDER, _HALF), Up.SIGNAL, (LOSS,), perishable=True),
+    "keep": Ask((), ("z",), (_ORDER, _HALF), perishable=True),
+    "finish": Ask(  # without its array: alone
+        ("encode_vjp",), ("hgrad",), (_ORDER, _HALF), perishable=True
+    ),
+    "local": Ask(numbers=(_ORDER, STEPS, Number("batch", 1, 65536)), perishable=True),
+    "share": Ask(numbers=(_ORDER,), perishable=True),
     "serve": Ask(("encode",), ("z",), (_HALF,), Up.SIGNAL, perishable=True),
 }
 """Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""

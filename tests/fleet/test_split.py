@@ -1,0 +1,255 @@
+"""Split learning end to end: activations over the wire, a graph in the daemon, restarts free."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.audit import recompute
+from edge_sdk import Config, Reading
+from edge_sdk.wire.loopback import Faults
+from firmware_sim.attacks.assault import HONEST
+from firmware_sim.fleet import enlist
+from firmware_sim.folders import toml
+
+HOURS = 24 * 21
+SETTINGS = {"steps": 3, "rate": 0.003, "prox": 0.1, "credit": 0.9}
+SITES = Path(__file__).with_name("line.toml")
+TURNS = {"batch": 8, "deadline": 4.0, "gather": 0.2}
+
+
+def demand(number, hours=HOURS):
+    """A charging site's hourly demand: busy by day, often nothing at all."""
+    rng = np.random.default_rng(number)
+    hour = np.arange(hours)
+    busy = np.clip(np.sin(2 * np.pi * (hour - 6 - number % 3) / 24), 0, None)
+    values = busy * (4 + number % 2) * (rng.random(hours) < 0.7) * rng.gamma(2.0, 0.5, hours)
+    for at, value in enumerate(values):
+        yield Reading("ev.demand.energy", 1_514_764_800.0 + 3600 * at, float(value))
+
+
+def sites(
+    world,
+    *,
+    devices=3,
+    rounds=2,
+    method="pfgl",
+    turns=None,
+    graph=None,
+    faults=None,
+    seed=0,
+    least=None,
+    **said,
+):
+    settings = (SETTINGS if method == "pfgl" else {"steps": 3, "rate": 0.003}) | said
+    settings["turns"] = TURNS | (turns or {})
+    run = {
+        "bundle": "chargers-1", "method": method, "quorum": devices, "rounds": rounds,
+        "deadline": "600s", "settings": settings,
+        "graph": {"kind": "diffusion", "capacity": 4, "sites": str(SITES)} | (graph or {}),
+    }  # fmt: skip
+    more = {} if faults is None else {"faults": faults, "seed": seed}
+    run |= {} if least is None else {"least": least}
+    one = world(devices=devices, run=run, admission={"quota": 2**36}, **more)
+    for path in one.folder.glob("home-*.toml"):
+        table = tomllib.loads(path.read_text("utf-8")) | {"bundle": "chargers-1"}
+        path.write_text(toml(table))
+    return one
+
+
+def start(one, number):
+    config = Config.load(one.folder / f"home-{number}.toml")
+    one.clients[number] = enlist(
+        one.fleet,
+        config,
+        HONEST,
+        connect=lambda config, will: one.broker.link(config.id, will),
+        history=lambda: demand(number),
+        clock=one.clock,
+    )
+
+
+def start_all(one):
+    one.start_daemon()
+    for number in range(one.devices):
+        start(one, number)
+
+
+def finish(one):
+    one.until(lambda: one.daemon.is_done)
+    fold = one.daemon._fold
+    audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
+    assert audit.is_sound, audit.faults
+    return one.daemon.state
+
+
+def bits(state):
+    held = {name: vector.tobytes() for name, vector in state.held.items()}
+    return held | {"net": state.net["p"].tobytes(), "first": state.net["first"].tobytes()}
+
+
+def reports(one):
+    return [version.report for version in one.daemon._store.versions(1) if version.moved]
+
+
+def everybody(one, turns=3):
+    """Whether every turn of every round had every station."""
+    names = sorted(f"home-{k}" for k in range(one.devices))
+    lines = [line.split() for report in reports(one) for line in report["turns"].splitlines()]
+    played = [line for line in lines if line[0] != "ready"]
+    return len(played) == 2 * turns * len(reports(one)) and all(
+        line[2:] == names for line in played
+    )
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """What an undisturbed run comes to."""
+    from tests.fleet.conftest import World  # noqa: PLC0415
+
+    def make(**options):
+        return World(tmp_path_factory.mktemp("calm"), **options)
+
+    one = sites(make, rounds=3)
+    start_all(one)
+    state = finish(one)
+    assert everybody(one)
+    one.close()
+    return bits(state)
+
+
+def test_a_round_is_played_and_closed_and_forecasts_use_the_graph(world):
+    one = sites(world)
+    start_all(one)
+    state = finish(one)
+    assert state.version == 2
+    assert everybody(one)
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    for number, client in one.clients.items():
+        spec, mine = client.learner.spec, client.state
+        assert mine.live is None
+        assert spec.shared(mine.p).tobytes() == state.held[f"home-{number}"].tobytes()
+        counts = client.status()["counts"]
+        assert counts["rounds"] == 2
+        assert counts["bytes up encode"] > 3 * 2 * 8 * 16 * 32 * 4
+        assert counts["bytes up encode"] < 1.05 * 3 * 2 * 8 * 16 * 32 * 4
+
+
+def test_an_iteration_on_the_wire_is_twice_as_small_in_float16(world):
+    sizes = {}
+    for half in (False, True):
+        one = sites(world, turns={"half": half})
+        start_all(one)
+        finish(one)
+        counts = one.clients[0].status()["counts"]
+        sizes[half] = sum(
+            counts[f"bytes {way}"]
+            for way in ("up encode", "up decode", "down decode", "down finish")
+        )
+    assert 0.48 < sizes[True] / sizes[False] < 0.53
+
+
+def test_alternating_says_a_small_part_of_it(world):
+    sizes = {}
+    for schedule in ("joint", "alternating"):
+        turns = {"schedule": schedule, "server": 1, "refresh": 1}
+        one = sites(world, turns=turns, steps=32, rounds=1)
+        start_all(one)
+        assert finish(one).version == 1
+        counts = one.clients[0].status()["counts"]
+        sizes[schedule] = sum(
+            counts.get(f"bytes {way}", 0)
+            for way in ("up encode", "up decode", "down decode", "down finish", "down keep")
+        )
+    assert sizes["alternating"] < sizes["joint"] / 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
+    """Repeats, delays and messages that overtake others: every station is in every turn."""
+    one = sites(world, rounds=3, faults=Faults(duplicate=0.2, reorder=0.3, delay=0.4), seed=seed)
+    start_all(one)
+    state = finish(one)
+    if everybody(one):
+        assert bits(state) == calm
+    assert state.version == 3
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_a_broker_loses_costs_a_turn_and_never_the_run(world, seed):
+    one = sites(world, rounds=2, faults=Faults(drop=0.05), seed=seed, least=2)
+    start_all(one)
+    state = finish(one)
+    assert state.version == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_aggregator_begins_the_round_anew_and_changes_not_one_bit(world, calm, seed):
+    one, rng = sites(world, rounds=3), random.Random(seed)
+    start_all(one)
+    kills = 0
+    while not one.daemon.is_done:
+        for _ in range(rng.randint(3, 30)):
+            one.turn()
+        if one.daemon.state.version < 3 and kills < 8:
+            one.kill_daemon()
+            one.turn()
+            one.start_daemon()
+            kills += 1
+    state = finish(one)
+    assert kills >= 3
+    assert max(report["attempt"] for report in reports(one)) >= 1
+    assert everybody(one)
+    assert bits(state) == calm
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_that_dies_inside_a_round_is_back_at_a_later_turn(world, seed):
+    one, rng = sites(world, rounds=3, turns={"deadline": 2.0}), random.Random(seed)
+    start_all(one)
+    deaths = 0
+    while not one.daemon.is_done:
+        for _ in range(rng.randint(2, 20)):
+            one.turn()
+        if deaths < 6 and one.daemon.state.version < 3:
+            victim = rng.randrange(3)
+            one.die(victim)
+            one.turn()
+            start(one, victim)
+            deaths += 1
+    state = finish(one)
+    assert state.version == 3
+    updates = [len(report["cohort"]) for report in reports(one)]
+    assert updates == [3, 3, 3]
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    for number, client in one.clients.items():  # whatever happened, both ends hold the same model
+        mine = client.learner.spec.shared(client.state.p)
+        assert mine.tobytes() == state.held[f"home-{number}"].tobytes()
+
+
+def test_one_model_for_all_through_the_same_door(world):
+    one = sites(world, method="lstm_cnn_fedavg")
+    start_all(one)
+    state = finish(one)
+    assert len({vector.tobytes() for vector in state.mixed.values()}) == 1
+
+
+def test_a_device_that_lost_its_server_forecasts_without_the_graph(world):
+    one = sites(world)
+    start_all(one)
+    finish(one)
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    assert {client.forecast().source for client in one.clients.values()} == {"model"}
+    one.kill_daemon()
+    client = one.clients[0]
+    at = 1_514_764_800.0 + 3600 * HOURS
+    client.observe(Reading("ev.demand.energy", at, 1.0))
+    for _ in range(40):
+        one.turn()
+    assert client.forecast().source == "without graph"
+    one.start_daemon()
+    one.until(lambda: client.forecast().source == "model")
