@@ -213,6 +213,24 @@ def hood_of(config: Config, store: Store, method: str, run: int) -> Neighbourhoo
         raise ConfigError(str(misfit)) from misfit
 
 
+def check_neighbours(config: Config) -> int:
+    """Return how many neighbours are configured; refuse some that would never be heard.
+
+    Raises:
+        ConfigError: A neighbourhood that cannot work, with the key at fault.
+    """
+    method = config.accept.methods[0]
+    if config.neighbours.keys and answered(CONTRACTS[method])[1].up is not Up.PEERS:
+        raise ConfigError(
+            f"neighbours.keys: {method!r}, the first of accept.methods, has no neighbours",
+            hint='methods = ["dfl_sgd"] in [accept], or dfl_gt',
+        )
+    try:
+        return len(of_section(config.neighbours, method).keys)
+    except Misfit as misfit:
+        raise ConfigError(str(misfit)) from misfit
+
+
 def recall(learner: Learner, store: Store) -> tuple[Any, Learned | None]:
     """Return the half's state as it was saved, or a first one if nothing fits this layout.
 

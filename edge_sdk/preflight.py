@@ -44,6 +44,7 @@ def check(config: Config) -> dict[str, str]:
         known = ", ".join(sorted(METHODS))
         raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
     opening.check_site(config, manifest)
+    neighbours = opening.check_neighbours(config)
     shared = manifest.spec().shared_size
     plan = opening.plan(config, manifest, config.accept.methods[0], shared)
     sources = open_sources(config)
@@ -54,6 +55,7 @@ def check(config: Config) -> dict[str, str]:
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
+        **({"neighbours": str(neighbours)} if neighbours else {}),
         "privacy": promise(plan),
     }
 

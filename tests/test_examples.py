@@ -18,6 +18,7 @@ from aggregator import cli as aggregator_cli
 from aggregator.config import Config as AggregatorConfig
 from aggregator.config import bind, settings_of
 from aggregator.methods.fesem import FeSEM
+from aggregator.methods.hosting import DflGt
 from aggregator.methods.pfl import PFL
 from aggregator.mosquitto import check_mosquitto_config
 from edge_sdk import cli
@@ -38,6 +39,8 @@ def test_no_example_is_without_a_test():
         "charging.toml",
         "clusters.toml",
         "mosquitto.conf",
+        "neighbour.toml",
+        "neighbourhood.toml",
         "quickstart_meter.py",
         "station.toml",
     }
@@ -192,3 +195,28 @@ def _serve(path, seconds):
     time.sleep(seconds)
     agent.terminate()
     assert agent.wait(30) == 0
+
+
+def test_a_neighbour_is_enrolled_and_checked(tmp_path, capsys):
+    path = tmp_path / "neighbour.toml"
+    path.write_text((EXAMPLES / "neighbour.toml").read_text("utf-8"), "utf-8")
+    keys.save_public(tmp_path / "root.pub", ROOT.public)
+    (tmp_path / "load.csv").write_text("time,kwh,temperature,wind\n2018-01-01T08:00Z,4.6,8.9,2.6\n")
+    assert cli.main(["enrol", str(path)]) == 0
+    assert cli.main(["check", str(path)]) == 0
+    assert "neighbours: 2" in capsys.readouterr().out
+    path.write_text(path.read_text("utf-8").replace('["dfl_sgd"]', '["fedavg"]'), "utf-8")
+    assert cli.main(["check", str(path)]) == 2
+    assert "neighbours.keys" in capsys.readouterr().err
+
+
+def test_the_neighbourhood_is_founded_and_bound(tmp_path):
+    path = tmp_path / "neighbourhood.toml"
+    path.write_text((EXAMPLES / "neighbourhood.toml").read_text("utf-8"), "utf-8")
+    assert aggregator_cli.main(["init", str(path)]) == 0
+    config = AggregatorConfig.load(path)
+    run = bind(config)
+    settings = settings_of(config)
+    assert isinstance(settings, DflGt)
+    assert settings.every == 900.0
+    assert run.ask.up.value == "peers"

@@ -1,0 +1,203 @@
+"""Twenty devices in processes of their own learn without a server, over a real broker."""
+
+from __future__ import annotations
+
+import csv
+import re
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+
+import pytest
+
+from edge_sdk.agent import open_sources, read_all
+from edge_sdk.store import Store
+from firmware_sim.federation import start_broker
+from firmware_sim.processes import Family, command
+from tests.broker.conftest import require
+from tests.fleet.conftest import STREAMS, history
+from tests.fleet.street import Street, ring
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(420)]
+
+NAMES = [f"home-{number:02d}" for number in range(20)]
+KILLED, CUT = "home-07", "home-13"
+LAST = 75
+MIXED = re.compile(r"mixed epoch=(\d+) step=(\d+) used=(\S*)")
+
+
+class Wire(threading.Thread):
+    """A wire to the broker that can be pulled out."""
+
+    def __init__(self, port: int):
+        super().__init__(daemon=True)
+        self.port, self.is_whole, self.ends = port, True, {}
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.chosen = selectors.DefaultSelector()
+        self.chosen.register(self.listening, selectors.EVENT_READ)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.listening.getsockname()[1]}"
+
+    def run(self):
+        while True:
+            for key, _ in self.chosen.select(0.1):
+                if key.fileobj is self.listening:
+                    self.accept()
+                elif key.fileobj in self.ends:
+                    self.pass_on(key.fileobj)
+            if not self.is_whole:
+                for end in list(self.ends):
+                    self.drop(end)
+
+    def accept(self):
+        near, _ = self.listening.accept()
+        if not self.is_whole:
+            near.close()
+            return
+        far = socket.create_connection(("127.0.0.1", self.port))
+        self.ends |= {near: far, far: near}
+        for end in (near, far):
+            self.chosen.register(end, selectors.EVENT_READ)
+
+    def pass_on(self, end):
+        try:
+            data = end.recv(65536)
+            if data:
+                self.ends[end].sendall(data)
+                return
+        except OSError:
+            pass
+        self.drop(end)
+
+    def drop(self, end):
+        for one in (end, self.ends.get(end)):
+            if one in self.ends:
+                self.chosen.unregister(one)
+                self.ends.pop(one)
+                one.close()
+
+
+class Block:
+    """The processes, and what they say."""
+
+    def __init__(self, folder, family, url, method, **say):
+        self.family, self.folder = family, folder
+        for number, name in enumerate(NAMES):
+            with (folder / f"{name}.csv").open("w", newline="") as file:
+                write_history(csv.writer(file), number)
+        self.street = Street(folder, ring(NAMES, 2), method, url, say=say)
+        self.running = {}
+
+    def configure(self, name, url):
+        columns = {stream.rsplit(".", 1)[1]: stream for stream in STREAMS}
+        source = {"type": "csv", "path": f"{name}.csv", "form": "epoch", "columns": columns}
+        self.street.url, self.street.source = url, [source]
+        self.street.write(name)
+
+    def start(self, name):
+        words = command("gridfed-edge", "run", str(self.street.path(name)), "--until-done")
+        self.running[name] = self.family.start(name, words)
+
+    def used(self):
+        """By device and exchange, who counted there."""
+        found = defaultdict(dict)
+        for name, one in self.running.items():
+            for said in MIXED.finditer(one.log.read_text("utf-8")):
+                found[name][int(said[2])] = [x for x in said[3].strip('"').split(",") if x]
+        return found
+
+    def step(self, name):
+        return max(self.used()[name], default=-1)
+
+    def until(self, condition, patience=150.0):
+        end = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > end:
+                pytest.fail(f"{ {name: self.step(name) for name in NAMES} }")
+            time.sleep(0.2)
+
+    def model(self, name):
+        with Store.open(self.folder / name, read_only=True) as store:
+            return store.learned().leaves["half"]["p"]
+
+    def observe(self, name, client):
+        read_all(open_sources(client.config), client.observe)
+
+
+def write_history(out, number):
+    out.writerow(["time", *(stream.rsplit(".", 1)[1] for stream in STREAMS)])
+    rows = defaultdict(dict)
+    for reading in history(number, 100):
+        rows[reading.time][reading.stream] = reading.value
+    out.writerows([at, *(row[stream] for stream in STREAMS)] for at, row in sorted(rows.items()))
+
+
+@pytest.fixture
+def block(tmp_path):
+    require("mosquitto")
+    with ExitStack() as stack:
+        family = stack.enter_context(Family(tmp_path / "logs"))
+        url = start_broker(family, tmp_path / "broker", "mosquitto")
+        wire = Wire(int(url.rsplit(":", 1)[1]))
+        one = Block(
+            tmp_path, family, url, "dfl_sgd", every="1s", deadline="5s", last=LAST, rate=0.02
+        )
+        for name in reversed(NAMES):  # who decides comes last: the others wait for its word
+            one.configure(name, wire.url if name == CUT else url)
+            one.start(name)
+        yield one, wire
+
+
+def test_one_is_killed_and_one_cut_off_and_the_rest_go_on(block):
+    one, wire = block
+    rest = [name for name in NAMES if name not in (KILLED, CUT)]
+    one.until(lambda: all(one.step(name) >= 3 for name in NAMES))
+    one.running[KILLED].signal(signal.SIGKILL)
+    one.until(lambda: all(one.step(name) >= 6 for name in rest))
+    wire.is_whole, before = False, one.step(CUT)
+    one.until(lambda: all(one.step(name) >= before + 6 for name in rest))
+    assert one.step(CUT) <= before + 1, "it was not cut off"
+    wire.is_whole = True
+    one.until(lambda: all(one.step(name) >= LAST - 1 for name in NAMES if name != KILLED))
+    one.until(lambda: all(one.running[n].poll() == 0 for n in NAMES if n != KILLED))
+
+    used = one.used()
+    lived = [name for name in NAMES if name != KILLED]
+    assert all(set(used[name]) == set(range(LAST)) for name in lived)
+    assert not any(KILLED in used[name][LAST - 1] for name in lived)
+    assert set(used[CUT][LAST - 1]) == set(one.street.graph[CUT]) - {KILLED}
+    assert sum(not used[CUT][step] for step in range(LAST)) >= 5
+    check_ends(one, used, lived)
+    wanted = one.street.by_hand(used, one.observe)
+    for name in lived:
+        assert (one.model(name) == wanted[name]).all(), name
+
+
+def check_ends(one, used, lived):
+    """A link counts at both ends or at neither, but for what the devices themselves reported."""
+    apart = {
+        (step, *sorted((name, other)))
+        for name in lived
+        for step, near in used[name].items()
+        for other in one.street.graph[name]
+        if other in lived and (other in near) != (name in used[other][step])
+    }
+    told = sum(
+        running.log.read_text("utf-8").count("counted at one end only")
+        for running in one.running.values()
+    )
+    assert len(apart) <= told
+    for name in lived:
+        for near in used[name].values():
+            weights = [
+                1 / (1 + max(len(one.street.graph[name]), len(one.street.graph[n]))) for n in near
+            ]
+            assert all(weight > 0 for weight in weights)
+            assert 1 - sum(weights) > 0, "what a device keeps of its own makes the row 1"
