@@ -6,6 +6,7 @@ deadline, so a client that sends a byte a minute holds a thread for five seconds
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import socket
@@ -31,7 +32,7 @@ SCHEMA = 1
 STALE = 60.0  # s without a turn of the loop: the process lives, the daemon does not
 DEADLINE = 5.0  # s for a whole request, header included
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self'"
-AT_ONCE = 8  # requests being served; further ones are turned away
+AT_ONCE = 8  # requests being served; who has said nothing makes room
 
 Nothing: Mapping[str, Any] = MappingProxyType({})
 
@@ -162,20 +163,36 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.snapshot, self.metrics = snapshot, metrics
         self._seats = threading.BoundedSemaphore(AT_ONCE)
+        self._silent: dict[socket.socket, None] = {}  # seated, and not a request said yet
         super().__init__(address, _Request)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's own types
-        """Serve at most ``AT_ONCE`` requests; a crowd is turned away at once."""
-        if self._seats.acquire(blocking=False):
+        """Serve at most ``AT_ONCE`` requests; who sits there and is silent makes room."""
+        if self._seats.acquire(blocking=False) or self._make_room():
+            self._silent[request] = None
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def _make_room(self) -> bool:
+        """Turn away who has been silent longest: open sockets must not keep a health check out."""
+        for silent in list(self._silent):
+            if self.spoken(silent):
+                with contextlib.suppress(OSError):  # it has just gone by itself
+                    silent.shutdown(socket.SHUT_RDWR)
+                return self._seats.acquire(timeout=DEADLINE)
+        return False
+
+    def spoken(self, request: socket.socket) -> bool:
+        """Note that a request has come, or that nobody waits for it; False if that was known."""
+        return self._silent.pop(request, False) is None
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
         """Give the seat back whatever became of the request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.spoken(request)
             self._seats.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
@@ -211,6 +228,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one of the pages."""
+        self.server.spoken(self.request)
         code, kind, body = self._answer(self.path.partition("?")[0])
         self.send_response(code)
         self.send_header("Content-Type", kind)

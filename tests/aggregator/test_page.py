@@ -1,5 +1,6 @@
 """The page answers from one snapshot, in time, and says clearly why it cannot start."""
 
+import contextlib
 import json
 import socket
 import time
@@ -123,6 +124,16 @@ def test_a_request_that_trickles_is_cut_off(served, monkeypatch):
             except OSError:
                 ended = True
         assert ended
+
+
+def test_sockets_that_say_nothing_do_not_keep_a_health_check_out(served):
+    page, *_ = served
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):
+            silent = socket.create_connection(split(page.address), timeout=5)
+            stack.enter_context(silent)
+        for _ in range(3):
+            assert get(page, "/healthz")[0] == 200
 
 
 def test_port_in_use_is_one_sentence(served):
