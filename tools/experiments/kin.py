@@ -1,0 +1,273 @@
+"""One round after the other of any method on a graph: with a server, or among neighbours.
+
+The halves are the product's own. Bytes are those of the vectors that devices say and hear, four a
+number; envelopes, receipts and what a lossy link costs are what the links' counters are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods import METHODS as SERVER
+from aggregator.methods import Rounds, Setup
+from aggregator.methods.bigfl import bigfl
+from aggregator.methods.bilevel import bilevel as two_levels
+from aggregator.methods.neighbours import paired
+from aggregator.rules import bind
+from edge_sdk.methods import METHODS as DEVICE
+from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
+from edge_sdk.methods.local import Graph, Lent, Windows
+from edge_sdk.methods.optim import Rated, sgd
+from edge_sdk.methods.steps import Steps
+from edge_sdk.wire.method import Effects, Event, Half, Task, Update
+from edge_sdk.wire.mixing import adjacency, metropolis
+from edge_sdk.wire.spec import ParamSpec, Vector
+from tools.experiments.together import key
+from tools.experiments.virtual import World, at_once
+
+AMONG: Final = ("dfl_sgd", "dfl_gt")
+Links = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """What is learned, by whom, and who is near whom.
+
+    Attributes:
+        spec: Layout of the model, with its shared layers.
+        first: Everybody's first vector.
+        graphs: Gradient and curvature, by name.
+        windows: What each client learns from.
+        links: Pairs of neighbours.
+        batch: Windows in a minibatch.
+        optimiser: Of local steps.
+    """
+
+    spec: ParamSpec
+    first: Vector
+    graphs: Mapping[str, Graph]
+    windows: Mapping[str, Windows]
+    links: Links
+    batch: int = 32
+    optimiser: Rated = sgd
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One arm.
+
+    Attributes:
+        method: A key of ``METHODS``; or ``local``: everybody alone.
+        rounds: Rounds, or exchanges.
+        steps: Local steps in each.
+        rate: Of the steps.
+        settings: More of the method's settings.
+        fading: Whether steps shorten with the square root of their number.
+        seed: Of the minibatches.
+        begin: What the server's first state is made to be.
+    """
+
+    method: str
+    rounds: int
+    steps: int
+    rate: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fading: bool = False
+    seed: int = 0
+    begin: Callable[[Any], Any] = lambda state: state
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """Where an arm stands after a round.
+
+    Attributes:
+        round: Its number, from 1.
+        said: Bytes that an average device has said and heard so far.
+        vectors: What each device forecasts with.
+        common: What stands for all: the server's model, or the average.
+        state: The server half's state; None without a server.
+    """
+
+    round: int
+    said: float
+    vectors: Mapping[str, Vector]
+    common: Vector
+    state: Any = None
+
+
+def course(plan: Course, ground: Field) -> Iterator[Shown]:
+    """Yield where an arm stands after each round."""
+    if plan.method == "local":
+        yield from _alone(plan, ground)
+    elif plan.method in AMONG:
+        yield from _among(plan, ground)
+    else:
+        yield from _served(plan, ground)
+
+
+def _device(plan: Course, ground: Field, name: str, method: str) -> Half[Any]:
+    keyed = partial(key, plan.seed, name)
+    windows = ground.windows[name]
+    lent = Lent(name, ground.spec, ground.graphs, lambda: windows, ground.batch, keyed)
+    return DEVICE[method](lent, Steps(ground.optimiser, plan.rate, plan.steps, minibatch="fresh"))
+
+
+def _vectors(halves: Mapping[str, Half[Any]], states: Mapping[str, Any]) -> dict[str, Vector]:
+    return {x: np.asarray(halves[x].model(states[x])["p"], np.float32) for x in halves}
+
+
+def _average(vectors: Mapping[str, Vector]) -> Vector:
+    return np.asarray(np.mean([vectors[x] for x in sorted(vectors)], axis=0), np.float32)
+
+
+def _rate(plan: Course, number: int) -> float:
+    """Return the length of the first step of a round."""
+    return plan.rate / np.sqrt((number - 1) * plan.steps + 1) if plan.fading else plan.rate
+
+
+def _alone(plan: Course, ground: Field) -> Iterator[Shown]:
+    halves = {x: _device(plan, ground, x, "fedavg") for x in sorted(ground.windows)}
+    states = {x: half.init(ground.first.copy()) for x, half in halves.items()}
+    for number in range(1, plan.rounds + 1):
+        for name, half in halves.items():
+            w = ground.spec.shared(np.asarray(half.model(states[name])["p"], np.float32))
+            values = {"steps": float(plan.steps), "rate": _rate(plan, number)}
+            task = Task(name, number, "train", values=values, arrays={"w": w})
+            states[name], _ = half.apply(states[name], task)
+        vectors = _vectors(halves, states)
+        yield Shown(number, 0.0, vectors, _average(vectors))
+
+
+# --- with a server --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Counter:
+    """Counts the numbers that devices say and hear, and shortens their steps where asked."""
+
+    plan: Course
+    numbers: int = 0
+
+    def around(self, half: Half[Any]) -> Half[Any]:
+        def apply(state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401
+            if isinstance(event, Task):
+                self.numbers += sum(array.size for array in event.arrays.values())
+                if self.plan.fading and "rate" in event.values:
+                    values = {**event.values, "rate": _rate(self.plan, event.base + 1)}
+                    event = replace(event, values=values)
+            state, effects = half.apply(state, event)
+            self.numbers += sum(x.vector.size for x in effects if isinstance(x, Update))
+            return state, effects
+
+        return Half(half.init, apply, half.model)
+
+
+def _served(plan: Course, ground: Field) -> Iterator[Shown]:
+    counter = _Counter(plan)
+    plain = {x: _device(plan, ground, x, plan.method) for x in sorted(ground.windows)}
+    halves = {x: counter.around(half) for x, half in plain.items()}
+    server = _server(plan, ground)
+    init = server.init
+    server = server._replace(init=lambda w: plan.begin(init(w)))
+    world = World(server, halves, at_once)
+    world.states = {x: half.init(ground.first.copy()) for x, half in halves.items()}
+    for moment in world.moments(ground.spec.shared(ground.first)):
+        common = np.asarray(server.model(moment.state)["p"], np.float32)
+        vectors = _vectors(plain, world.states)
+        if CONSENSUS.get(plan.method):
+            vectors = {x: ground.spec.place(p, common) for x, p in vectors.items()}
+        said = 4.0 * counter.numbers / len(halves)
+        whole = ground.spec.place(_average(vectors), common)
+        yield Shown(moment.closed.version, said, vectors, whole, moment.state)
+
+
+CONSENSUS: Final[Mapping[str, bool]] = {"fedavg": True, "fedprox": True}
+"""Methods whose devices forecast with the common model, around their own personal layers."""
+
+
+def _server(plan: Course, ground: Field) -> Half[Any]:
+    row = SERVER[plan.method]
+    settings = row.settings(**{"steps": plan.steps, "rate": plan.rate, **plan.settings})
+    every = Rounds(quorum=len(ground.windows), limit=plan.rounds, deadline=1e9)
+    setup = Setup(bind("mean"), settings, every, ground.spec, plan.seed)
+    if plan.method != "bigfl":
+        return row.half(setup)
+    bigfl(setup)  # refuses what cannot be
+    return two_levels(settings.bound(setup, paired(ground.links).among))
+
+
+# --- among neighbours -----------------------------------------------------------------------------
+
+
+def _among(plan: Course, ground: Field) -> Iterator[Shown]:
+    names = sorted(ground.windows)
+    weights = metropolis(adjacency(names, ground.links))
+    halves = {x: _device(plan, ground, x, plan.method) for x in names}
+    states = {x: half.init(ground.first.copy()) for x, half in halves.items()}
+    street = _Street(plan, ground.spec, names, halves, states, weights)
+    street.each(BEGIN, 0)
+    size = ground.spec.shared_size
+    parts = sum(map(len, turns(plan.method, street.values)))
+    degree = float((weights > 0.0).sum() - len(names)) / len(names)
+    for number in range(1, plan.rounds + 1):
+        for step in range((number - 1) * plan.steps, number * plan.steps):
+            if step % plan.steps:
+                street.each(ALONE, step)
+            else:
+                street.exchange(step)
+        vectors = _vectors(halves, street.states)
+        yield Shown(number, 8.0 * parts * degree * size * number, vectors, _average(vectors))
+
+
+@dataclass(slots=True, eq=False)
+class _Street:
+    """Devices and a mixing matrix, in the place of their shells."""
+
+    plan: Course
+    spec: ParamSpec
+    names: list[str]
+    halves: Mapping[str, Half[Any]]
+    states: dict[str, Any]
+    weights: NDArray[np.float64]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Numbers of every task."""
+        said = {"rate": self.plan.rate, "fading": float(self.plan.fading)}
+        return {**said, "steps": float(self.plan.steps), **self.plan.settings}
+
+    def each(
+        self,
+        ask: str,
+        step: int,
+        heard: Mapping[str, Mapping[str, Any]] | None = None,
+        turn: int = 0,
+    ) -> None:
+        """Let every device take one turn."""
+        values = {**self.values, "turn": float(turn)}
+        for name in self.names:
+            arrays = {} if heard is None else heard[name]
+            task = Task(name, 1, ask, step=step, values=values, arrays=arrays)
+            self.states[name], _ = self.halves[name].apply(self.states[name], task)
+
+    def exchange(self, step: int) -> None:
+        """Let all offer, hear and mix."""
+        for turn, parts in enumerate(turns(self.plan.method, self.values)):
+            self.each(ADAPT, step, turn=turn)
+            said = {x: {p: self.states[x].offered(self.spec, p) for p in parts} for x in self.names}
+            heard = {x: self._heard(i, said, parts) for i, x in enumerate(self.names)}
+            self.each(MIX, step, heard, turn)
+
+    def _heard(
+        self, number: int, said: Mapping[str, Mapping[str, Vector]], parts: tuple[str, ...]
+    ) -> dict[str, Any]:
+        near = [j for j in np.flatnonzero(self.weights[number]) if j != number]
+        told = {p: np.stack([said[self.names[j]][p] for j in near]) for p in parts}
+        return {"weights": self.weights[number, near], **told}
