@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_sdk.program import Answer, Command, Program
 from edge_sdk.settings import SettingsError
-from firmware_sim.devices import METER, STATION
+from firmware_sim.devices import CHARGER, METER, STATION
 from firmware_sim.options import arguments, pairs, value_of
 
 if TYPE_CHECKING:
@@ -287,6 +287,7 @@ COMMANDS = {
         "with every attack, and a table says what became of the devices that never lie.",
     ),
     "meter": METER,
+    "charger": CHARGER,
     "station": STATION,
     "attacks": Command("List the ways to lie, with their definitions and options.", _attacks),
     "list": Command("List the shipped readings and scenarios.", _list),

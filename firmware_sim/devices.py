@@ -158,6 +158,47 @@ def _station_arguments(parser: ArgumentParser) -> None:
     _life_arguments(parser, "15m", "24h", words)
 
 
+def _charger(args: Namespace) -> Answer:
+    from firmware_sim.charging import Order, run  # noqa: PLC0415 - numpy
+    from firmware_sim.faults import Faults  # noqa: PLC0415 - as above
+    from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
+
+    faults = {key: value_of(text) for key, text in pairs(args.fault, "--fault").items()}
+    password = args.password_file.read_text("utf-8").strip() if args.password_file else ""
+    order = Order(
+        args.url,
+        _moment(args.start),
+        _duration(args.length, "--for"),
+        args.ocpp,
+        _duration(args.every, "--every"),
+        args.speed,
+        args.sockets,
+        args.site,
+        args.seed,
+        password,
+        Faults.of(faults),
+        args.truth,
+    )
+    with stoppable():
+        told = run(order)
+    late = f", {told.queued} of them late" if told.queued else ""
+    owed = f", {told.owed} still owed" if told.owed else ""
+    text = f"{told.sessions} sessions, {told.wh} Wh, {told.messages} messages{late}{owed}"
+    return Answer(asdict(told), text)
+
+
+def _charger_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("url", metavar="URL", help="ws://host:port/NAME: a back office, or gridfed-edge tap")
+    add("--ocpp", default="1.6", choices=("1.6", "2.0.1"), help="version (1.6)")
+    add("--sockets", type=int, default=1, metavar="N", help="cars at a time (1)")
+    sites = ("home", "workplace", "public", "depot")
+    add("--site", default="home", choices=sites, help="whose habits (home)")
+    add("--password-file", type=Path, metavar="FILE", help="for basic authentication")
+    words = "duplicate, gap, flap, lost_clock: shares; drift: ppm; reboots: a day"
+    _life_arguments(parser, "60s", "24h", words)
+
+
 METER = Command(
     "Be one meter: P1 telegrams on a pty or TCP port, registers over Modbus.",
     _meter,
@@ -171,4 +212,12 @@ STATION = Command(
     _station,
     _station_arguments,
     "A [[source]] of type pm3gpp with that folder reads them as it reads an element manager's.",
+)
+
+CHARGER = Command(
+    "Be one charge point: OCPP 1.6 or 2.0.1, sessions, a queue for when nobody answers.",
+    _charger,
+    _charger_arguments,
+    "Connects to a back office as a charger does; through gridfed-edge tap, the device beside it\n"
+    "reads what was measured.",
 )

@@ -26,6 +26,7 @@ class Faults:
         noise: Share with up to 80 random bytes before them.
         flip: Share with one bit turned over.
         cut: Share that end in the middle.
+        flap: Share of messages after which the link breaks.
         drift: Parts per million that the device's clock runs fast.
         reboots: A day, at random; each one loses a minute of messages.
         lost_clock: Share of reboots after which the clock stands at 1970 for five minutes.
@@ -37,6 +38,7 @@ class Faults:
     noise: float = 0.0
     flip: float = 0.0
     cut: float = 0.0
+    flap: float = 0.0
     drift: float = 0.0
     reboots: float = 0.0
     lost_clock: float = 0.0
@@ -100,6 +102,10 @@ class Troubled:
         if time < self._no_clock_until:
             return time - self._down_until
         return time + (time - start) * self.faults.drift * 1e-6
+
+    def happens(self, name: str) -> bool:
+        """Throw the dice for one fault by its name."""
+        return self._hits(getattr(self.faults, name), name)
 
     def sent(self, message: bytes) -> Iterator[bytes]:
         """Yield what goes over the line instead of a message."""

@@ -1,9 +1,9 @@
 """What a charger's messages measured: OCPP 1.6 and 2.0.1, from the notes of a tap.
 
-Energy is read from the meter's register, which does not care for sessions: what was said twice and
-what came late follow from it. The only memory is which socket a transaction belongs to, for a 1.6
-charger does not repeat that when it stops. (OCPP 1.6 sections 6 and 7; OCPP 2.0.1 part 2,
-TransactionEvent and MeterValuesType.)
+Energy is read from the meter's register, which does not care for sessions. What is remembered is
+which socket a transaction belongs to, for a 1.6 charger does not repeat that when it stops, and the
+values of late, for a session says them again at its end, and a queue after a lost link. (OCPP 1.6
+sections 6 and 7; OCPP 2.0.1 part 2, TransactionEvent and MeterValuesType.)
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _TIME = re.compile(
 )
 _MOST = 512  # values in one message
 _TRANSACTIONS = 256  # whose socket is remembered
+_REPEATS = 4096  # values that are known again
 _ELSEWHERE = frozenset({"EV", "Cable", "Body"})  # where else a value may have been taken
 
 Verify = Callable[[str], list[Sample]]
@@ -49,13 +50,26 @@ class Sockets:
     verify: Verify | None = None
     _starting: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _running: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _told: OrderedDict[tuple[str, str, float, float], None] = field(default_factory=OrderedDict)
 
     def __call__(self, frame: Frame) -> list[Sample]:
-        """Decode one note; a message that measures nothing is no samples.
+        """Decode one note; a message that measures nothing new is no samples.
 
         Raises:
             Rejected: Not a note, a time that is none, a value that is no number.
         """
+        return [sample for sample in self._decoded(frame) if self._is_new(sample)]
+
+    def _is_new(self, sample: Sample) -> bool:
+        """Whether this was not said before: at its end a session repeats what it told."""
+        key = (sample.device, sample.name, sample.time, sample.value)
+        is_new = key not in self._told
+        self._told[key] = None
+        if len(self._told) > _REPEATS:
+            self._told.popitem(last=False)
+        return is_new
+
+    def _decoded(self, frame: Frame) -> list[Sample]:
         match json.loads(frame.payload):
             case [str(charger), str(action), str(number), dict(said)]:
                 pass

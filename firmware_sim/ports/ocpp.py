@@ -1,0 +1,175 @@
+"""What a charge point says: OCPP 1.6J and 2.0.1, as JSON arrays on a WebSocket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+Version = Literal["1.6", "2.0.1"]
+Sign = Callable[[float, float], str]
+"""Signs a register in Wh at a moment, as OCMF."""
+
+SUBPROTOCOL: dict[Version, str] = {"1.6": "ocpp1.6", "2.0.1": "ocpp2.0.1"}
+_ENERGY, _POWER = "Energy.Active.Import.Register", "Power.Active.Import"
+
+
+def clock(time: float) -> str:
+    """Write a moment.
+
+    >>> clock(0.0)
+    '1970-01-01T00:00:00Z'
+    """
+    return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a socket's meter shows.
+
+    Attributes:
+        time: By the charger's clock.
+        socket: From 1.
+        wh: Register, whole Wh.
+        watts: Now.
+    """
+
+    time: float
+    socket: int
+    wh: int
+    watts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A message that wants an answer.
+
+    Attributes:
+        action: What is asked.
+        payload: With what.
+        session: Local name of the session it belongs to; a 1.6 charger puts the back office's
+            number for it in when it is sent.
+        is_start: Whether the answer brings that number.
+    """
+
+    action: str
+    payload: dict[str, Any]
+    session: str = ""
+    is_start: bool = False
+
+    def text(self, number: str, transaction: int | None, *, is_offline: bool) -> str:
+        """Return the message."""
+        payload = self.payload
+        if transaction is not None:
+            payload = payload | {"transactionId": transaction}
+        if is_offline and self.action == "TransactionEvent":
+            payload = payload | {"offline": True}
+        return json.dumps([2, number, self.action, payload])
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Puts what happens into the words of a version.
+
+    Attributes:
+        version: Of OCPP.
+        sign: Adds signed readings to the end of a session; None adds none.
+    """
+
+    version: Version
+    sign: Sign | None = None
+
+    def boot(self) -> Ask:
+        """Say hello."""
+        if self.version == "1.6":
+            named = {"chargePointVendor": "gridfed", "chargePointModel": "sim"}
+            return Ask("BootNotification", named)
+        station = {"vendorName": "gridfed", "model": "sim"}
+        return Ask("BootNotification", {"reason": "PowerUp", "chargingStation": station})
+
+    def started(self, seen: Seen, session: str) -> Ask:
+        """Tell of a car that came."""
+        if self.version == "1.6":
+            payload = {
+                "connectorId": seen.socket,
+                "idTag": "DRIVER-0001",
+                "meterStart": seen.wh,
+                "timestamp": clock(seen.time),
+            }
+            return Ask("StartTransaction", payload, session, is_start=True)
+        token = {"idToken": "DRIVER-0001", "type": "ISO14443"}
+        return self._event("Started", seen, session, 0, "Transaction.Begin", {"idToken": token})
+
+    def sampled(self, seen: Seen, session: str, number: int) -> Ask:
+        """Tell what was measured while a car charges."""
+        if self.version == "1.6":
+            payload = {
+                "connectorId": seen.socket,
+                "meterValue": [self._values(seen, "Sample.Periodic")],
+            }
+            return Ask("MeterValues", payload, session)
+        return self._event("Updated", seen, session, number, "Sample.Periodic", {})
+
+    def stopped(self, seen: Seen, session: str, number: int, before: list[Seen]) -> Ask:
+        """Tell of a car that left; values already sent are repeated, as chargers do."""
+        if self.version == "1.6":
+            data = [self._values(each, "Sample.Periodic") for each in before]
+            payload = {
+                "meterStop": seen.wh,
+                "timestamp": clock(seen.time),
+                "reason": "EVDisconnected",
+                "transactionData": [*data, self._values(seen, "Transaction.End")],
+            }
+            return Ask("StopTransaction", payload, session)
+        return self._event("Ended", seen, session, number, "Transaction.End", {})
+
+    def on_the_clock(self, seen: Seen) -> Ask:
+        """Tell a quarter's register, car or no car."""
+        key = "connectorId" if self.version == "1.6" else "evseId"
+        values = [self._values(seen, "Sample.Clock")]
+        return Ask("MeterValues", {key: seen.socket, "meterValue": values})
+
+    def _event(  # noqa: PLR0917 - the parts of one message
+        self, kind: str, seen: Seen, session: str, number: int, why: str, more: dict[str, Any]
+    ) -> Ask:
+        triggers = {"Started": "CablePluggedIn", "Updated": "MeterValuePeriodic"}
+        payload = {
+            "eventType": kind,
+            "timestamp": clock(seen.time),
+            "triggerReason": triggers.get(kind, "EVDeparted"),
+            "seqNo": number,
+            "transactionInfo": {"transactionId": session},
+            "meterValue": [self._values(seen, why)],
+        }
+        if kind == "Started":
+            payload["evse"] = {"id": seen.socket, "connectorId": 1}
+        return Ask("TransactionEvent", payload | more, session)
+
+    def _values(self, seen: Seen, why: str) -> dict[str, Any]:
+        ends = why == "Transaction.End" and self.sign is not None
+        signed = self.sign(seen.time, seen.wh) if ends and self.sign is not None else ""
+        if self.version == "1.6":
+            rows: list[dict[str, Any]] = [
+                {"value": str(seen.wh), "context": why, "measurand": _ENERGY, "unit": "Wh"},
+                {"value": f"{seen.watts / 1000:.3f}", "measurand": _POWER, "unit": "kW"},
+            ]
+            if signed:
+                rows.append({"value": signed, "context": why, "format": "SignedData"})
+            return {"timestamp": clock(seen.time), "sampledValue": rows}
+        energy: dict[str, Any] = {
+            "value": seen.wh / 1000,
+            "context": why,
+            "measurand": _ENERGY,
+            "unitOfMeasure": {"unit": "Wh", "multiplier": 3},
+        }
+        if signed:
+            energy["signedMeterValue"] = {
+                "signedMeterData": signed,
+                "signingMethod": "ECDSA-secp256r1-SHA256",
+                "encodingMethod": "OCMF",
+                "publicKey": "",
+            }
+        power = {"value": seen.watts, "measurand": _POWER, "unitOfMeasure": {"unit": "W"}}
+        return {"timestamp": clock(seen.time), "sampledValue": [energy, power]}
