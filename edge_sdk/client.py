@@ -59,6 +59,7 @@ _READINGS_AFTER = 60.0
 _LONGEST = 900.0  # s between two questions to a neighbour that does not answer
 _TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
+_ASK_AGAIN = 30.0  # s until a forecast's help is asked for again
 _ALONE = 2**40  # rounds a device sets itself are numbered from here: no server gets that far
 
 
@@ -102,7 +103,7 @@ class Client:
             self._flushed = self._alone_at = self._session.now
             self._state: Any = None
             self._opened: Task | None = None
-            self._asked_for = -1
+            self._asked_for = (-1, 0.0)
             self._alone_state: Fitted | None = None
             self._kept: Kept | None = None
             self._account = Account()
@@ -367,11 +368,14 @@ class Client:
             self._ask_for_the_graph()
 
     def _ask_for_the_graph(self) -> None:
-        """Ask what the graph says of the newest window, once for each."""
-        newest = self._learner.newest()
-        if newest is None or newest[0] == self._asked_for:
+        """Ask what the graph says of the newest window, now and then until it has said it."""
+        newest, now = self._learner.newest(), self._session.now
+        number, at = self._asked_for
+        if newest is None or (newest[0] == number and now - at < _ASK_AGAIN):
             return
-        self._asked_for = newest[0]
+        if self._learner.helped_at(self._state) == newest[0]:
+            return
+        self._asked_for = newest[0], now
         due = Due(0, SERVE, newest[0])
         self._tell(*self._learner.play(self._state, due), Task(self.config.id, 0, SERVE))
 
@@ -382,8 +386,11 @@ class Client:
         enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
         asks = CONTRACTS[self._learner.role.method]
         for effect in effects:
-            if not isinstance(effect, Signal) or self._session.why_stopped:
+            if not isinstance(effect, Signal):
                 continue
+            stopped = self._session.why_stopped
+            if stopped and not (effect.ask == SERVE and stopped == "stop"):
+                continue  # a forecast is helped when the run is over, too
             hidden = {n.name for n in asks[effect.ask].report if n.measured and not told}
             values = {name: v for name, v in effect.values.items() if name not in hidden}
             try:

@@ -231,11 +231,16 @@ class Learner:
         alone, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
         if aided is None or SERVE not in CONTRACTS[self.role.method]:
             return alone, "model"
-        feeds = {} if isinstance(state, Fitted) else self.half.model(state)
         newest = self.newest()
-        if "z" in feeds and newest is not None and int(feeds["window"]) == newest[0]:
-            return partial(aided, z=feeds["z"].astype(np.float32)), "model"
+        if newest is not None and self.helped_at(state) == newest[0]:
+            z = self.half.model(state)["z"]
+            return partial(aided, z=z.astype(np.float32)), "model"
         return alone, "without graph"
+
+    def helped_at(self, state: Any) -> int | None:  # noqa: ANN401 - as above
+        """Return the number of the window of which a server's graph spoke last, if it did."""
+        feeds = {} if isinstance(state, Fitted) else self.half.model(state)
+        return int(feeds["window"]) if "window" in feeds else None
 
     def calibrate(self, state: Any) -> None:  # noqa: ANN401 - as above
         """Judge the intervals of readings that came, before the model learns from them.

