@@ -28,7 +28,7 @@ from edge_sdk.wire.manifest import Golden, Manifest
 
 KEY, OTHER = from_seed(bytes(32)), from_seed(bytes([1]) * 32)
 TRUST = Trust((KEY.public,))
-FILES = ("manifest.json", "manifest.sig", "gradient.onnx", "forecast.onnx", "initial.f32")
+FILES = tuple(sorted(path.name for path in (shipped_folder() / "load-mlp").iterdir()))
 
 
 def signed(key=KEY, **changes):
