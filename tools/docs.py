@@ -146,13 +146,16 @@ def told(program: str, *arguments: str) -> str:
 def meanings(cls: type[Any]) -> dict[str, str]:
     """Return what each field means: the comment on its line, else its line under ``Attributes``.
 
+    What a class inherits means what it means there, unless it says it anew.
+
     Example:
         >>> meanings(device_config.KeysSection)["root"]
         "the operator's public key: 64 hex digits"
     """
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
-    said = _attributes(inspect.getdoc(cls) or "")
+    said = {k: v for base in cls.__bases__ if is_dataclass(base) for k, v in meanings(base).items()}
+    said |= _attributes(inspect.getdoc(cls) or "")
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     for node in body.body:
@@ -188,7 +191,10 @@ def _hint(cls: type[Any], field: Field[Any]) -> Any:  # noqa: ANN401 - any annot
 
 
 def _section(cls: type[Any], field: Field[Any]) -> type[Any] | None:
+    """Return the section behind a key, one that may be left out too."""
     hint = _hint(cls, field)
+    inside = [one for one in get_args(hint) if one is not NoneType]
+    hint = inside[0] if get_origin(hint) in (Union, UnionType) and len(inside) == 1 else hint
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
@@ -301,16 +307,23 @@ def _methods() -> str:
     """What may stand in ``run.settings``, method by method."""
     parts = ["### `settings` in `[run]`, by method\n"]
     for name, method in METHODS.items():
-        said = meanings(method.settings)
         parts += [
             f"#### `{name}`\n",
             f"{(inspect.getdoc(method.settings) or '').partition(chr(10))[0]}\n",
-            _table(
-                (f.name, _type(_hint(method.settings, f)), _default(f), said.get(f.name, ""))
-                for f in _fields(method.settings)
-            ),
+            _table(_settings(method.settings)),
         ]
     return "\n".join(parts)
+
+
+def _settings(cls: type[Any], at: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Return the rows of a method's settings, those of a section in them by its path."""
+    said = meanings(cls)
+    for f in _fields(cls):
+        inner = _section(cls, f)
+        if inner is not None:
+            yield from _settings(inner, f"{at}{f.name}.")
+        else:
+            yield f"{at}{f.name}", _type(_hint(cls, f)), _default(f), said.get(f.name, "")
 
 
 def _commands(program: str) -> str:

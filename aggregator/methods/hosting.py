@@ -93,7 +93,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class DflSgd(Exchange):
-    """As above; and what a device does about a neighbour that may lie.
+    """Steps and mixing among neighbours; a device may doubt what they say.
 
     Attributes:
         robust: Take over ``none`` less than all; ``clip`` how a neighbour differs; or ``trim`` the
@@ -120,7 +120,7 @@ class DflSgd(Exchange):
 
 @dataclass(frozen=True, slots=True)
 class DflGt(Exchange):
-    """As above; a device that left holds trackers up, so it is linked out.
+    """Steps along a tracker of everybody's gradient; who left holds it up, and is linked out.
 
     Attributes:
         drop_after: Seconds after which that happens.
