@@ -296,7 +296,11 @@ def _clashes(plan: Plan, contract: Contract) -> Iterator[Complaint]:
         yield "mechanism.point", "tells signs that a mechanism at 'sign' must make noisy first"
     if point in {"update", "sign"} and ask.mirrored:
         yield "mechanism.point", "computes on both ends with what was sent: put noise at 'input'"
-    withheld = [n.name for n in ask.report if n.measured and n.needed]
+    if point not in {"none", "input"} and any(a.up is Up.SIGNAL for a in contract.values()):
+        why = "sends activations and their gradients, which nothing here hides: noise at 'input'"
+        yield "mechanism.point", why
+    every = (number for one in contract.values() for number in one.report)
+    withheld = [n.name for n in every if n.measured and n.needed]
     if withheld and not plan.tells:
         yield "metrics", f"needs {withheld[0]!r}, a measured number that stays here"
 
