@@ -1,0 +1,365 @@
+"""Chargers' messages, overheard: what is read, what is refused, what passes in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import struct
+import tracemalloc
+import zlib
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.sources import SOURCES
+from edge_sdk.sources.notes import Notes
+from edge_sdk.sources.ocmf import verifier
+from edge_sdk.sources.ocpp import Sockets
+from edge_sdk.sources.shape import Frame, Rejected
+from edge_sdk.sources.spool import Followed, Spool
+from edge_sdk.sources.tap import Ear, Office, Tap
+from edge_sdk.sources.websocket import LONGEST, Overheard, Unreadable
+
+AT = "2024-05-14T12:00:00Z"
+TIME = 1_715_688_000.0
+
+
+def note(action, payload, number="1"):
+    return Frame(json.dumps(["CP1", action, number, payload]).encode(), 0.0)
+
+
+def values(*rows, at=AT, **more):
+    return {"connectorId": 1, "meterValue": [{"timestamp": at, "sampledValue": list(rows)}]} | more
+
+
+def read(*rows, **more):
+    return [
+        (s.name, s.time, s.value, s.unit)
+        for s in Sockets()(note("MeterValues", values(*rows, **more)))
+    ]
+
+
+REGISTER = "Energy.Active.Import.Register"
+
+
+def test_what_a_charger_leaves_out_means_what_the_standard_says():
+    assert read({"value": "1500"}) == [(REGISTER, TIME, 1500.0, "Wh")]
+    assert read({"value": "1.5", "unit": "kWh"}) == [(REGISTER, TIME, 1.5, "kWh")]
+    newer = {"value": 1.5, "unitOfMeasure": {"unit": "Wh", "multiplier": 3}}
+    assert read(newer) == [(REGISTER, TIME, 1500.0, "Wh")]
+
+
+def test_phases_cars_and_other_measurands_are_no_energy_of_the_socket():
+    rows = [
+        {"value": "1", "phase": "L1"},
+        {"value": "55", "measurand": "SoC", "location": "EV", "unit": "Percent"},
+        {"value": "230", "measurand": "Voltage"},
+    ]
+    assert read(*rows) == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "inf", "1e9", "", "0x10", None, True, [], float("nan")])
+def test_a_value_that_is_no_number_is_refused(value):
+    with pytest.raises(Rejected, match="bad value"):
+        read({"value": value})
+
+
+@pytest.mark.parametrize(
+    "at", ["bananas", "2024-05-14", "2024-13-14T12:00:00Z", 1_715_688_000, None]
+)
+def test_a_time_that_is_none_is_refused(at):
+    with pytest.raises(Rejected, match="bad time"):
+        read({"value": "1"}, at=at)
+
+
+def test_a_session_of_1_6_is_followed_from_its_start_to_its_stop():
+    sockets = Sockets()
+    start = {"connectorId": 2, "meterStart": 1000, "timestamp": AT}
+    assert sockets(note("StartTransaction", start, "7"))[0].device == "CP1/2"
+    assert sockets(note("Started", {"transactionId": 99}, "7")) == []
+    stop = {"transactionId": 99, "meterStop": 4000, "timestamp": "2024-05-14T13:00:00Z"}
+    (stopped,) = sockets(note("StopTransaction", stop))
+    assert (stopped.device, stopped.value) == ("CP1/2", 4000.0)
+    with pytest.raises(Rejected, match="unknown transaction"):
+        sockets(note("StopTransaction", stop | {"transactionId": 98}))
+
+
+def test_what_a_session_repeats_at_its_end_is_said_once():
+    sockets = Sockets()
+    row = {"value": "1500", "context": "Sample.Periodic"}
+    assert len(sockets(note("MeterValues", values(row, transactionId=5)))) == 1
+    data = [{"timestamp": AT, "sampledValue": [row]}]
+    stop = {"transactionId": 5, "meterStop": 1500, "timestamp": AT, "transactionData": data}
+    assert sockets(note("StopTransaction", stop)) == []
+
+
+def test_no_token_of_a_driver_is_written_down():
+    ask = [
+        2,
+        "1",
+        "TransactionEvent",
+        {"idToken": {"idToken": "ANNA"}, "seqNo": 0, "x": [{"idTag": "ANNA"}]},
+    ]
+    kept = Notes("CP1").take(json.dumps(ask), from_charger=True)
+    assert kept is not None
+    assert b"ANNA" not in kept
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def framed(text, *, mask=b"\x01\x02\x03\x04", first=0x81):
+    payload = text if isinstance(text, bytes) else text.encode()
+    size = len(payload)
+    if size < 126:
+        head = struct.pack(">BB", first, 0x80 | size)
+    elif size < 1 << 16:
+        head = struct.pack(">BBH", first, 0x80 | 126, size)
+    else:
+        head = struct.pack(">BBQ", first, 0x80 | 127, size)
+    return head + mask + bytes(b ^ mask[i % 4] for i, b in enumerate(payload))
+
+
+@given(st.lists(st.text(max_size=400), max_size=8), st.data())
+def test_messages_are_heard_however_the_bytes_are_cut(texts, data):
+    stream = b"".join(map(framed, texts))
+    ear, heard = Overheard(), []
+    while stream:
+        size = data.draw(st.integers(1, 300))
+        heard += ear.hear(stream[:size])
+        stream = stream[size:]
+    assert heard == texts
+
+
+def test_fragments_pings_and_compression_are_followed():
+    packer = zlib.compressobj(wbits=-15)
+    packed = (packer.compress(b"packed") + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
+    again = (packer.compress(b"packed") + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
+    stream = framed("he", first=0x01) + framed(b"", first=0x89) + framed("llo", first=0x80)
+    stream += framed(packed, first=0xC1) + framed(again, first=0xC1)
+    assert list(Overheard(is_deflated=True).hear(stream)) == ["hello", "packed", "packed"]
+
+
+def test_a_message_too_long_is_passed_over_and_the_next_one_heard():
+    ear = Overheard()
+    assert list(ear.hear(framed("x" * (LONGEST + 1)) + framed("next"))) == ["next"]
+    assert ear.counts == {"message too long": 1}
+
+
+def test_a_bomb_of_compression_ends_the_listening():
+    packer = zlib.compressobj(9, wbits=-15)
+    bomb = (packer.compress(b"\0" * (64 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
+    tracemalloc.start()
+    with pytest.raises(Unreadable):
+        list(Overheard(is_deflated=True).hear(framed(bomb, first=0xC1)))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 << 20
+
+
+def test_ten_thousand_mutated_frames_leave_ear_and_decoder_standing():
+    chance, kept = random.Random(3), []
+    source = SOURCES["ocpp"]({"type": "ocpp", "spool": "/nowhere"})
+    start = {"connectorId": 1, "meterStart": 5, "timestamp": AT, "idTag": "A"}
+    event = {
+        "eventType": "Updated",
+        "timestamp": AT,
+        "seqNo": 1,
+        "transactionInfo": {"transactionId": "t"},
+        "evse": {"id": 1},
+    } | values({"value": 1.5, "unitOfMeasure": {"unit": "Wh", "multiplier": 3}})
+    good = [
+        json.dumps([2, "1", "StartTransaction", start]),
+        json.dumps([2, "2", "MeterValues", values({"value": "7.5", "unit": "kWh"})]),
+        json.dumps([2, "3", "TransactionEvent", event]),
+    ]
+    ear = greeted(kept.append)
+    for _ in range(10_000):
+        ear.hear(framed(mutated(chance.choice(good), chance)), from_charger=True)
+    counted = ear.counts["deaf"]
+    for frame in kept:
+        for reading in source.normaliser.take(source.samples(frame)):
+            assert 0 <= reading.value < 1e6
+    assert counted == 0
+    assert ear.counts["messages"] + ear.counts["not UTF-8"] == 10_000
+    assert len(kept) > 2_000
+    assert source.accepted + source.rejected.total() == len(kept)
+    assert {"bad value", "bad time"} <= set(source.rejected)
+
+
+def mutated(text, chance):
+    raw = bytearray(text.encode())
+    for _ in range(chance.randint(0, 3)):
+        at = chance.randrange(len(raw))
+        how = chance.randrange(4)
+        if how == 0:
+            raw[at] = chance.randrange(256)
+        elif how == 1:
+            raw[at : at + 1] = chance.choice(
+                [b"NaN", b"1e999", b"[" * 400, b'"', b"null", b"-", b"9" * 50]
+            )
+        elif how == 2:
+            del raw[at : at + chance.randint(1, 20)]
+        else:
+            raw[at:at] = raw[at : at + 30]
+    return bytes(raw)
+
+
+def greeted(keep):
+    from collections import Counter  # noqa: PLC0415
+
+    ear = Ear("CP1", keep, Counter())
+    ear.hear(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", from_charger=False)
+    return ear
+
+
+def test_whatever_happens_in_listening_ends_the_listening_only():
+    def broken(_frame):
+        raise RuntimeError("a defect of ours")
+
+    ear = greeted(broken)
+    ask = [2, "1", "StartTransaction", {"connectorId": 1, "meterStart": 5, "timestamp": AT}]
+    ear.hear(framed(json.dumps(ask)), from_charger=True)
+    ear.hear(framed(json.dumps(ask)), from_charger=True)
+    assert ear.counts["deaf"] == 1
+
+
+def test_bytes_pass_unchanged_both_ways_even_when_they_are_no_websocket(tmp_path):
+    async def through():
+        got = asyncio.get_running_loop().create_future()
+
+        async def office(reader, writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 101 Go\r\n\r\n" + bytes(range(256)))
+            body = await reader.readexactly(2000)
+            got.set_result((head, body))
+            writer.close()
+
+        server = await asyncio.start_server(office, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        where = asyncio.get_running_loop().create_future()
+        tap = Tap(Office.parse(f"ws://127.0.0.1:{port}/ocpp"), Spool(tmp_path / "spool", "ocpp"))
+        serving = asyncio.create_task(tap.serve("127.0.0.1", 0, where.set_result))
+        address = await where
+        host, here = address.removeprefix("ws://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(here))
+        noise = random.Random(0).randbytes(2000)
+        writer.write(b"GET /CP1 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n\r\n" + noise)
+        back = await reader.read(-1)
+        writer.close()
+        await asyncio.sleep(0.05)
+        serving.cancel()
+        server.close()
+        return *await got, back, noise, tap.counts
+
+    head, body, back, noise, counts = asyncio.run(through())
+    assert head.startswith(b"GET /ocpp/CP1 HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert body == noise
+    assert back == b"HTTP/1.1 101 Go\r\n\r\n" + bytes(range(256))
+    assert counts["deaf"] == 1
+
+
+# --- notes on disk ----------------------------------------------------------------------------
+
+
+def caught_up(feed):
+    frames = []
+    while got := [frame for _ in range(20) for frame in feed.frames(0.0)]:
+        frames += got
+    return frames
+
+
+def test_a_torn_end_is_passed_over_and_the_next_file_read(tmp_path):
+    with (
+        contextlib.closing(Spool(tmp_path, "ocpp")) as first,
+        contextlib.closing(Spool(tmp_path, "ocpp")) as second,
+        contextlib.closing(Followed(tmp_path, "ocpp")) as feed,
+    ):
+        first.write(Frame(b"one", 1.0))
+        first.write(Frame(b"two", 2.0))
+        first.close()
+        (only,) = tmp_path.glob("*.rec")
+        only.write_bytes(only.read_bytes()[:-1])
+        second.write(Frame(b"three", 3.0))
+        assert [frame.payload for frame in caught_up(feed)] == [b"one", b"three"]
+        assert feed.rejected == {"torn recording": 1}
+        second.write(Frame(b"four", 4.0))
+        assert [frame.payload for frame in caught_up(feed)] == [b"four"]
+
+
+def test_the_folder_stays_within_its_bytes(tmp_path):
+    with (
+        contextlib.closing(Spool(tmp_path, "ocpp", most=1 << 20)) as spool,
+        contextlib.closing(Followed(tmp_path, "ocpp")) as feed,
+    ):
+        for number in range(5000):
+            spool.write(Frame(b"x" * 1000, float(number)))
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= (1 << 20) + 4096
+        assert caught_up(feed)[-1].at == 4999.0
+
+
+# --- signed readings --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meter(tmp_path):
+    key = ec.generate_private_key(ec.SECP256R1())
+    path = tmp_path / "meter.pub"
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    path.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, form))
+
+    def sign(value="2935.6", **more):
+        row = {"TM": "2024-05-14T14:00:00,000+0200 S", "RV": float(value), "RI": "1-b:1.8.0"}
+        said = json.dumps({"FV": "1.0", "RD": [row | {"RU": "kWh", "ST": "G"} | more]})
+        seal = key.sign(said.encode(), ec.ECDSA(hashes.SHA256())).hex()
+        return f'OCMF|{said}|{{"SD": "{seal}"}}'
+
+    return path, sign
+
+
+def test_a_signed_reading_is_verified_and_read(meter):
+    path, sign = meter
+    (sample,) = verifier(path)(sign())
+    assert (sample.value, sample.unit, sample.time) == (2935.6, "kWh", TIME)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda text: text.replace("2935.6", "2935.7"), "forged signature"),
+        (lambda text: text.replace('"SD"', '"SX"'), "forged signature"),
+        (lambda text: text.replace("OCMF", "OCMG"), "not OCMF"),
+        (
+            lambda text: text.replace('{"SD"', '{"SA": "ECDSA-secp384r1-SHA256", "SD"'),
+            "another signature scheme",
+        ),
+        (lambda _: "OCMF|x|y", "not OCMF"),
+    ],
+)
+def test_what_is_not_signed_by_this_meter_is_refused(meter, spoil, reason):
+    path, sign = meter
+    with pytest.raises(Rejected, match=reason):
+        verifier(path)(spoil(sign()))
+
+
+def test_a_message_with_a_forged_reading_is_refused_as_a_whole(meter):
+    path, sign = meter
+    sockets = Sockets(verifier(path))
+    row = {"value": sign(), "format": "SignedData"}
+    assert [s.value for s in sockets(note("MeterValues", values(row)))] == [2935.6]
+    forged = {"value": sign().replace("2935", "1935"), "format": "SignedData"}
+    with pytest.raises(Rejected, match="forged signature"):
+        sockets(note("MeterValues", values({"value": "1"}, forged)))
+
+
+def test_a_key_that_is_none_is_a_mistake_of_the_configuration(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("00ff")
+    with pytest.raises(ConfigError):
+        verifier(path)
