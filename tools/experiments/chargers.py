@@ -51,7 +51,7 @@ STAGED, WIDE, GENTLE = 20, 64, 3e-4
 TUNED = 400
 """Steps of tuning alone; the best of the checkpoints, step 0 among them, counts."""
 
-KEPT = ("PFGL", "week, federated", "No_FL converged")
+KEPT = ("week, federated", "No_FL converged")
 """Rows whose intervals are calibrated, too."""
 
 Scored = Mapping[str, Mapping[str, float]]
@@ -321,6 +321,24 @@ def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     return Learnt(_fitted(arm, base, best[1], WIDE)), []
 
 
+def _lonely(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
+    """The steps, batches, rates and tuning of ``staged``, and nothing from anybody else."""
+    starts: Mapping[str, Vector] | None = None
+    best: dict[str, tuple[float, Vector]] = {}
+    for number, (limit, rate) in enumerate(STAGES):
+        turn, steps = replace(arm, seed=arm.seed + number), limit * STAGED
+        often = max(STAGED, steps // LOOKS)
+        course = _alone(
+            turn, base, base.windows(), steps, rate=rate, batch=WIDE, every=often, starts=starts
+        )
+        for vectors in course:
+            starts = vectors
+            for x, score in chosen_by(base, Learnt(vectors)).items():
+                if x not in best or score < best[x][0]:
+                    best[x] = (score, vectors[x])
+    return Learnt(_fitted(arm, base, {x: p for x, (_, p) in best.items()}, WIDE)), []
+
+
 TRAINERS: Mapping[str, Callable[[Arm, Ground], tuple[Learnt, list[Any]]]] = {
     "alone": _brief,
     "converged": _converged,
@@ -328,5 +346,6 @@ TRAINERS: Mapping[str, Callable[[Arm, Ground], tuple[Learnt, list[Any]]]] = {
     "tuned": _tuned,
     "federated": _federated,
     "staged": _staged,
+    "lonely": _lonely,
 }
 """How each kind of row is trained."""

@@ -27,7 +27,7 @@ from edge_sdk.wire.spec import Vector
 from tools.experiments import ev
 from tools.experiments.ev import Floats, Ints, Part, Station
 
-Way = Literal["alone", "converged", "pooled", "tuned", "federated", "staged"]
+Way = Literal["alone", "converged", "pooled", "tuned", "federated", "staged", "lonely"]
 
 HASTE = 2e-3
 """Learning rate of the paper's rows. Its 5e-4 (1e-3 for pure LSTMs) has 65,600 iterations; ours
@@ -45,7 +45,8 @@ class Row:
         bundle: Its model, without the horizon.
         way: ``alone`` for as many steps as the federated ones take; ``converged`` alone, the best
             of its checkpoints; ``pooled`` everybody's windows in one place; ``tuned`` that, then
-            alone; ``federated``; or ``staged``: federated at falling rates, then tuned alone.
+            alone; ``federated``; ``staged``: federated at falling rates, then tuned alone; or
+            ``lonely``: the same steps at the same rates, alone throughout.
         method: A key of ``METHODS``.
         graph: The net between the devices, where there is one.
         rate: Learning rate.
@@ -73,7 +74,7 @@ FIELD: Mapping[str, Row] = {
     "No_FL converged": Row("chargers-paper", "converged", rate=1e-3),
     "pooled": Row("chargers-paper", "pooled", rate=1e-3),
     "pooled, tuned": Row("chargers-paper", "tuned", rate=1e-3),
-    "week, alone": Row("chargers-week", "converged", rate=1e-3),
+    "week, alone": Row("chargers-week", "lonely"),
     "week, pooled": Row("chargers-week", "pooled", rate=1e-3),
     "week, federated": Row("chargers-week", "staged", "pfl"),
 }

@@ -73,6 +73,62 @@ def shades(
     return _image(draw, size=(9.0, 0.38 * len(rows) + 1.2))
 
 
+def fan(
+    truth: Sequence[float],
+    told: Sequence[Sequence[float]],
+    *,
+    x: str,
+    y: str,
+    title: str = "",
+    hours: float = 0.5,
+) -> str:
+    """Draw what came over a band of what was told.
+
+    Args:
+        truth: A value a step.
+        told: Triples of lower end, median and upper end, one a step.
+        x: What runs across.
+        y: What is drawn.
+        title: Above it.
+        hours: In a step.
+    """
+
+    def draw(axis: Any) -> None:  # noqa: ANN401 - matplotlib is untyped
+        across = [i * hours for i in range(len(truth))]
+        below, mid, above = zip(*told, strict=True)
+        axis.fill_between(across, below, above, color=COLOURS[0], alpha=0.25, lw=0, label="80 %")
+        axis.plot(across, mid, color=COLOURS[0], lw=1.2, label="median")
+        axis.plot(across, truth, color=COLOURS[5], lw=0.9, label="came")
+        _named(axis, x, y, title)
+        axis.legend(frameon=False, fontsize=8)
+
+    return _image(draw)
+
+
+def heat(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Mapping[tuple[str, str], float],
+    *,
+    title: str = "",
+) -> str:
+    """Draw shares between 0, white, and 1."""
+
+    def draw(axis: Any) -> None:  # noqa: ANN401 - matplotlib is untyped
+        grid = [[values.get((r, c), 0.0) for c in columns] for r in rows]
+        axis.imshow(grid, cmap="Greens", vmin=0.0, vmax=1.0, aspect="auto")
+        axis.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
+        axis.set_yticks(range(len(rows)), rows, fontsize=8)
+        for i, line in enumerate(grid):
+            for j, value in enumerate(line):
+                ink = "white" if value > 0.5 else "black"
+                said = f"{value:.2f}" if value else "0"
+                axis.text(j, i, said, ha="center", va="center", fontsize=7, color=ink)
+        axis.set_title(title, fontsize=10, loc="left")
+
+    return _image(draw, size=(8.0, 0.38 * len(rows) + 1.4))
+
+
 def _named(axis: Any, x: str, y: str, title: str) -> None:  # noqa: ANN401 - matplotlib is untyped
     axis.set_xlabel(x, fontsize=9)
     axis.set_ylabel(y, fontsize=9)

@@ -187,7 +187,7 @@ def main(options: argparse.Namespace) -> int:
     found = kept(options)
     made = {x: page(x, found[x], options, missing) for x in wanted if x in found}
     for name, one in made.items():
-        _written(name, one, options)
+        written(name, one, options)
         if not options.json:
             print(one.markdown())
     if options.json:
@@ -197,7 +197,7 @@ def main(options: argparse.Namespace) -> int:
     return 0 if made else 2
 
 
-def _written(name: str, one: Page, options: argparse.Namespace) -> None:
+def written(name: str, one: Page, options: argparse.Namespace) -> None:
     """Write a page to the output folder, and between its marks where there are any."""
     (options.out / f"{name.upper()}.md").write_text(one.markdown())
     (options.out / f"{name.upper()}.html").write_text(one.html())

@@ -1,0 +1,183 @@
+"""E1 to E4 on made-up sites: the trainers, liars, calibration, the judge, the pages."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("torch")
+
+from tools import reproduce
+from tools.experiments import chargers, charging, ev, graph_claims, graphs
+from tools.experiments.charging import Arm
+from tools.experiments.graph_marks import marks
+
+NAMES = ("A", "B", "C")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Thirty days of three sites of one kind, which rest at night."""
+    out = tmp_path_factory.mktemp("data")
+    home = out / ev.BOULDER
+    home.mkdir()
+    rng, hours = np.random.default_rng(0), np.arange(48 * 30)
+    day = np.maximum(np.sin((hours - 14) * 2 * np.pi / 48), 0.0)
+    table = {
+        x: np.maximum(day * k + 0.1 * rng.normal(size=len(day)), 0.0)
+        for k, x in enumerate(NAMES, 1)
+    }
+    utc = pd.date_range("2018-01-01 07:00", periods=len(hours), freq="30min")
+    pd.DataFrame({"ts_utc": utc, "ts_local": utc, **table}).to_parquet(
+        home / "demand_30min.parquet"
+    )
+    north = {"station": NAMES, "Latitude": [40.0, 40.01, 40.02], "Longitude": [-105.0] * 3}
+    pd.DataFrame(north).to_csv(home / "stations.csv", index=False)
+    return out
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(chargers, "LONG", 100)
+    monkeypatch.setattr(chargers, "TUNED", 50)
+    monkeypatch.setattr(chargers, "STAGES", ((3, 2e-3), (2, 5e-4)))
+    monkeypatch.setattr(charging, "LOOK", 20)
+
+
+def arm(name, **more):
+    plain = {"experiment": "e1", "dataset": ev.BOULDER, "horizon": 1, "seed": 0}
+    return Arm(**{**plain, "name": name, "rounds": 3, "steps": 4, **more})
+
+
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("LSTM-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL", "CNFGNN", "pooled, tuned")
+]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("name", ["No_FL", "PFGL", "week, alone", "week, federated", *SLOW])
+def test_every_kind_of_row_learns_and_is_scored_station_by_station(folder, name):
+    result = chargers.run(arm(name), folder)
+    assert list(result["stations"]) == list(NAMES)
+    assert all(0.0 < row["QS"] < 3.0 for row in result["stations"].values())
+    assert ("without graph" in result) == bool(charging.FIELD[name].graph)
+    assert ("served" in result) == (name in chargers.KEPT)
+    json.dumps(result)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hasty")
+def test_a_run_repeats(folder):
+    one, two = (chargers.run(arm("PFGL"), folder)["stations"] for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.usefixtures("hasty")
+def test_whoever_flips_its_model_is_shut_out_and_its_own_stays_good(folder):
+    result = chargers.run(arm("PFGL", experiment="e3", attack="flipping", liars=1), folder)
+    assert result["liars"] == ["C"]
+    for credit in result["credits"][1:]:
+        assert graph_claims.weights_of_liars(credit, ["C"]) == [0.0, 0.0]
+    assert result["stations"]["C"]["QS"] < 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hasty")
+def test_a_poisoned_signal_is_no_answer_that_was_tampered_with(folder):
+    result = chargers.run(arm("PFGL", attack="signal_flip@encode", liars=1), folder)
+    assert np.isfinite(result["mean"]["QS"])
+
+
+def test_what_is_served_of_the_test_part_does_not_know_its_future(folder):
+    """A later reading moves no interval that was served before it."""
+    base = charging.ground(arm("week, alone"), folder)
+    name = "A"
+    choose, test = base.origins(name, "choose"), base.origins(name, "test")
+    fans = {part: np.tile([0.2, 0.5, 0.8], (len(rows), 1, 1)) for part, rows in
+            (("choose", choose), ("test", test))}  # fmt: skip
+    one = charging.calibrated(
+        charging.Ground(base.bundle, {name: base.stations[name]}, {name: base.frames[name]}, None),
+        {name: fans["choose"]},
+        {name: fans["test"]},
+    )[name]
+    assert one["below"] <= 0.2
+    assert one["MIL"] >= 0.6 - 1e-9  # no end is moved inwards
+
+
+def told(name, score, **more):
+    row = {"QS": score, "MIL": 1.0, "ICP": 0.8, "below": 0.1, "above": 0.1}
+    plain = {"experiment": "e1", "dataset": ev.BOULDER, "horizon": 6, "seed": 0, "attack": ""}
+    fields = {**plain, "rounds": 1, "steps": 1, "liars": 0, "stations": None, "credit": None}
+    result = {"arm": {**fields, "name": name, **more}, "mean": row, "stations": {"A": row}}
+    return {**result, "credits": [], "liars": [], "seconds": 1.0}
+
+
+def test_a_claim_holds_in_every_seed_or_not_at_all():
+    rows = [
+        told("PFGL", 1.0),
+        told("No_FL", 1.1),
+        told("PFGL", 1.2, seed=1),
+        told("No_FL", 1.1, seed=1),
+    ]
+    (claim,) = graph_claims.less(rows, "PFGL", "No_FL")
+    assert not claim.holds
+    assert graph_claims.less(rows[:2], "PFGL", "No_FL")[0].holds
+    assert "-9.1%" in graph_claims.less(rows[:2], "PFGL", "No_FL")[0].detail
+
+
+def test_a_rise_is_counted_against_the_same_seed_unharmed():
+    hit = told("PFGL", 1.02, experiment="e2", attack="flipping", liars=1)
+    assert graph_claims.rises([told("PFGL", 1.0), hit], "PFGL", "flipping", 1) == [
+        pytest.approx(0.02)
+    ]
+    claims = graph_claims.of_e2([told("PFGL", 1.0), told("No_FL", 1.01), hit])
+    assert [x.holds for x in claims] == [True, False]
+
+
+def test_who_learnt_from_the_choosing_part_is_no_mark(tmp_path):
+    (tmp_path / "results").mkdir()
+    rows = {"conv_local": 3.0, "lgbm_pooled": 2.0, "lgbm_pooled_week": 1.0, "lgbm_refit": 0.5}
+    table = {name: {"0": {"mean": {"QS": score}}} for name, score in rows.items()}
+    (tmp_path / "results" / f"{ev.BOULDER}_p6.json").write_text(json.dumps(table))
+    found = marks(tmp_path)[ev.BOULDER, 6]
+    assert found == {
+        "must beat": ("conv_local", 3.0),
+        "same window": ("lgbm_pooled", 2.0),
+        "stretch": ("lgbm_pooled_week", 1.0),
+    }
+
+
+def test_arms_come_once_and_seeds_one_after_the_other():
+    options = reproduce.parse(["e1", "e2", "e3", "e4", "--data", "x", "--seeds", "2"])
+    found = graphs.arms(options)
+    assert len(set(found)) == len(found)
+    assert [x.seed for x in found] == sorted(x.seed for x in found)
+    assert len({x.file for x in found}) == len(found)
+
+
+def test_pages_are_made_of_what_is_finished(folder, tmp_path, capsys):
+    options = ["e1", "e2", "e3", "e4", "--data", str(folder), "--out", str(tmp_path), "--kept"]
+    assert reproduce.main([*options, "--seeds", "1"]) == 2  # nothing is
+    some = {"h6-PFGL": told("PFGL", 1.0), "h6-No_FL": told("No_FL", 1.1)}
+    credit = [{"A": {"A": 1.0}}] * 3
+    for sigma in graphs.CREDITS:
+        fields = {"experiment": "e3", "attack": "flipping", "liars": 1, "credit": sigma}
+        some[f"c{sigma}"] = told("PFGL", 1.0, **fields) | {"credits": credit}
+    wanted = {x.file: x for x in graphs.arms(reproduce.parse([*options, "--seeds", "1"]))}
+    for result in some.values():
+        arm = Arm(**result["arm"])
+        match = next(
+            x for x in wanted.values()
+            if (x.experiment, x.name, x.attack, x.credit, x.horizon, x.dataset)
+            == (arm.experiment, arm.name, arm.attack, arm.credit, 6, ev.BOULDER)
+        )  # fmt: skip
+        (tmp_path / match.file).write_text(json.dumps(result))
+    assert reproduce.main([*options, "--seeds", "1"]) == 0
+    page = capsys.readouterr().out
+    assert "| QS of PFGL is below No_FL's | **reproduced** | Boulder p=6 -9.1% |" in page
+    assert "the entropy of a row's weights rises with sigma" in page
+    assert (tmp_path / "E1.html").exists()

@@ -1,0 +1,285 @@
+"""The reports of E1 to E4: claims first, then tables, then pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tools.experiments import ev, graph_claims, pictures
+from tools.experiments.charging import FIELD
+from tools.experiments.claims import Results
+from tools.experiments.graph_claims import OURS, called, qs, tasks
+from tools.experiments.graph_marks import TABLE_V, TABLES, Marks
+from tools.experiments.pages import Page, counted, table
+from tools.experiments.standings import where
+
+SHOWN = ("PFGL", "No_FL", "No_FL converged", "week, alone", OURS)
+"""Rows of the tables by station."""
+
+_HINDSIGHT = (
+    "Worst stations, as served; before: as told. MIL equal is that of the told intervals, each end "
+    "moved outwards by a multiple known in hindsight, until they miss no more."
+)
+
+_OWN_MODEL = (
+    "QS at p=6 on Boulder over all eight stations; each is scored with its **own** model, a liar "
+    "with its honest one. In brackets the rise, and the paper's."
+)
+
+
+def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
+    """Accuracy, the paper's and ours."""
+    claims = [
+        *graph_claims.of_e1(results),
+        *graph_claims.of_marks(results, marks),
+        *graph_claims.of_intervals(results),
+    ]
+    lines = [_states(results), *(f"{ev.TITLES[x]} is not there and was not run." for x in missing)]
+    for horizon in (1, 6):
+        if here := [r for r in results if r["arm"]["horizon"] == horizon]:
+            lines += ["", f"### p={horizon}: QS / MIL / ICP", "", *_rows(here, horizon)]
+    lines += ["", "### PFGL's gain in QS, fairly counted", "", *_gains(results)]
+    if marks:
+        lines += ["", "### Beside others, on the same windows: QS", "", *_marked(results, marks)]
+    if any("served" in r for r in results):
+        lines += ["", "### Served intervals: calibrated on the device", "", *_served(results)]
+    lines += ["", "### By station: QS", "", *_stations(results), "", *_fans(results)]
+    return Page("E1: PFGL on real charging sites", claims, lines)
+
+
+def _states(results: Results) -> str:
+    arms = [r["arm"] for r in results]
+    seeds = counted(len({a["seed"] for a in arms}))
+    paces = sorted({(a["rounds"], a["steps"]) for a in arms if a["rounds"]})
+    said = ", ".join(f"{k} rounds of {n} iterations" for k, n in paces)
+    return (
+        f"{seeds} at most; federated rows {said}, batch 32 (the paper: 100 rounds of 656). QS is "
+        "the sum over 0.1, 0.5 and 0.9 of the mean pinball loss in kWh, MIL the mean length of the "
+        "80 % interval, ICP its coverage; all are means over stations, on the last fifth."
+    )
+
+
+def _rows(results: Results, horizon: int) -> list[str]:
+    sets = [d for d, h in tasks(results) if h == horizon]
+    body = []
+    for name in FIELD:
+        cells = [_cell(where(results, name=name, dataset=d)) for d in sets]
+        if any(cells):
+            body.append([name, *cells, _paper(name, horizon)])
+    return table(("", *(ev.TITLES[x] for x in sets), "paper"), body)
+
+
+def _cell(results: Results) -> str:
+    if not results:
+        return ""
+    mean = {k: np.mean([r["mean"][k] for r in results]) for k in ("QS", "MIL", "ICP")}
+    said = f"{mean['QS']:.4g} / {mean['MIL']:.3g} / {mean['ICP']:.2f}"
+    if len(results) == 1:
+        return said
+    return f"{said} (QS ± {np.std([qs(r) for r in results]):.2g}, {len(results)} seeds)"
+
+
+def _paper(name: str, horizon: int) -> str:
+    if name not in TABLES:
+        return ""
+    at = 0 if horizon == 1 else 1
+    score, length, coverage = (TABLES[name][i + at] for i in (0, 2, 4))
+    return f"{score:.4f} / {length:.4f} / {coverage:.4f}"
+
+
+def _gains(results: Results) -> list[str]:
+    """Relative QS of PFGL, against each control."""
+    controls = ("No_FL", "No_FL converged", "pooled", "pooled, tuned", OURS)
+    body = []
+    for task in tasks(results):
+        gaps = [graph_claims.paired(results, "PFGL", other, task) for other in controls]
+        alone = _without_graph(results, task)
+        said = [f"{np.mean(g):+.1%}" if g else "" for g in gaps]
+        if any(said):
+            body.append([called(task), *said, alone])
+    paper = "paper: -5.7 % at p=1, -12.8 % at p=6"
+    head = ("against", f"No_FL, as brief ({paper})", *controls[1:], "its own, without the graph")
+    return table(head, body)
+
+
+def _without_graph(results: Results, task: tuple[str, int]) -> str:
+    found = where(results, name="PFGL", dataset=task[0], horizon=task[1])
+    gaps = [qs(r) / r["without graph"]["QS"] - 1.0 for r in found if "without graph" in r]
+    return f"{np.mean(gaps):+.1%}" if gaps else ""
+
+
+def _marked(results: Results, marks: Marks) -> list[str]:
+    body = []
+    for task in tasks(results):
+        found = where(results, name=OURS, dataset=task[0], horizon=task[1])
+        if not found or task not in marks:
+            continue
+        told = float(np.mean([qs(r) for r in found]))
+        served = float(np.mean([r.get("served", r["mean"])["QS"] for r in found]))
+        said = [f"{marks[task][k][1]:.4g} ({marks[task][k][0]})" for k in marks[task]]
+        body.append([called(task), f"{told:.4g}", f"{served:.4g}", *said])
+    head = ("", f"{OURS}: told", "as served", "must beat", "same window", "with a week of lags")
+    return table(head, body)
+
+
+def _served(results: Results) -> list[str]:
+    body = []
+    for task in tasks(results):
+        for name in FIELD:
+            found = where(results, name=name, dataset=task[0], horizon=task[1])
+            if found := [r for r in found if "served" in r]:
+                body.append([called(task), name, *_misses(found)])
+    head = ("", "", "below, worst", "above, worst", "before", "ICP", "MIL", "MIL told", "MIL equal")
+    return [
+        _HINDSIGHT,
+        "",
+        *table(head, body),
+    ]
+
+
+def _misses(found: Results) -> list[str]:
+    def worst(kind: str, side: str) -> float:
+        return max(float(row[side]) for r in found for row in r[kind].values())
+
+    before = f"{worst('stations', 'below'):.3f}, {worst('stations', 'above'):.3f}"
+    means = [float(np.mean([r["served"][k] for r in found])) for k in ("ICP", "MIL", "MIL equal")]
+    told = float(np.mean([r["mean"]["MIL"] for r in found]))
+    ends = [f"{worst('calibrated', side):.3f}" for side in ("below", "above")]
+    return [*ends, before, f"{means[0]:.3f}", f"{means[1]:.4g}", f"{told:.4g}", f"{means[2]:.4g}"]
+
+
+def _stations(results: Results) -> list[str]:
+    body = []
+    for task in tasks(results):
+        rows = {x: where(results, name=x, dataset=task[0], horizon=task[1]) for x in SHOWN}
+        names = next((list(r[0]["stations"]) for r in rows.values() if r), [])
+        for station in names:
+            cells = [_mean(found, station) for found in rows.values()]
+            body.append([called(task), station, *cells])
+    return table(("", "station", *SHOWN), body)
+
+
+def _mean(found: Results, station: str) -> str:
+    scores = [r["stations"][station]["QS"] for r in found]
+    return f"{np.mean(scores):.4g}" if scores else ""
+
+
+def _fans(results: Results) -> list[str]:
+    out = []
+    for r in where(results, name=OURS, seed=0):
+        if "fan" in r:
+            seen, task = r["fan"], (r["arm"]["dataset"], r["arm"]["horizon"])
+            title = f"{called(task)}: {seen['station']}"
+            out.append(pictures.fan(seen["truth"], seen["fan"], x="hours", y="kWh", title=title))
+    return out
+
+
+def e2(results: Results) -> Page:
+    """Attacks."""
+    hit = [r for r in results if r["arm"]["experiment"] == "e2"]
+    kinds = list(dict.fromkeys((r["arm"]["attack"], r["arm"]["liars"]) for r in hit))
+    names = [x for x in FIELD if any(r["arm"]["name"] == x for r in hit)]
+    body = [["none", "", *(_free(results, x) for x in names)]]
+    for attack, crowd in kinds:
+        cells = [_hit(results, x, attack, crowd) for x in names]
+        body.append([attack, str(crowd), *cells])
+    lines = [
+        _states(results),
+        "",
+        _OWN_MODEL,
+        "",
+        *table(("attack", "liars", *names), body),
+        "",
+        *_weights(hit),
+    ]
+    return Page("E2: PFGL under attack", graph_claims.of_e2(results), lines)
+
+
+def _free(results: Results, name: str) -> str:
+    found = [r for r in where(results, name=name, attack="") if r["arm"]["dataset"] == ev.BOULDER]
+    found = [r for r in found if r["arm"]["horizon"] == 6 and r["arm"]["stations"] is None]
+    if not found:
+        return ""
+    theirs = TABLE_V["", 0].get(name)
+    said = f"{np.mean([qs(r) for r in found]):.4f}"
+    return f"{said} (paper {theirs})" if theirs else said
+
+
+def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
+    found = where(results, name=name, attack=attack, liars=crowd, experiment="e2")
+    if not found:
+        return ""
+    rise = graph_claims.rises(results, name, attack, crowd)
+    said = f"{np.mean([qs(r) for r in found]):.4f}"
+    ours = f"{np.mean(rise):+.1%}" if rise else ""
+    paper = TABLE_V.get((attack, crowd), {}).get(name)
+    theirs = f", paper {paper / TABLE_V['', 0][name] - 1.0:+.1%}" if paper else ""
+    return f"{said} ({ours}{theirs})"
+
+
+def _weights(hit: Results) -> list[str]:
+    """What honest stations give to liars, on average and at most, in the last round."""
+    body = []
+    for r in hit:
+        if r["credits"]:
+            given = graph_claims.weights_of_liars(r["credits"][-1], r["liars"])
+            arm = r["arm"]
+            most = f"{max(given):.3f}"
+            mean = f"{np.mean(given):.3f}"
+            body.append(
+                [arm["name"], arm["attack"], str(arm["liars"]), str(arm["seed"]), mean, most]
+            )
+    head = ("", "attack", "liars", "seed", "liars' weight, mean", "at most")
+    return ["### Weight of liars in the last round", "", *table(head, body)] if body else []
+
+
+def e3(results: Results) -> Page:
+    """Credit."""
+    rows = sorted(where(results, experiment="e3"), key=lambda r: float(r["arm"]["credit"]))
+    lines = [_states(rows), ""] if rows else []
+    body, images = [], []
+    for r in rows:
+        honest = next(x for x in r["stations"] if x not in r["liars"])
+        last = r["credits"][-1][honest]
+        cells = [f"{last.get(x, 0.0):.3f}" for x in r["stations"]]
+        body.append([f"{r['arm']['credit']:g}", str(len(last)), *cells, f"{qs(r):.4f}"])
+        images += _curves(r, honest)
+    if rows:
+        names = [x + (" (lies)" if x in rows[0]["liars"] else "") for x in rows[0]["stations"]]
+        first = next(iter(rows[0]["stations"]))
+        lines += [f"What {first} makes of each other in the last round.", ""]
+        lines += table(("sigma", "let in", *names, "QS"), body)
+    return Page("E3: what the credit lets in", graph_claims.of_e3(results), [*lines, "", *images])
+
+
+def _curves(r: Mapping[str, Any], honest: str) -> list[str]:
+    sigma, names = r["arm"]["credit"], list(r["stations"])
+    lines = {
+        x: [(float(i), c[honest].get(x, 0.0)) for i, c in enumerate(r["credits"], 1)] for x in names
+    }
+    title = f"{honest}, sigma {sigma:g}; {', '.join(r['liars'])} lies"
+    last = {(a, b): w for a, row in r["credits"][-1].items() for b, w in row.items()}
+    return [
+        pictures.curves(lines, x="round", y="weight", title=title),
+        pictures.heat(names, names, last, title=f"last round, sigma {sigma:g}"),
+    ]
+
+
+def e4(results: Results) -> Page:
+    """Encoders and the number of stations."""
+    body = []
+    for r in results:
+        arm = r["arm"]
+        count = str(len(r["stations"]))
+        mean = r["mean"]
+        first = list(r["stations"])[:2]
+        two = np.mean([r["stations"][x]["QS"] for x in first])
+        cells = [f"{mean[k]:.4g}" for k in ("QS", "MIL", "ICP")]
+        body.append(
+            [arm["name"], count, str(arm["seed"]), *cells, f"{two:.4g}", f"{r['seconds']:.0f}"]
+        )
+    head = ("", "stations", "seed", "QS", "MIL", "ICP", "QS of the first two", "seconds")
+    lines = [_states(results), "", *table(head, body)]
+    return Page("E4: encoder and number of stations", graph_claims.of_e4(results), lines)
