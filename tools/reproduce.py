@@ -1,13 +1,16 @@
 """Repeat the papers' experiments on real data and say what holds.
 
     python tools/reproduce.py e5 e6 --data DATA --out runs
+    python tools/reproduce.py e1 e2 e3 e4 --data DATA --out runs/ev
     python tools/reproduce.py e9 e10 e11 e12 e13 --data DATA --out runs
+    python tools/reproduce.py e7 --data DATA --out runs/graph              # made up; Milan if there
     python tools/reproduce.py e13 --quick                                   # a corner, without data
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
 
 One JSON per arm and seed is kept in --out; an interrupted call continues where it stopped. Tables
-are printed and written to RESULTS.md and RESULTS.html there (e9 to e13: one of each an experiment).
+are printed and written to RESULTS.md and RESULTS.html there (all but e5 and e6: one of each
+an experiment).
 Numbers of the paper stand beside ours and are never asserted.
 """
 
@@ -33,9 +36,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.experiments import buildings, claims, pages, plfl, robust, traffic
+from tools.experiments import buildings, claims, graphs, kin_pages, pages, plfl, robust, traffic
 from tools.experiments.plfl import Arm
 
+EXPERIMENTS = (*graphs.EXPERIMENTS, "e5", "e6", *kin_pages.EXPERIMENTS, *robust.EXPERIMENTS)
 E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
 E6_WEEK = ("local long", "FL", "cfg 1")
 
@@ -234,7 +238,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiments", nargs="+", choices=("e5", "e6", *robust.EXPERIMENTS))
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS)
     parser.add_argument("--data", type=Path, help="folder of data sets (tools/fetch.py)")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--rounds", type=int, default=300, help="e5, e6: server rounds K (2000)")
@@ -250,16 +254,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--no-traffic", action="store_true", help="leave out the federation that counts bytes"
     )
     robust.add_options(parser)
+    graphs.add_options(parser)
     options = parser.parse_args(arguments)
-    if options.data is None and set(options.experiments) - {"e13"}:
-        parser.error("--data is needed for all experiments but e13")
+    if options.data is None and set(options.experiments) - {"e7", "e13"}:
+        parser.error("--data is needed for all experiments but e7 and e13")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for, print and write the pages."""
     options = parse(arguments)
-    code = robust.main(options) if set(options.experiments) & set(robust.EXPERIMENTS) else 0
+    code = graphs.main(options) if set(options.experiments) & set(graphs.EXPERIMENTS) else 0
+    if not code and set(options.experiments) & set(kin_pages.EXPERIMENTS):
+        code = kin_pages.main(options)
+    if not code and set(options.experiments) & set(robust.EXPERIMENTS):
+        code = robust.main(options)
     return code or (_buildings(options) if set(options.experiments) & {"e5", "e6"} else 0)
 
 
