@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts docs bench torch oracles clean
+.PHONY: help demo test check format lint types contracts docs bench chaos lowest torch oracles clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,12 +38,18 @@ docs: $(VENV)/.dev ## build the documentation, strictly
 bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks -m bench --override-ini addopts= -q -s -p no:randomly
 
+chaos: $(VENV)/.sim ## 200 devices, everything fails for minutes, then the history check (report in chaos-run)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.chaos --out chaos-run $(CHAOS)
+
+lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryptography, msgpack, and no onnxruntime
+	@PYTHONPATH=. $(VENV)-lowest/bin/python -m pytest tests/edge_sdk -m "not broker and not chaos and not torch" $(PYTEST)
+
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
 oracles: $(VENV)/.oracles ## add second oracles: flwr and byzfl for the rules, dp-accounting for privacy, torch-geometric for graphs
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) site demo-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest site demo-run chaos-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gridfed needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 demo" % sys.version_info[:2])'
@@ -72,4 +78,11 @@ $(VENV)/.oracles: $(VENV)/.dev
 	@$(PIP) install -c constraints/dev.txt absl-py attrs dm-tree mpmath scipy
 	@$(PIP) install -c constraints/dev.txt aiohttp fsspec Jinja2 psutil pyparsing requests tqdm xxhash
 	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11 dp-accounting==0.6.0 torch-geometric==2.8.1
+	@touch $@
+
+# Not the package itself: its requirements name onnxruntime. The tests take it from here.
+$(VENV)-lowest/.ready: constraints/lowest.txt
+	@$(PYTHON) -m venv $(VENV)-lowest
+	@$(VENV)-lowest/bin/python -m pip --disable-pip-version-check --quiet install -r constraints/lowest.txt \
+	  pytest==9.2.0 pytest-randomly==5.1.0 pytest-timeout==2.4.0 hypothesis==6.170.15
 	@touch $@

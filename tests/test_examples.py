@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -23,9 +25,12 @@ from aggregator.methods.pfl import PFL
 from aggregator.mosquitto import check_mosquitto_config
 from edge_sdk import cli
 from edge_sdk.config import load_with_origins
+from edge_sdk.settings import SettingsError
+from edge_sdk.store import StoreNewer
 from edge_sdk.wire import keys
 from firmware_sim.profiles.station import Station
 from firmware_sim.station import Dropper, Habits
+from tools import docs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ROOT = keys.from_seed(b"r" * 32)
@@ -34,6 +39,8 @@ ROOT = keys.from_seed(b"r" * 32)
 def test_no_example_is_without_a_test():
     found = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert found == {
+        "Containerfile",
+        "gridfed-edge.service",
         "meter.toml",
         "aggregator.toml",
         "charging.toml",
@@ -220,3 +227,60 @@ def test_the_neighbourhood_is_founded_and_bound(tmp_path):
     assert isinstance(settings, DflGt)
     assert settings.every == 900.0
     assert run.ask.up.value == "peers"
+
+
+# --- the service and the image -----------------------------------------------------------------
+
+
+@pytest.fixture
+def unit(tmp_path):
+    """The unit with a program that is there: a check looks for it."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (EXAMPLES / "gridfed-edge.service").read_text("utf-8")
+    copy = tmp_path / "gridfed-edge.service"
+    copy.write_text(text.replace("/opt/gridfed/bin/gridfed-edge", sys.executable))
+    return copy
+
+
+def analysed(*words):
+    done = subprocess.run(
+        ["systemd-analyze", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(unit):
+    code, said = analysed("verify", unit)
+    assert (code, said) == (0, "")
+
+
+def test_the_unit_is_hardened(unit):
+    code, said = analysed("security", "--offline=true", "--threshold=20", unit)
+    assert code == 0, said  # exposure at most 2.0
+
+
+def test_the_unit_speaks_of_keys_and_codes_that_exist(tmp_path):
+    text = (EXAMPLES / "gridfed-edge.service").read_text("utf-8")
+    named = dict(re.findall(r"(GRIDFED_EDGE_\w+)=(\S+)", text))
+    assert named
+    config = (EXAMPLES / "meter.toml").read_text("utf-8")
+    (tmp_path / "meter.toml").write_text(config)
+    loaded = load_with_origins(tmp_path / "meter.toml", named)
+    assert str(loaded.value.state) == "/var/lib/gridfed"
+    assert loaded.value.keys.device.name == "device.key"
+    assert {StoreNewer.exit_code, SettingsError.exit_code} == {2, 3}
+    assert "RestartPreventExitStatus=2 3" in text
+
+
+def test_the_image_runs_commands_that_parse():
+    text = (EXAMPLES / "Containerfile").read_text("utf-8")
+    commands = [json.loads(found) for found in re.findall(r"CMD (\[.*\])", text)]
+    words = [[w for w in words if not w.startswith("/opt")] for words in commands]
+    assert sorted(line[0] for line in words) == ["run", "status"]
+    assert all(line[0] in docs.commands("gridfed-edge") for line in words)

@@ -1,0 +1,120 @@
+"""Ten devices in one process that may be killed at any time: real clients on diaried, bad links.
+
+    python -m tools.chaos.crew PLAN
+
+``PLAN`` is JSON, written by ``tools.chaos.world``. Half of the devices' links send everything
+twice, the other half out of order. Every second the crew replaces a file that says how it is.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk import Client, Config
+from edge_sdk.program import start_logging
+from edge_sdk.wire.keys import read_public
+from firmware_sim.attacks import bind
+from firmware_sim.attacks.assault import Role
+from firmware_sim.attacks.clients import SpoiltLink
+from firmware_sim.diary import Diary, KeptLink
+from firmware_sim.fleet import Fleet, enlist, over_mqtt, readings
+from firmware_sim.folders import assigned
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Scenario
+
+HISTORY_UNTIL = "2018-01-15"
+_TURN = 0.05
+_TELL = 1.0
+
+
+@dataclass
+class WanderingClock:
+    """The machine's clocks; the wall clock is as far off as an order says."""
+
+    off: float = 0.0
+
+    def wall(self) -> int:
+        """Unix milliseconds as this device believes; never before 1970."""
+        return max(0, int(1e3 * (time.time() + self.off)))
+
+    def monotonic(self) -> float:
+        """Seconds; never goes back."""
+        return time.monotonic()
+
+
+def main(plan: dict[str, Any]) -> None:
+    """Serve the crew until SIGTERM."""
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
+    start_logging("warning")
+    clock, told = WanderingClock(), 0.0
+    orders, hush, status = (Path(plan[name]) for name in ("orders", "hush", "status"))
+    with Fleet() as fleet:
+        _start(fleet, plan, clock, hush.exists)
+        while not stopping:
+            fleet.turn(_TURN)
+            if time.monotonic() - told > _TELL:
+                told = time.monotonic()
+                clock.off = float(orders.read_text()) if orders.exists() else 0.0
+                _tell(fleet.clients, status)
+        _tell(fleet.clients, status)
+
+
+def _start(
+    fleet: Fleet, plan: dict[str, Any], clock: WanderingClock, is_hushed: Callable[[], bool]
+) -> None:
+    """Start every device; while hushed they learn nothing new, and settle what they owe."""
+    samples = sample_set("homes")
+    chosen = Scenario("chaos", until=HISTORY_UNTIL)
+    own = dict(assigned(samples.samples, plan["of"]))
+    connect = over_mqtt(plan["seed"])
+    for number, path in enumerate(map(Path, plan["devices"])):
+        config = Config.load(path)
+        is_new = not (config.state / "device.db").exists()
+        history = partial(readings, own[config.id], samples, chosen) if is_new else tuple
+        make = partial(Client, stopping=is_hushed)
+        role = Role(make, around=_around(plan, config, number))
+        enlist(fleet, config, role, connect=connect, history=history, clock=clock)
+
+
+def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any], Any]:
+    """Put the diary next to the device, and what spoils messages behind it."""
+    bound = bind("duplicate") if number % 2 else bind("reorder", {"within": "1.0"})
+    rng = np.random.default_rng([plan["seed"], number])
+    public = read_public(config.keys.device.with_suffix(".pub"))
+    diary = Path(plan["diaries"]) / f"{config.id}.jsonl"
+
+    def around(link: Any) -> KeptLink:  # noqa: ANN401 - any link
+        spoilt = SpoiltLink(link, bound, clock=time.monotonic, rng=rng)
+        server = read_public(plan["aggregator"])
+        return KeptLink(spoilt, Diary(diary, device=public, aggregator=server))
+
+    return around
+
+
+def _tell(clients: list[Client], status: Path) -> None:
+    """Say how the crew is; a reader sees the old file or the new one."""
+    each = [client.status() for client in clients]
+    said = {
+        "owed": sum(one["outbox"] for one in each),
+        "linked": sum(one["linked"] for one in each),
+        "stopped": [one["stopped"] for one in each if one["stopped"]],
+        "time": time.time(),
+    }
+    beside = status.with_suffix(".part")
+    beside.write_text(json.dumps(said))
+    beside.replace(status)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,109 @@
+"""What a storm came to, as a page for a person and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from aggregator.audit import Audit
+from aggregator.history import Verdict
+from edge_sdk.wire.errors import Reason
+
+
+@dataclass
+class Event:
+    """One strike.
+
+    Attributes:
+        name: Which fault.
+        at: Seconds since the storm began.
+        met: How many it met, of ``what``.
+        recovered: Seconds until the model moved again; None if another storm came first.
+    """
+
+    name: str
+    at: float
+    met: int
+    what: str
+    version: int
+    recovered: float | None = None
+
+
+@dataclass
+class Outcome:
+    """A whole storm."""
+
+    devices: int
+    seed: int
+    storm: float
+    events: list[Event] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    alone: dict[str, int] = field(default_factory=dict)
+    calm: float = 0.0
+    version: int = 0
+    audit: Audit = field(default_factory=Audit)
+    verdict: Verdict = field(default_factory=Verdict)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the history check, the audit and every database agree that nothing is wrong."""
+        return self.audit.is_sound and self.verdict.is_sound and not self.broken
+
+    def data(self) -> dict[str, Any]:
+        """Return all of it as plain JSON values."""
+        return {**asdict(self), "sound": self.is_sound}
+
+    def _span(self) -> str:
+        calm = f"{self.calm:.0f} s until nobody owed anything"
+        return f"{self.devices} devices, {self.storm:.0f} s of storm, {calm}; seed {self.seed}."
+
+    def page(self) -> str:
+        """Return it as Markdown."""
+        told = self.verdict
+        refused = ", ".join(f"`{Reason(code).name}` {n}" for code, n in told.refused.items())
+        lines = [
+            self._span(),
+            "",
+            "| fault | times | met | until the model moved again, s: median, longest |",
+            "|---|---|---|---|",
+            *_faults(self.events),
+            "",
+            "| what the links saw and the journal has | |",
+            "|---|---|",
+            f"| updates sent | {told.sent} |",
+            f"| sent again | {told.repeats} |",
+            f"| receipted as counting | {told.receipted} |",
+            f"| receipted as not counting | {refused or 'none'} |",
+            f"| without any receipt | {told.unsettled} |",
+            f"| in the journal | {told.applied} |",
+            f"| of them compared bit for bit with what was sent | {told.applied - told.unproved} |",
+            f"| rounds recomputed, of them moved | {self.audit.rounds}, {self.audit.moved} |",
+            "",
+            *(f"- {note}" for note in self.notes),
+            *(f"- ended by itself, and was started again, {n} times: {w}"
+              for w, n in self.alone.items()),
+            "",
+            "**The history check passes.**" if self.is_sound else "**The history check fails.**",
+            *(f"- {f}" for f in (*self.verdict.faults, *self.audit.faults, *self.broken)),
+        ]  # fmt: skip
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _faults(events: Sequence[Event]) -> list[str]:
+    by_name: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        by_name[event.name].append(event)
+    rows = []
+    for name, met in sorted(by_name.items(), key=lambda pair: -len(pair[1])):
+        what = Counter[str]()
+        for event in met:
+            what[event.what] += event.met
+        total = ", ".join(f"{count} {kind}" for kind, count in sorted(what.items()))
+        took = [event.recovered for event in met if event.recovered is not None]
+        times = f"{median(took):.1f}, {max(took):.1f}" if took else "-"
+        rows.append(f"| {name} | {len(met)} | {total} | {times} |")
+    return rows

@@ -1,0 +1,274 @@
+"""What the storm happens to: a broker, an aggregator, wires, and crews of ten devices each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.program import Failure
+from firmware_sim.federation import STARTING, fetched, free_port, start_broker
+from firmware_sim.folders import Prepared, prepare
+from firmware_sim.processes import Family, Running, command
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Learning, Scenario
+from tools.chaos.crew import HISTORY_UNTIL
+
+FLEET = "storm"
+CREW = 10
+_PACE = 'pace = { "answer" = "500ms", "fetch" = "1s" }\n'
+_MEBI = 2**20
+
+
+class Mount:
+    """A small disk of its own, if this machine lets us mount one; ``why_not`` says why it did not.
+
+    Its space can be taken and given back.
+    """
+
+    def __init__(self, folder: Path, mebibytes: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._ballast = folder, folder / "ballast"
+        asked = [
+            shutil.which("mount") or "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            f"size={mebibytes}m",
+            "tmpfs",
+            str(folder),
+        ]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            self.why_not = "no program `mount`"
+        else:
+            self.why_not = done.stderr.strip() if done.returncode else ""
+
+    def fill(self) -> None:
+        """Take every byte that is left."""
+        with self._ballast.open("ab", buffering=0) as out:
+            for size in (_MEBI, 4096, 1):
+                try:
+                    while True:
+                        out.write(bytes(size))
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        """Give the space back."""
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unmount, whatever is still open on it."""
+        if not self.why_not:
+            program = shutil.which("umount") or "umount"
+            subprocess.run([program, "-l", str(self.folder)], check=False)
+
+
+@dataclass
+class World:
+    """Everything that runs, and how to start it again.
+
+    Attributes:
+        family: Where programs are started; whoever made it stops what is left.
+        folder: Everything is written below it.
+        devices: How many.
+        seed: Of everything that is drawn.
+        alone: Programs that ended without our killing them, by name.
+    """
+
+    family: Family
+    folder: Path
+    devices: int
+    seed: int
+    kind: str
+    quorum: int
+    deadline: str
+    prepared: Prepared = field(init=False)
+    aggregator: Running = field(init=False)
+    crews: list[Running] = field(default_factory=list)
+    alone: dict[str, int] = field(default_factory=dict)
+    doomed: set[int] = field(default_factory=set)  # pids that we killed ourselves
+
+    def start(self) -> None:
+        """Start it all.
+
+        Raises:
+            Failure: A program does not start.
+        """
+        self.server_disk = Mount(self.folder / "fleet" / "aggregator", 1024)
+        self.crew_disk = Mount(self.folder / "crew-disk", 64)
+        self.url = start_broker(self.family, self.folder / "broker", self.kind)
+        self.broker = self.family.members[-1]
+        first, names = free_port(4), ("control", "devices", "aggregator", "page")
+        self.ports = {name: first + i for i, name in enumerate(names)}
+        wires = [f"{name}={self.ports[name]}" for name in ("devices", "aggregator")]
+        told = [self.url.rpartition(":")[2], str(self.ports["control"]), *wires]
+        self._module("wires", "tools.chaos.wires", *told)
+        self._prepare()
+        self.start_aggregator()
+        until = time.monotonic() + STARTING  # else two hundred devices begin by waiting for it
+        while self.version() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        for number in range(-(-self.devices // CREW)):
+            self.crews.append(self._crew(number))
+
+    def _prepare(self) -> None:
+        settings = {"steps": 2, "rate": 0.001}
+        learning = Learning("fedbuff", ("",), 100_000, settings, self.quorum, self.deadline)
+        chosen = Scenario(
+            "chaos",
+            devices=self.devices,
+            bundle="load-mlp",
+            learning=learning,
+            until=HISTORY_UNTIL,
+        )
+        page, broker = f"127.0.0.1:{self.ports['page']}", self._via("devices")
+        fleet = self.folder / "fleet"
+        self.prepared = prepare(fleet, FLEET, chosen, sample_set("homes"), broker=broker, page=page)
+        config = self.prepared.aggregator
+        config.write_text(config.read_text().replace(broker, self._via("aggregator")))
+        for number, device in enumerate(self.prepared.devices):
+            text = _PACE + device.config.read_text().replace("pace = {  }\n", "")
+            if number < CREW and not self.crew_disk.why_not:
+                own = f'state = "{self.crew_disk.folder.absolute() / device.id}"'
+                text = text.replace(f'state = "{device.id}"', own)
+            device.config.write_text(text)
+        for number in range(-(-self.devices // CREW)):
+            self._plan(number)
+
+    def _via(self, wire: str) -> str:
+        return f"mqtt://127.0.0.1:{self.ports[wire]}"
+
+    def _plan(self, number: int) -> None:
+        crew = self.prepared.devices[number * CREW : (number + 1) * CREW]
+        plan = {
+            "devices": [str(device.config) for device in crew],
+            "of": self.devices,
+            "diaries": str(self.diaries),
+            "aggregator": str(self.prepared.folder / "aggregator" / "aggregator.pub"),
+            "orders": str(self.folder / f"crew-{number}.off"),
+            "hush": str(self.folder / "hush"),
+            "status": str(self.folder / f"crew-{number}.json"),
+            "seed": self.seed + number,
+        }
+        (self.folder / f"crew-{number}.plan").write_text(json.dumps(plan))
+
+    @property
+    def diaries(self) -> Path:
+        """Where the devices' links write what they saw."""
+        return self.folder / "diaries"
+
+    # --- starting again
+
+    def start_broker(self) -> None:
+        """Start the broker on its port again."""
+        port, folder = self.url.rpartition(":")[2], str(self.folder / "broker")
+        options = ("--kind", self.kind, "--port", port, "--folder", folder)
+        arguments = command("gridfed-aggregator", "broker", "start", *options)
+        self.broker = self.family.start("broker", arguments)
+
+    def start_aggregator(self) -> None:
+        """Start the aggregator, again if need be."""
+        arguments = command("gridfed-aggregator", "run", str(self.prepared.aggregator))
+        self.aggregator = self.family.start("aggregator", arguments)
+
+    def start_crew(self, number: int) -> None:
+        """Start a crew again."""
+        self.crews[number] = self._crew(number)
+
+    def _crew(self, number: int) -> Running:
+        """Every other crew has no engine but numpy: a mixed fleet is the usual one."""
+        engine = {"GRIDFED_ENGINE": "numpy"} if number % 2 else {}
+        plan = str(self.folder / f"crew-{number}.plan")
+        return self._module(f"crew-{number}", "tools.chaos.crew", plan, environ=engine)
+
+    def _module(self, name: str, module: str, *words: str, environ: Any = None) -> Running:  # noqa: ANN401
+        root = str(Path(__file__).resolve().parents[2])
+        path = {"PYTHONPATH": root, **(environ or {})}
+        return self.family.start(name, [sys.executable, "-m", module, *words], environ=path)
+
+    # --- watching
+
+    def kill(self, program: Running) -> None:
+        """Kill -9, and forget it."""
+        self.doomed.add(program.process.pid)
+        program.signal(signal.SIGKILL)
+        program.wait(10)
+        self.family.members.remove(program)
+
+    def tend(self) -> None:
+        """Start what ended by itself again, as a service manager does, and remember that."""
+        crews = enumerate(self.crews)
+        watched: list[tuple[str, Running, Callable[[], None]]] = [
+            ("broker", self.broker, self.start_broker),
+            ("aggregator", self.aggregator, self.start_aggregator),
+            *((f"crew-{n}", crew, partial(self.start_crew, n)) for n, crew in crews),
+        ]
+        for name, program, again in watched:
+            if program.poll() is None or program.process.pid in self.doomed:
+                continue
+            words = f"{name} ended with {program.code}: {program.tail(2)}"
+            self.alone[words] = self.alone.get(words, 0) + 1
+            self.family.members.remove(program)
+            again()
+
+    def version(self) -> int | None:
+        """Return how often the model has moved; None while nobody answers."""
+        said = fetched(self.prepared.page, "/status")
+        return None if said is None else int(json.loads(said)["run"]["version"])
+
+    def crew_status(self) -> list[dict[str, Any]]:
+        """Return what every crew last said."""
+        files = (self.folder / f"crew-{n}.json" for n in range(len(self.crews)))
+        return [json.loads(f.read_text()) if f.exists() else {"owed": -1} for f in files]
+
+    def settle(self, limit: float) -> float:
+        """Let nobody begin anything new, and wait until nobody owes anything; return the seconds.
+
+        Raises:
+            Failure: Somebody still does.
+        """
+        (self.folder / "hush").touch()
+        began = time.monotonic()
+        while time.monotonic() - began < limit:
+            self.tend()
+            said, fresh = self.crew_status(), time.time() - 5
+            if all(one["owed"] == 0 and one["time"] > fresh for one in said):
+                return time.monotonic() - began
+            time.sleep(0.5)
+        owing = [(n, one) for n, one in enumerate(self.crew_status()) if one["owed"]]
+        raise Failure(f"after {limit:.0f} s of calm, devices still owe updates: {owing}")
+
+    def close(self) -> None:
+        """Unmount what was mounted."""
+        for disk in (self.server_disk, self.crew_disk):
+            disk.close()
+
+
+def opened(port: int, count: int) -> list[socket.socket]:
+    """Open sockets and say nothing."""
+    return [socket.create_connection(("127.0.0.1", port), 2.0) for _ in range(count)]
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a page answers a request."""
+    return fetched(f"127.0.0.1:{port}", path) is not None
+
+
+def is_listening(port: int) -> bool:
+    """Whether anybody takes connections there."""
+    with closing(socket.socket()) as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
