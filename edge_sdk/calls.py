@@ -17,6 +17,9 @@ from edge_sdk.wire.rows import Sheet
 MOST = 256
 """Questions that wait at most: who has more is behind, and the newest count."""
 
+ORDER = "order"
+"""The number by which perishable questions are put in order."""
+
 GRACE = 2.0
 """Seconds that a question waits for one that was said before it."""
 
@@ -46,6 +49,8 @@ class Calls:
         Raises:
             Refused: As ``judge``; BAD_TENSOR for a scalar that is not finite.
         """
+        if said.ask not in wanted.contract:
+            return
         ask = judge(said, seen, wanted)
         if not said.shape:
             self._whole(self._task(said, {}), now)
@@ -73,7 +78,7 @@ class Calls:
 
     def _whole(self, task: Task, now: float) -> None:
         """Lay a question ready, if it is its turn; a repeat of an earlier one is dropped."""
-        order, play = int(task.values.get("order", 0.0)), (task.round, task.attempt)
+        order, play = int(task.values.get(ORDER, 0.0)), (task.round, task.attempt)
         if not order:  # belongs to no round
             self.waiting.append(task)
             return
@@ -112,9 +117,12 @@ class Calls:
 
 
 def is_perishable(said: m.Task, wanted: Wanted | None) -> bool:
-    """Whether a task is one that perishes, by the contract this device is set up for."""
+    """Whether a task is one that perishes, by the contract this device is set up for.
+
+    Before the run it belongs to is in force here, by its place in the order of such.
+    """
     ask = wanted.contract.get(said.ask) if wanted is not None else None
-    return ask is not None and ask.perishable
+    return ORDER in said.vals if ask is None else ask.perishable
 
 
 def judge(said: m.Task, seen: Seen, wanted: Wanted) -> Ask:

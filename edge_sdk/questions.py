@@ -163,8 +163,7 @@ class Questions:
         if isinstance(question, m.Model):
             self._consider(question)
         elif is_perishable(question, self.wanted):
-            assert self.wanted is not None
-            if not self._held_up:
+            if self.wanted is not None and not self._held_up:
                 self.calls.hear(question, self.seen, self.wanted, self.now)
         else:
             self._consider_task(question)

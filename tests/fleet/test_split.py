@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from aggregator.audit import recompute
+from aggregator.graph import Diffusion
+from aggregator.methods.optim import Corrected, corrected
+from aggregator.methods.play import drawn
 from edge_sdk import Config, Reading
+from edge_sdk.methods.optim import adam
 from edge_sdk.wire.loopback import Faults
 from firmware_sim.attacks.assault import HONEST
 from firmware_sim.fleet import enlist
@@ -252,3 +256,64 @@ def test_a_device_that_lost_its_server_forecasts_without_the_graph(world):
     assert client.forecast().source == "without graph"
     one.start_daemon()
     one.until(lambda: client.forecast().source == "model")
+
+
+def centralised(one, windows):
+    """One machine that sees everything: the bundle's own graphs, the graph model, two optimisers.
+
+    Returns:
+        Every home's vector after one round, and the graph model's.
+    """
+    fold = one.daemon._fold
+    settings = fold.run.config.run.settings
+    graph = Diffusion(np.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]), 16)
+    present = np.array([True, True, True, False])
+    net = graph.init(fold.run.config.run.seed)
+    memory = Corrected(0, np.zeros_like(net), np.zeros_like(net))
+    homes = [one.clients[k].learner for k in range(3)]
+    manifest = homes[0].manifest
+    optimiser = adam(settings["rate"], manifest.training.beta1, manifest.training.beta2)
+    p = [home.bundle.initial.copy() for home in homes]
+    start = homes[0].spec.shared(homes[0].bundle.initial)
+    moments = [optimiser.init(vector) for vector in p]
+    for ids in windows:
+        h, batches = np.zeros((len(ids), 4, 16, 32)), []
+        for k, home in enumerate(homes):
+            here, batch = home.learnable().named(ids)
+            assert here.all()
+            batches.append(batch)
+            h[:, k] = home.bundle.graphs["encode"](p=p[k], x=batch.x)[0]
+        z, gz = graph.forward(net, h, present), np.zeros_like(h)
+        told = []
+        for k, home in enumerate(homes):
+            feeds = {"h": h[:, k].astype(np.float32), "z": z[:, k].astype(np.float32)}
+            told.append(home.bundle.graphs["decode"](p=p[k], y=batches[k].y, **feeds))
+            gz[:, k] = told[k][3]
+        gh, gp = graph.pullback(net, h, present, gz)
+        net, memory = corrected(net, gp, memory, 5e-4)
+        for k, home in enumerate(homes):
+            back = told[k][2] + gh[:, k].astype(np.float32)
+            (ge,) = home.bundle.graphs["encode_vjp"](p=p[k], x=batches[k].x, gh=back)
+            pull = np.float32(settings["prox"]) * home.spec.lift(home.spec.shared(p[k]) - start)
+            p[k], moments[k] = optimiser.update(p[k], told[k][1] + ge + pull, moments[k])
+    return p, net
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(duplicate=0.2, reorder=0.4, delay=0.5)])
+def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faults):
+    """Float32 arrays through envelopes, pieces and an unkind broker, against one machine."""
+    windows = []
+
+    def noted(act, score):
+        windows.append(drawn(act, score))
+        return windows[-1]
+
+    monkeypatch.setattr("aggregator.methods.play.drawn", noted)
+    one = sites(world, rounds=1, faults=faults, turns={"guard": 0.0})
+    start_all(one)
+    state = finish(one)
+    assert everybody(one)
+    p, net = centralised(one, windows)
+    np.testing.assert_allclose(state.net["p"], net, atol=1e-5)
+    for k in range(3):
+        np.testing.assert_allclose(state.held[f"home-{k}"], p[k], atol=1e-5)
