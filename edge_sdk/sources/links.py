@@ -89,7 +89,7 @@ class Address:
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
             if parts.scheme in ("tcp", "socket") and parts.hostname and parts.port and not options:
                 return cls("tcp", parts.hostname, parts.port)
-            if parts.scheme == "serial" and parts.path and not parts.netloc:
+            if parts.scheme == "serial" and parts.path.startswith("/") and not parts.netloc:
                 baud, parity = int(options.pop("baud", "115200")), options.pop("parity", "N")
                 if not options and parity in PARITY and hasattr(termios, f"B{baud}"):
                     return cls("serial", path=parts.path, baud=baud, parity=parity)
