@@ -337,7 +337,7 @@ class Update:
     seq: Ordinal  # 1, 2, 3 … within a life; gaps mean nothing
     spent: Whole  # releases charged, this one included
     spec: Ref  # layout digest of the vector
-    part: Word  # what the vector is: delta (received minus trained), weights, grad, sign
+    part: Word  # what the vector is: delta (received minus trained), weights, grad, sign, q
     enc: Word  # tensor encoding of the blob
     n: Whole  # training samples, as claimed
     vals: Scalars = field(default_factory=dict)  # the numbers of the answer, as the contract names

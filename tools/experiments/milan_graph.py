@@ -89,15 +89,21 @@ def file(name: str, seed: int, rounds: int) -> str:
 
 
 def run(name: str, seed: int, folder: Path, out: Path, *, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Choose the step on one week, learn again, judge on the next; unless the result is there."""
+    """Choose the step on one week, learn again, judge on the next; unless the result is there.
+
+    Seeds after the first take its step.
+    """
     path = out / file(name, seed, rounds)
     if not path.exists():
         kind, ground = KINDS[name], squares(folder)
-        tried = {
-            rate: _learned(kind, rate, seed, ground, judge="choose", rounds=rounds)[-1]["RMSE"]
-            for rate in kind.rates
-        }
-        best = min(tried, key=lambda rate: tried[rate])
+        tried: dict[float, float] = {}
+        if seed:
+            best = float(run(name, 0, folder, out, rounds=rounds)["rate"])
+        else:
+            for rate in kind.rates:
+                found = _learned(kind, rate, seed, ground, judge="choose", rounds=rounds)
+                tried[rate] = found[-1]["RMSE"]
+            best = min(tried, key=lambda rate: tried[rate])
         shown = _learned(kind, best, seed, ground, judge="test", rounds=rounds)
         told = {"name": name, "seed": seed, "rate": best, "tried": list(tried.items())}
         draft = path.with_suffix(".part")
