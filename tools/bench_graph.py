@@ -4,10 +4,11 @@
                                 [--activation 64x32] [--memory 1024] [--threads 1]
 
 One iteration is one ``forward`` and one ``pullback`` over a batch, at the paper's widths. ``local``
-is pfgl with local attention. Every size runs in a process of its own. Memory is the process's peak
-over what it had with torch loaded: *arguments* are what any graph model must be given and give
-(four arrays of activations), *beside* is all the rest: parameters, their gradient, the polynomials
-and what autograd keeps of one block of examples, which ``[run.graph] memory`` bounds.
+is pfgl with local attention. Times are processor times: what else the machine does hardly moves
+them. Every size runs in a process of its own. Memory is the process's peak over what it had with
+torch loaded: *arguments* are what any graph model must be given and give (four arrays of
+activations), *beside* is all the rest: parameters, their gradient, the polynomials and what
+autograd keeps of one block of examples, which ``[run.graph] memory`` bounds.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def measure(
     h, gz = (draw.standard_normal((batch, stations, *shape), np.float32) for _ in range(2))
     small = h[:1, :, :, :]
     model.forward(p, small, present)  # the polynomials, once for a graph
-    clock = time.perf_counter()
+    clock = time.process_time()
     z = model.forward(p, h, present)
-    forward = time.perf_counter() - clock
+    forward = time.process_time() - clock
     gh, _ = model.pullback(p, h, present, gz)
-    whole = time.perf_counter() - clock
+    whole = time.process_time() - clock
     given = 4 * h.nbytes / 1e6
     return {
         "kind": kind,
