@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import selectors
 import signal
@@ -16,8 +17,10 @@ import pytest
 
 from edge_sdk.agent import open_sources, read_all
 from edge_sdk.store import Store
-from firmware_sim.federation import start_broker
-from firmware_sim.processes import Family, command
+from edge_sdk.wire.keys import save_public
+from firmware_sim.federation import fetched, free_port, start_broker
+from firmware_sim.folders import toml
+from firmware_sim.processes import Family, command, run
 from tests.broker.conftest import require
 from tests.fleet.conftest import STREAMS, history
 from tests.fleet.street import Street, ring
@@ -87,13 +90,13 @@ class Wire(threading.Thread):
 class Block:
     """The processes, and what they say."""
 
-    def __init__(self, folder, family, url, method, **say):
+    def __init__(self, folder, family, url, method, *, names=NAMES, reach=2, **say):
         self.family, self.folder = family, folder
-        for number, name in enumerate(NAMES):
+        for number, name in enumerate(names):
             with (folder / f"{name}.csv").open("w", newline="") as file:
                 write_history(csv.writer(file), number)
-        self.street = Street(folder, ring(NAMES, 2), method, url, say=say)
-        self.running = {}
+        self.street = Street(folder, ring(names, reach), method, url, say=say)
+        self.running, self.logs = {}, {name: [] for name in names}
 
     def configure(self, name, url):
         columns = {stream.rsplit(".", 1)[1]: stream for stream in STREAMS}
@@ -103,13 +106,25 @@ class Block:
 
     def start(self, name):
         words = command("gridfed-edge", "run", str(self.street.path(name)), "--until-done")
-        self.running[name] = self.family.start(name, words)
+        life = f"{name}.{len(self.logs[name])}"
+        self.running[name] = self.family.start(life, words)
+        self.logs[name].append(self.running[name].log)
+
+    def kill(self, name):
+        """End it as a power cut does."""
+        self.running[name].signal(signal.SIGKILL)
+        self.running[name].wait(10.0)
+        self.family.members.remove(self.running[name])
+
+    def stop(self):
+        self.family.stop(self.running.values())
 
     def used(self):
         """By device and exchange, who counted there."""
         found = defaultdict(dict)
-        for name, one in self.running.items():
-            for said in MIXED.finditer(one.log.read_text("utf-8")):
+        for name, logs in self.logs.items():
+            text = "".join(log.read_text("utf-8") for log in logs)
+            for said in MIXED.finditer(text):
                 found[name][int(said[2])] = [x for x in said[3].strip('"').split(",") if x]
         return found
 
@@ -120,7 +135,7 @@ class Block:
         end = time.monotonic() + patience
         while not condition():
             if time.monotonic() > end:
-                pytest.fail(f"{ {name: self.step(name) for name in NAMES} }")
+                pytest.fail(f"{ {name: self.step(name) for name in self.running} }")
             time.sleep(0.2)
 
     def model(self, name):
@@ -201,3 +216,36 @@ def check_ends(one, used, lived):
             ]
             assert all(weight > 0 for weight in weights)
             assert 1 - sum(weights) > 0, "what a device keeps of its own makes the row 1"
+
+
+@pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
+def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
+    require("mosquitto")
+    names = NAMES[:4]
+    with ExitStack() as stack:
+        family = stack.enter_context(Family(tmp_path / "logs"))
+        url = start_broker(family, tmp_path / "broker", "mosquitto")
+        one = Block(tmp_path, family, url, method, names=names, reach=1)
+        host = tmp_path / "aggregator.toml"
+        numbers = {"rate": 0.02, "every": 1.0, "deadline": 20.0, "last": 8}
+        run_ = {"bundle": "load-mlp", "method": method, "quorum": 4, "settings": numbers}
+        page = {"listen": f"127.0.0.1:{free_port()}"}
+        table = {"fleet": "street", "state": "aggregator", "run": run_, "page": page}
+        host.write_text(toml(table | {"broker": {"url": url}}))
+        run(command("gridfed-aggregator", "init", str(host)))
+        (tmp_path / "root.pub").write_bytes((tmp_path / "aggregator" / "root.pub").read_bytes())
+        for name in names:
+            one.configure(name, url)
+            save_public(tmp_path / f"{name}.pub", one.street.keys[name].public)
+            known = ("--public", str(tmp_path / f"{name}.pub"), "--config", str(host))
+            run(command("gridfed-aggregator", "enrol", name, *known))
+            one.street.write(name, near=[])
+        family.start("aggregator", command("gridfed-aggregator", "run", str(host)))
+        for name in names:
+            one.start(name)
+        one.until(lambda: all(one.step(name) >= 7 for name in names))
+        said = json.loads(fetched(page["listen"], "/status"))
+        assert set(said["credit"]["home-00"]) == {"home-01", "home-03"}
+        assert said["run"]["version"] == 0, "no model came to it"
+        one.until(lambda: all(one.running[name].poll() == 0 for name in names))
+    assert all(one.used()[name][7] for name in names)
