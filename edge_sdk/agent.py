@@ -9,9 +9,11 @@ from typing import Self
 
 from edge_sdk.client import Client
 from edge_sdk.config import Config
+from edge_sdk.means import means_of
 from edge_sdk.program import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.series import Reading
 from edge_sdk.sources import Live, Source, open_source
+from edge_sdk.thrift import limit_memory
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
         EdgeError: The device cannot start.
     """
     sources = open_sources(config)
+    limit_memory(means_of(config.means).memory)
     with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
         finite, live = parted(sources)
         read_all(finite, client.observe, stopping.is_set)

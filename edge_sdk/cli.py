@@ -202,9 +202,16 @@ def _budget(args: Namespace) -> Answer:
     text = (
         f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
         f"a round costs {found['bytes_up']} bytes up and about {found['bytes_down']} down\n"
-        f"{found.pop('text')}"
+        f"{found.pop('text')}\n" + "\n".join(map(_spared, found["means"].items()))
     )
     return Answer(found, text, RUNTIME if found["spent"] else OK)
+
+
+def _spared(row: tuple[str, Mapping[str, int | None]]) -> str:
+    """Say one thing that the device may use: how much of how much."""
+    what, of = row
+    limit = "no limit" if of["limit"] is None else f"at most {of['limit']} bytes"
+    return f"{what}: {limit}; {of['used']} bytes used so far"
 
 
 def _source_arguments(parser: ArgumentParser) -> None:

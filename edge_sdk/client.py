@@ -6,11 +6,13 @@ nothing happened and the same round is learned again to the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from edge_sdk.allowance import Allowance
 from edge_sdk.charge import Charge
 from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.config import Config
@@ -44,6 +46,7 @@ from edge_sdk.series import Reading, Series
 from edge_sdk.session import SPENT, Connect, Session
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
+from edge_sdk.thrift import Thrift, peak_kib
 from edge_sdk.uplink import Entry, Numbers, Pace
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import Leaf, encode, pack_tensor
@@ -55,7 +58,7 @@ from edge_sdk.wire.transport import Transport
 logger = logging.getLogger(__name__)
 
 _READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed: flash wears out
-_READINGS_AFTER = 60.0
+_BOOK_EVERY = 3600.0  # s until it is kept how much was written
 _LONGEST = 900.0  # s between two questions to a neighbour that does not answer
 _TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
@@ -101,6 +104,9 @@ class Client:
         try:
             self._session = Session(config, self._store, self._clock, self._signer, ring)
             self._flushed = self._alone_at = self._session.now
+            booked = Allowance(self._store.fact("flash day"), self._store.fact("flash"))
+            self._booked = self._session.now
+            self._thrift = Thrift(config.means, booked, now=self._session.now)
             self._state: Any = None
             self._opened: Task | None = None
             self._asked_for = (-1, 0.0)
@@ -212,7 +218,7 @@ class Client:
 
     def _flush_in_time(self) -> None:
         """Flush when readings have waited long, though none may follow them for an hour."""
-        overdue = self._session.now - self._flushed > _READINGS_AFTER
+        overdue = self._session.now - self._flushed > self._thrift.patience
         waiting = self._learner.series.unsaved
         if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
             self.flush()
@@ -222,6 +228,9 @@ class Client:
         rows = self._learner.series.pending()
         self._flushed = self._session.now
         self._keep_intervals()
+        if self._session.now - self._booked > _BOOK_EVERY:
+            self._booked = self._session.now
+            self._book()
         if not rows:
             return
         try:
@@ -287,14 +296,23 @@ class Client:
             "privacy": learner.mechanism.says,
             "budget": self._account.summary(learner.mechanism.plan.release()),
             **({} if self._neighbours is None else {"neighbours": self._neighbours.status()}),
+            "held": self._thrift.held,
             "counts": {**session.counts, **session.traffic()},
         }
 
     def close(self) -> None:
         """Say goodbye: readings are written, the status says offline, the file is free."""
         self.flush()
+        self._book()
         self._session.close()
         self._store.close()
+
+    def _book(self) -> None:
+        """Keep what was written today, and the most memory there ever was, for the report."""
+        self._thrift.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
+        told = {"flash day": self._thrift.flash.day, "flash": self._thrift.flash.used}
+        with contextlib.suppress(StoreFull):
+            self._store.set_facts(**told, peak=peak_kib())
 
     def __enter__(self) -> Client:  # noqa: PYI034 - nobody derives from it
         """Use it in a ``with`` block."""
@@ -634,6 +652,8 @@ class Client:
             return True
         if not self._session.may_learn or not self._session.agreed_on(self._ask.enc):
             return False
+        if self._held():
+            return False
         return self._is_common or len(self._learner.windows()) > 0
 
     def _between_batches(self) -> None:
@@ -663,7 +683,16 @@ class Client:
         if self._shares and not session.forbidden and now - session.heard_at < patience:
             return False
         every = seconds(self.config.pace.alone_every)
-        return now - self._alone_at >= every and len(self._learner.windows()) > 0
+        due = now - self._alone_at >= every and len(self._learner.windows()) > 0
+        return due and not self._held()
+
+    def _held(self) -> str:
+        """Say why nothing is learned now, though it could be: what the device cannot spare."""
+        session, before = self._session, self._thrift.held
+        held = self._thrift.look(session.now, self._clock.wall() / 1000, session.time_for_days)
+        if held and held != before:
+            logger.info("learning waits %s", fields(why=held))
+        return held
 
     def _learn_alone(self) -> None:
         """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""

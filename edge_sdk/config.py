@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from edge_sdk.means import MeansSection
 from edge_sdk.neighbourhood import NeighboursSection
 from edge_sdk.privacy.section import PrivacySection
 from edge_sdk.settings import Duration, Loaded, SettingsError, load
@@ -122,6 +123,7 @@ class Config:
     learn: LearnSection = field(default_factory=LearnSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
     pace: PaceSection = field(default_factory=PaceSection)
+    means: MeansSection = field(default_factory=MeansSection)
     neighbours: NeighboursSection = field(default_factory=NeighboursSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the place
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # where readings come from

@@ -17,6 +17,7 @@ from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.config import Config
 from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Learner
+from edge_sdk.means import means_of
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
@@ -154,6 +155,25 @@ def budget(config: Config) -> dict[str, Any]:
         "charges": words.table(account),
         "not protected": words.gaps(plan),
         "text": words.explained(plan, account),
+        "means": spared(config),
+    }
+
+
+def spared(config: Config) -> dict[str, dict[str, int | None]]:
+    """Say what the device may use and what it has used, as far as it was kept.
+
+    ``limit`` is None where there is none; ``used`` is of the last day that was kept, and for
+    memory the largest ever resident, in bytes.
+    """
+    facts = dict.fromkeys(("used", "flash", "peak"), 0)
+    if (config.state / FILE).exists():
+        with Store.open(config.state, read_only=True) as store:
+            facts = {name: store.fact(name) for name in facts}
+    means = means_of(config.means)
+    return {
+        "memory": {"limit": means.memory, "used": 1024 * facts["peak"]},
+        "flash a day": {"limit": means.flash, "used": facts["flash"]},
+        "link a day": {"limit": means.link, "used": facts["used"]},
     }
 
 

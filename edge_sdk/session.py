@@ -20,6 +20,7 @@ from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.clock import Clock, ServerTime
 from edge_sdk.config import Config
 from edge_sdk.downlink import KeyRing
+from edge_sdk.means import lesser, means_of
 from edge_sdk.post import Letter, Post, Will
 from edge_sdk.program import fields
 from edge_sdk.questions import Questions, filed
@@ -88,6 +89,7 @@ class Session(Questions):
         self._started = self._hour = self.heard_at = self.now
         self._lost_at, self._lost_wait = self.now + _LOST, _LOST
         self._allowance, self._booked = Allowance(store.fact("day"), store.fact("used")), 0
+        self._own_quota = means_of(config.means).link
         self._conn_said = self._said_down = False
         self.forbidden, self.lost = "", False
         self.mail: deque[Letter] = deque()
@@ -120,7 +122,14 @@ class Session(Questions):
     def is_rationed(self) -> bool:
         """Whether the bytes of this day are used up; receipts, commands and status go on."""
         welcome = self.up.welcome
-        return self._allowance.is_spent(None if welcome is None else welcome.quota)
+        told = None if welcome is None else welcome.quota
+        return self._allowance.is_spent(lesser(told, self._own_quota))
+
+    @property
+    def time_for_days(self) -> int:
+        """Server time in Unix milliseconds; unheard, the latest there ever was and our uptime."""
+        now = self._time.now(self.now)
+        return self._time.floor + int(1e3 * (self.now - self._started)) if now is None else now
 
     @property
     def may_learn(self) -> bool:
