@@ -90,6 +90,18 @@ class Turns:
             return ("joint",) * steps
         return ("server",) * self.server + ("refresh",) * self.refresh + ("local",)
 
+    def uplink(self, steps: int, shape: tuple[int, int]) -> int:
+        """Return the bytes that a station sends in one round, without envelopes.
+
+        >>> Turns().uplink(1, (64, 32))  # the paper's sizes: H and the gradient in Z
+        524288
+        >>> Turns(schedule="alternating", half=True).uplink(10_000, (16, 32))
+        393216
+        """
+        program = self.program(steps)
+        said = 2 * sum(what in {"joint", "server"} for what in program) + program.count("refresh")
+        return said * self.batch * shape[0] * shape[1] * (2 if self.half else 4)
+
     @property
     def most(self) -> float:
         """The guard, infinite where there is none."""
@@ -563,16 +575,19 @@ def _asked_to_serve(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]
 
 
 def _serve(act: Act, score: Score) -> tuple[Act, Effects]:
-    """Answer all who wait, each with the newest that its neighbours said of that very time."""
+    """Answer all who wait, each with the newest that its neighbours said of that very time.
+
+    A masked station's activations are its mean here too: what it says reaches nobody's forecast.
+    """
     asking, told = act.serving.asking, []
     for number in sorted(set(asking.values())):
         of = {n: h for n, (at, h) in act.serving.latest.items() if at == number and n in act.slots}
         h = np.zeros((1, score.graph.capacity, *score.shape), act.p.dtype)
         for name, row in of.items():
-            h[0, act.slots[name]] = row
-        mask = _at(act, score, of)
-        h, _ = clipped_features(h, mask, score.turns.most)
-        z = score.graph.forward(act.p, h, mask)
+            is_masked = name in act.masked
+            h[0, act.slots[name]] = act.means.get(name, 0.0) if is_masked else row
+        h, _ = clipped_features(h, _at(act, score, of.keys() - act.masked), score.turns.most)
+        z = score.graph.forward(act.p, h, _at(act, score, of))
         told += [
             Task(
                 name,

@@ -340,6 +340,20 @@ class TestServing:
         state, _ = joint.halves["a"].apply(joint.states["a"], told["a"])
         assert int(joint.halves["a"].model(state)["window"]) == 7
 
+    def test_what_a_masked_station_says_reaches_nobody_elses_forecast(self):
+        joint = Joint(NAMES).run(1)
+        joint.act = replace(joint.act, masked=frozenset("d"))
+        words = []
+        for lie in (1.0, -50.0):
+            for name in NAMES:
+                array = np.full((1, F, L), lie if name == "d" else 1.0)
+                joint.hear(Signal(name, 0, "serve", 7, array))
+            joint.queue = []
+            joint.play(joint.due)
+            words.append({t.to: t.arrays["z"].tobytes() for t in joint.queue if t.ask == "serve"})
+        assert words[0] == words[1]
+        assert set(words[0]) == set(NAMES)
+
 
 def test_no_array_of_another_shape_turn_or_sender_is_wanted():
     joint = Joint(NAMES)

@@ -233,8 +233,11 @@ def _seen(arm: Arm, base: Ground, step: Step, stage: Stage) -> Learnt:
     vectors = {x: np.asarray(step.states[x].p) for x in base.frames}
     if not arm.row.is_personal:  # through a graph, from the average on
         vectors = {x: step.state.mixed[x] for x in base.frames}
-    net = np.asarray(step.state.net["p"]) if arm.row.graph else None
-    return Learnt(vectors, net)
+    if not arm.row.graph:
+        return Learnt(vectors)
+    state = step.state
+    masked = {x: state.means[x] for x, yes in state.masked.items() if yes and x in state.means}
+    return Learnt(vectors, np.asarray(state.net["p"]), masked)
 
 
 def _settings(arm: Arm, base: Ground) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -170,10 +170,12 @@ class Learnt:
     Attributes:
         vectors: Each station's own whole vector.
         net: The graph model's parameters, where there is one.
+        stand_ins: Mean activations of stations that the server masks: these are seen instead.
     """
 
     vectors: Mapping[str, Vector]
     net: NDArray[Any] | None = None
+    stand_ins: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def ground(arm: Arm, folder: Path) -> Ground:
@@ -257,6 +259,9 @@ def _through(
         some = first[start : start + size]
         h = np.zeros((len(some), len(present), *base.graph.shape), np.float32)
         for x in names:
+            if x in learnt.stand_ins:
+                h[:, seats[x]] = learnt.stand_ins[x]
+                continue
             feed = base.frames[x].inputs(some)
             h[:, seats[x]] = base.bundle.graphs[ENCODE](p=learnt.vectors[x], x=feed)[0]
         z = base.graph.model.forward(learnt.net, h, present)
