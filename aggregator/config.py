@@ -224,6 +224,8 @@ def bind(config: Config) -> Run:
         half = METHODS[run.method].half(setup)
     except Misfit as misfit:  # numbers that cannot go together
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
+    if setup.graph is not None:
+        _check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
     limits = Limits(
         spec=spec.digest,
         size=spec.shared_size,
@@ -275,6 +277,14 @@ def _graph(config: Config, bundle: ModelBundle) -> Lent | None:
         raise Misfit("run.graph", f"none, for method {config.run.method!r} has no turns", "one")
     seated = bind_graph(said, activation, config.file.parent)
     return Lent(seated.model, activation, seated.places)
+
+
+def _check_quota(config: Config, uplink: int) -> None:
+    """A round of activations must fit into what a device may send in an hour."""
+    wanted = int(8 * 1.05 * uplink)
+    if config.admission.quota < wanted:
+        why = f"a device sends {uplink} bytes in one round; say at least {wanted} a day"
+        raise _wrong(config, "admission.quota", why)
 
 
 def _check_graphs(config: Config, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:

@@ -12,11 +12,15 @@ from aggregator.methods.personal import Mixing, Personalising, personal
 from aggregator.methods.pfl import PFL, by_credit, modules_of_scope
 from aggregator.methods.play import Score, Turns
 from aggregator.methods.ranges import Prox, Rate, Steps
-from aggregator.methods.setup import Setup, has_no_use
+from aggregator.methods.setup import Lent, Setup, has_no_use
 from aggregator.methods.split import split
 from aggregator.rules import Rows
 from edge_sdk.wire.method import Half
+from edge_sdk.wire.rows import PIECE
 from edge_sdk.wire.strict import Misfit
+
+MEMORY = 4 << 30
+"""Bytes that four arrays of all stations may take: what came, what goes, and their gradients."""
 
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 
@@ -121,6 +125,22 @@ def meaned(rows: Rows) -> Mixed:
     return Mixed(dict.fromkeys(rows.ids, mean), np.full((n, n), 1.0 / n), everybody)
 
 
+def _check_sizes(lent: Lent, turns: Turns) -> None:
+    """Refuse arrays that cannot cross the wire, or of which this machine cannot hold all.
+
+    Raises:
+        Misfit: Naming the key.
+    """
+    features, rows = lent.shape
+    if 4 * features * rows > PIECE:
+        said = f"activations of at most {PIECE // 4} numbers a window, for a piece must hold one"
+        raise Misfit("run.bundle", said, f"{features} by {rows}")
+    wanted = 4 * 4 * lent.model.capacity * turns.batch * features * rows
+    if wanted > MEMORY:
+        said = f"so few stations that one turn fits into {MEMORY >> 20} MiB"
+        raise Misfit("run.graph.capacity", said, f"{wanted >> 20} MiB")
+
+
 def _woven(
     setup: Setup,
     mixing: Mixing,
@@ -131,6 +151,7 @@ def _woven(
     lent, settings = setup.graph, setup.settings
     if lent is None:
         raise Misfit("run.graph", "a graph model, for this method has turns through one", "none")
+    _check_sizes(lent, settings.turns)
     score = Score(
         lent.model,
         settings.turns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def sites(
     faults=None,
     seed=0,
     least=None,
+    admission=None,
     **said,
 ):
     settings = (SETTINGS if method == "pfgl" else {"steps": 3, "rate": 0.003}) | said
@@ -58,7 +60,7 @@ def sites(
     }  # fmt: skip
     more = {} if faults is None else {"faults": faults, "seed": seed}
     run |= {} if least is None else {"least": least}
-    one = world(devices=devices, run=run, admission={"quota": 2**36}, **more)
+    one = world(devices=devices, run=run, admission=admission or {"quota": 2**36}, **more)
     for path in one.folder.glob("home-*.toml"):
         table = tomllib.loads(path.read_text("utf-8")) | {"bundle": "chargers-1"}
         path.write_text(toml(table))
@@ -317,3 +319,18 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
     np.testing.assert_allclose(state.net["p"], net, atol=1e-5)
     for k in range(3):
         np.testing.assert_allclose(state.held[f"home-{k}"], p[k], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ({"admission": {"quota": 500_000}}, r"admission\.quota: .*bytes in one round"),
+        ({"graph": {"capacity": 4000}, "turns": {"batch": 1024}}, r"run\.graph\.capacity"),
+        ({"choice": "own"}, "choice"),
+        ({"tune": True}, "tune"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_connects(world, said, key, capsys):
+    with pytest.raises(AssertionError):
+        sites(world, **said)
+    assert re.search(key, capsys.readouterr().err)
