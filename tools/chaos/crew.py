@@ -9,6 +9,7 @@ twice, the other half out of order. Every second the crew replaces a file that s
 from __future__ import annotations
 
 import json
+import random
 import signal
 import sys
 import time
@@ -22,17 +23,21 @@ import numpy as np
 
 from edge_sdk import Client, Config
 from edge_sdk.program import start_logging
+from edge_sdk.wire.broker import Broker, Will
 from edge_sdk.wire.keys import read_public
+from edge_sdk.wire.mqtt import MqttLink
+from edge_sdk.wire.poller import Poller
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.assault import Role
 from firmware_sim.attacks.clients import SpoiltLink
 from firmware_sim.diary import Diary, KeptLink
-from firmware_sim.fleet import Fleet, enlist, over_mqtt, readings
+from firmware_sim.fleet import Connect, Fleet, enlist, readings
 from firmware_sim.folders import assigned
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
 
 HISTORY_UNTIL = "2018-01-15"
+RECONNECT_MAX = 10.0
 _TURN = 0.05
 _TELL = 1.0
 
@@ -77,7 +82,7 @@ def _start(
     samples = sample_set("homes")
     chosen = Scenario("chaos", until=HISTORY_UNTIL)
     own = dict(assigned(samples.samples, plan["of"]))
-    connect = over_mqtt(plan["seed"])
+    connect = _over_mqtt(plan["seed"])
     for number, path in enumerate(map(Path, plan["devices"])):
         config = Config.load(path)
         is_new = not (config.state / "device.db").exists()
@@ -85,6 +90,22 @@ def _start(
         make = partial(Client, stopping=is_hushed)
         role = Role(make, around=_around(plan, config, number))
         enlist(fleet, config, role, connect=connect, history=history, clock=clock)
+
+
+def _over_mqtt(seed: int) -> Connect:
+    """Return a maker of links that wait ten seconds at most between two attempts.
+
+    In the field it is ten minutes: a storm of minutes stands for one of days.
+    """
+    poller, rng = Poller(), random.Random(seed)  # noqa: S311 - jitter
+
+    def connect(config: Config, will: Callable[[], Will]) -> MqttLink:
+        broker = Broker(
+            url=config.broker.url, client_id=config.id, will=will, reconnect_max=RECONNECT_MAX
+        )
+        return MqttLink(broker, poller=poller, rng=random.Random(rng.random()))  # noqa: S311
+
+    return connect
 
 
 def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any], Any]:
