@@ -43,7 +43,7 @@ class Heat:
 
     @property
     def outcasts(self) -> tuple[str, ...]:
-        """Devices whose last weight is zero, exactly: their models move nobody."""
+        """Devices whose last weight is zero, exactly: half of the others leave them out."""
         last = [row[np.isfinite(row)][-1:] for row in self.weights]
         return tuple(
             one for one, row in zip(self.devices, last, strict=True) if len(row) and row[0] == 0.0
@@ -56,7 +56,10 @@ class Heat:
 
 
 def received(weighed: Credits) -> Heat:
-    """Return what the others make of each device's model on average, round by round.
+    """Return what the middle one of the others makes of each device's model, round by round.
+
+    A median, not a mean: liars that send alike are each other's nearest, and what they make of one
+    another must not hide that nobody else lets them in.
 
     >>> first = {"a": {"a": 0.5, "b": 0.5}, "b": {"a": 0.5, "b": 0.5}}
     >>> heat = received({1: first, 2: {"a": {"a": 1.0}, "b": {"a": 0.4, "b": 0.6}}})
@@ -66,9 +69,9 @@ def received(weighed: Credits) -> Heat:
 
     def from_others(rows: Rows, device: str) -> float:
         others = [row.get(device, 0.0) for one, row in rows.items() if one != device]
-        return float(np.mean(others)) if others else np.nan
+        return float(np.median(others)) if others else np.nan
 
-    return _heat("what the others make of a device's model, on average", weighed, from_others)
+    return _heat("what half of the others make of a device's model, at least", weighed, from_others)
 
 
 def given(weighed: Credits, by: str) -> Heat:

@@ -88,7 +88,7 @@ class Metrics:
         )
         self.outcasts = Gauge(
             "gridfed_outcasts",
-            "Devices whose model nobody else lets in, where the method weighs models.",
+            "Devices whose model half of the others leave out, where the method weighs models.",
             registry=own,
         )
         self.rounds = Counter(

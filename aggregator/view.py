@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from aggregator.fold import Fold, restored
-from aggregator.heat import Credits
+from aggregator.heat import Credits, received
 from aggregator.intake import Intake
 from aggregator.methods import METHODS, Clustered, Credited
 from aggregator.metrics import Metrics
@@ -100,7 +100,7 @@ class View:
         weights = from_others(self._credit())
         for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
-        metrics.outcasts.set(sum(weight == 0.0 for weight in weights.values()))
+        metrics.outcasts.set(len(received({0: self._credit()}).outcasts))
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.quarantined.set(len(self.registry.quarantined()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ class FleetRun:
             processes of their own are.
         errors: What the judged ones came to.
         trust: Who trusted whom, where the method weighs models for one another.
+        counts: What the devices of this process counted, all together.
         stall: Seconds that the model may stand still.
     """
 
@@ -74,6 +76,7 @@ class FleetRun:
     judged: tuple[str, ...] = ()
     errors: Errors | None = None
     trust: Trust | None = None
+    counts: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
     stall: float = math.inf
     moved: int = 0  # how often the model was last seen to have moved
@@ -126,6 +129,8 @@ class FleetRun:
                 if self.judged:
                     self.errors = errors(fleet, devices, self.judged, self.samples, self.scenario)
                     self.trust = trust(run.prepared.aggregator, self.out)
+            for client in fleet.clients:
+                self.counts.update(client.status()["counts"])
             return meter.cost(fleet.traffic())
 
     def _roles(self, ids: Sequence[str]) -> Callable[[str], Role]:

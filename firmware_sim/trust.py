@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from firmware_sim.processes import Refused, command, run
@@ -19,7 +20,7 @@ class Trust:
 
     Attributes:
         credit: By version, what each device made of each other; what is left out is zero.
-        text: The same as a table, what the others make of each on average.
+        text: The same as a table, what most others make of each.
         picture: The heat map.
     """
 
@@ -41,7 +42,7 @@ class Trust:
         )
 
     def since(self, liar: str) -> int | None:
-        """Return from which version on no other device made anything of a liar; None for never.
+        """Return from which version on most others made nothing of a liar; None for never.
 
         >>> rounds = {1: {"a": {"b": 0.5}, "b": {}}, 2: {"a": {}, "b": {"b": 1.0}}, 3: {"a": {}}}
         >>> Trust(rounds, "", Path("x")).since("b"), Trust(rounds, "", Path("x")).since("a")
@@ -50,7 +51,8 @@ class Trust:
         found = None
         for version in sorted(self.credit, reverse=True):
             rows = self.credit[version]
-            if any(row.get(liar, 0.0) > 0.0 for name, row in rows.items() if name != liar):
+            others = [row.get(liar, 0.0) for name, row in rows.items() if name != liar]
+            if others and median(others) > 0.0:
                 return found
             found = version
         return found

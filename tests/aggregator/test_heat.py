@@ -33,6 +33,14 @@ def test_a_weight_from_others_leaves_out_ones_own():
     assert heat.outcasts == ("c",)
 
 
+def test_two_liars_who_trust_each_other_are_outcasts_all_the_same():
+    honest = {name: {"a": 0.4, "b": 0.3, "c": 0.3} for name in "abc"}
+    liars = {"x": {"x": 0.5, "y": 0.5}, "y": {"x": 0.5, "y": 0.5}}
+    heat = received({1: honest | liars})
+    assert heat.outcasts == ("x", "y")
+    assert (heat.weights[:3] > 0.0).all()
+
+
 def test_what_one_device_makes_of_the_others_includes_its_own():
     heat = given(ROUNDS, "a")
     assert heat.weights[:, 1].tolist() == [0.7, 0.3, 0.0]

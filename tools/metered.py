@@ -1,0 +1,99 @@
+"""What charging sites send and receive: measured on a fleet of the real programs, and per day.
+
+    python -m tools.metered [--rounds-a-day 4]
+
+Eight sites of the shipped set learn over a real broker, by every way that the aggregator's
+configuration offers them; the bytes are those that devices counted themselves, envelopes included,
+MQTT, TLS and IP on top. What one round costs does not depend on what was measured there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.display import display
+from firmware_sim.results import short
+from firmware_sim.running import FleetRun
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Learning, Scenario
+
+ITERATIONS, BATCH, ROUNDS = 16, 32, 2
+_GRAPH = {"kind": "diffusion", "capacity": 8}
+_TURNS = {"batch": BATCH, "deadline": 20.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to learn.
+
+    Attributes:
+        name: For people.
+        bundle: A shipped one.
+        method: The aggregator's.
+        settings: The method's own.
+    """
+
+    name: str
+    bundle: str
+    method: str
+    settings: Mapping[str, Any]
+
+    @property
+    def scenario(self) -> Scenario:
+        """Two rounds of it."""
+        graph = _GRAPH if "turns" in self.settings else {}
+        learning = Learning(
+            self.method, rounds=ROUNDS, settings=self.settings, deadline="10m", graph=graph
+        )
+        chosen = Scenario("bytes", "chargers", 8, self.bundle, learning)
+        return chosen.first_days(60, sample_set("chargers"))
+
+
+def ways() -> Iterator[Way]:
+    """Yield the ways, cheapest first."""
+    for bundle in ("chargers-week-6", "chargers-6"):
+        yield Way(f"PFL, {bundle}", bundle, "pfl", {"steps": ITERATIONS})
+    for name, turns in (
+        ("alternating", {"schedule": "alternating"}),
+        ("alternating, float16", {"schedule": "alternating", "half": True}),
+        ("joint, float16", {"half": True}),
+        ("joint", {}),
+    ):
+        told = {"steps": ITERATIONS, "turns": _TURNS | turns}
+        yield Way(f"PFGL, {name}", "chargers-6", "pfgl", told)
+
+
+def measured(way: Way) -> tuple[float, float]:
+    """Return bytes up and down of one device and round."""
+    samples = sample_set("chargers")
+    with tempfile.TemporaryDirectory(prefix="gridfed-bytes-") as out, display() as shown:
+        run = FleetRun(way.scenario, samples, Path(out), shown, is_in_process=True)
+        each = run.run().each
+    return each["bytes_up"], each["bytes_down"]
+
+
+def main() -> None:
+    """Measure every way and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds-a-day", type=int, default=4, metavar="N", help="(4)")
+    args = parser.parse_args()
+    print(
+        f"| {ITERATIONS} iterations a round, batch {BATCH} | up a round | down a round | "
+        f"both, {args.rounds_a_day} rounds a day |"
+    )
+    print("| --- | ---: | ---: | ---: |")
+    for way in ways():
+        up, down = measured(way)
+        day = args.rounds_a_day * (up + down)
+        print(f"| {way.name} | {short(up)} | {short(down)} | {short(day)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
