@@ -27,7 +27,7 @@ from tools.experiments.kin import AMONG, Course, Field, Links, course
 from tools.experiments.together import key, redrawn
 
 NET = "cells-mlp-1"
-STEPS, ROUNDS = 10, 60
+STEPS, ROUNDS = 10, 40
 PERSONAL = ("head.",)
 
 
@@ -91,7 +91,7 @@ def file(name: str, seed: int, rounds: int) -> str:
 def run(name: str, seed: int, folder: Path, out: Path, *, rounds: int = ROUNDS) -> dict[str, Any]:
     """Choose the step on one week, learn again, judge on the next; unless the result is there.
 
-    Seeds after the first take its step.
+    Steps are tried for a third of the rounds; seeds after the first take the first one's.
     """
     path = out / file(name, seed, rounds)
     if not path.exists():
@@ -101,7 +101,8 @@ def run(name: str, seed: int, folder: Path, out: Path, *, rounds: int = ROUNDS) 
             best = float(run(name, 0, folder, out, rounds=rounds)["rate"])
         else:
             for rate in kind.rates:
-                found = _learned(kind, rate, seed, ground, judge="choose", rounds=rounds)
+                some = max(1, rounds // 3)
+                found = _learned(kind, rate, seed, ground, judge="choose", rounds=some)
                 tried[rate] = found[-1]["RMSE"]
             best = min(tried, key=lambda rate: tried[rate])
         shown = _learned(kind, best, seed, ground, judge="test", rounds=rounds)
