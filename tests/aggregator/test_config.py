@@ -109,7 +109,8 @@ def test_a_round_too_small_for_its_rule_is_refused(workplace, quorum, rule, key,
     assert says in said
 
 
-RECURRENT = {"fedgru": "cells-gru-1", "fedntp": "cells-lstm-1"}
+SPLIT = ("pfgl", "cnfgnn", "lstm_cnn_fedavg", "lstm_cnn_pfl")
+SUITED = {"fedgru": "cells-gru-1", "fedntp": "cells-lstm-1"} | dict.fromkeys(SPLIT, "chargers-1")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,7 +119,7 @@ def test_a_method_takes_a_rule_or_says_that_it_has_its_own(tmp_path, method):
     file = tmp_path / "aggregator.toml"
     file.write_text(
         f'fleet = "north"\nstate = "state"\n[run]\nmethod = "{method}"\n'
-        f'bundle = "{RECURRENT.get(method, "cells-mlp-1")}"\nrounds = 3\n'
+        f'bundle = "{SUITED.get(method, "cells-mlp-1")}"\nrounds = 3\n'
         f'quorum = {1 if method == "fedasync" else 5}\nrule = {{ name = "median" }}\n'
     )
     if METHODS[method].own:
