@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -114,19 +115,36 @@ def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path
 
 
 def read_sites(path: Path) -> SitesFile:
-    """Read a TOML file of ``[sites]`` and ``edges``.
+    """Read ``[sites]`` and ``edges`` from TOML, or from the CSV of ``run.settings.neighbours``.
 
     Raises:
         Misfit: It cannot be read, or does not fit; the message names the file.
     """
     try:
-        found = build(SitesFile, tomllib.loads(path.read_text("utf-8")), where=path.name)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise Misfit("run.graph.sites", f"a TOML file of sites: {error}") from error
+        text = path.read_text("utf-8")
+        said = _rows(text) if path.suffix == ".csv" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise Misfit("run.graph.sites", f"a file of sites that can be read: {error}") from error
+    found = build(SitesFile, said, where=path.name)
     for edge in found.edges or ():
         if edge[0] == edge[1]:
             raise Misfit(f"{path.name}.edges", "two different stations", repr(edge[0]))
     return found
+
+
+def _rows(text: str) -> Mapping[str, Any]:
+    r"""Read lines below ``client,latitude,longitude`` or ``client,neighbour``.
+
+    >>> _rows("client,neighbour\na,b\n")
+    {'edges': [['a', 'b']]}
+    """
+    head, *rows = [row for row in csv.reader(text.splitlines()) if row] or [[]]
+    if head == ["client", "neighbour"]:
+        return {"edges": rows}
+    if head != ["client", "latitude", "longitude"]:
+        raise ValueError(f"its first line is {','.join(head)!r}")
+    places = ((name, float(north), float(east)) for name, north, east in rows)
+    return {"sites": {name: {"latitude": a, "longitude": b} for name, a, b in places}}
 
 
 def _neighbours(section: GraphSection, said: SitesFile) -> Matrix:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.graph.sites import Site as Place
+from aggregator.graph.sites import adjacency, distances
 from edge_sdk.wire.strict import Misfit
-
-EARTH = 6371.0088
-"""Mean radius of the earth in km."""
 
 Site = tuple[float, float]
 """Latitude and longitude in degrees."""
@@ -57,10 +54,7 @@ def haversine(one: Site, other: Site) -> float:
     >>> round(haversine((40.0, -105.0), (40.0, -105.1)), 3)
     8.518
     """
-    (north, east), (up, right) = (tuple(map(math.radians, site)) for site in (one, other))
-    half = math.sin((up - north) / 2) ** 2
-    half += math.cos(north) * math.cos(up) * math.sin((right - east) / 2) ** 2
-    return 2 * EARTH * math.asin(math.sqrt(min(half, 1.0)))
+    return float(distances([Place(*one), Place(*other)])[0, 1])
 
 
 def within(sites: Mapping[str, Site], threshold: float | None = None) -> Neighbourhood:
@@ -77,14 +71,9 @@ def within(sites: Mapping[str, Site], threshold: float | None = None) -> Neighbo
         >>> sorted(within(line, 150.0).pairs)
         [('a', 'b')]
     """
-    apart = {
-        (one, other): haversine(sites[one], sites[other])
-        for one, other in itertools.combinations(sorted(sites), 2)
-    }
-    if not apart:
-        return Neighbourhood()
-    reach = float(np.median(list(apart.values()))) if threshold is None else threshold
-    return Neighbourhood(frozenset(pair for pair, km in apart.items() if 0.0 < km <= reach))
+    names = sorted(sites)
+    near = adjacency(distances([Place(*sites[name]) for name in names]), threshold)
+    return paired((names[i], names[j]) for i, j in np.argwhere(near))
 
 
 def paired(pairs: Iterable[tuple[str, str]]) -> Neighbourhood:

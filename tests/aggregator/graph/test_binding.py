@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.graph.binding import GraphSection, bind, examples_at_once, kept, read_sites
+from aggregator.methods.neighbours import read
 from edge_sdk.wire.strict import Misfit, build
 
 DIFFUSION = {"kind": "diffusion", "capacity": 5, "sites": "sites.toml"}
@@ -43,6 +44,30 @@ def test_a_distance_or_a_number_says_who_is_near(said, edges, tmp_path):
     adjacent = bound(tmp_path, **said).model.adjacent
     assert [tuple(edge) for edge in np.argwhere(np.triu(adjacent))] == edges
     assert (adjacent == adjacent.T).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "edges"),
+    [
+        ("client,latitude,longitude\nb,40,-105\na,40,-105.1\nc,40,-105.3\n", [(0, 1), (1, 2)]),
+        ("client,neighbour\nb,a\nc,a\n", [(0, 1), (1, 2)]),
+    ],
+)
+def test_the_file_of_the_credits_neighbours_serves_as_well(text, edges, tmp_path):
+    (tmp_path / "near.csv").write_text(text)
+    section = build(GraphSection, {**DIFFUSION, "sites": "near.csv"})
+    seated = bind(section, (2, 3), tmp_path)
+    assert seated.places == {"b": 0, "a": 1, "c": 2}
+    assert [tuple(edge) for edge in np.argwhere(np.triu(seated.model.adjacent))] == edges
+    named = read(tmp_path / "near.csv").among(["b", "a", "c", "x", "y"])
+    np.testing.assert_array_equal(seated.model.adjacent, named)
+
+
+@pytest.mark.parametrize("text", ["", "client,km\n", "client,latitude,longitude\na,b\n"])
+def test_a_csv_of_something_else_is_refused(text, tmp_path):
+    (tmp_path / "near.csv").write_text(text)
+    with pytest.raises(Misfit, match=r"run\.graph\.sites"):
+        read_sites(tmp_path / "near.csv")
 
 
 def test_edges_win_over_coordinates_and_may_stand_alone(tmp_path):
