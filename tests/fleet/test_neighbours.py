@@ -6,8 +6,14 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from edge_sdk.client import Client
+from edge_sdk.wire import messages as m
+from edge_sdk.wire import topics
+from edge_sdk.wire.codec import encode
+from edge_sdk.wire.envelope import seal
 from edge_sdk.wire.loopback import Faults, LoopbackBroker
 from tests.fleet.conftest import SlowClock, history
 from tests.fleet.street import Street, ring
@@ -171,24 +177,71 @@ def test_a_stranger_is_not_heard(block, tmp_path):
 
 
 def sent(block):
-    return block.clients["home-0"].status()["counts"]["bytes to neighbours peer"]
+    return block.clients["home-00"].status()["counts"]["bytes to neighbours peer"]
 
 
-def test_bytes_grow_with_the_degree(tmp_path):
+def test_bytes_grow_with_the_degree_and_not_with_the_fleet(tmp_path):
     told = {}
-    for reach, folder in ((1, "one"), (2, "two")):
-        (tmp_path / folder).mkdir()
-        graph = ring([f"home-{n}" for n in range(6)], reach)
-        one = Block(Street(tmp_path / folder, graph), SOUND)
+    for devices, reach in ((6, 1), (6, 2), (12, 1)):
+        folder = tmp_path / f"{devices}-{reach}"
+        folder.mkdir()
+        one = Block(Street(folder, ring([f"home-{n:02d}" for n in range(devices)], reach)), SOUND)
         one.until(lambda one=one: all(one.step(name) >= 1 for name in one.clients))
-        began, before = one.step("home-0"), sent(one)  # the first is said twice: some come late
+        began, before = one.step("home-00"), sent(one)  # the first is said twice: some come late
         one.until(lambda one=one: all(one.step(name) >= 6 for name in one.clients))
-        told[reach] = (sent(one) - before) / (6 - began)
-        size = one.clients["home-0"].learner.spec.shared_size
+        told[devices, reach] = (sent(one) - before) / (6 - began)
+        size = one.clients["home-00"].learner.spec.shared_size
         one.close()
-    assert told[2] == pytest.approx(2 * told[1], rel=0.01)
+    assert told[6, 2] == pytest.approx(2 * told[6, 1], rel=0.01)
+    assert told[12, 1] == pytest.approx(told[6, 1], rel=1e-4)
     headers = 4 * 300  # two neighbours, two slices each
-    assert 4 * size * 2 < told[1] < 4 * size * 2 + headers
+    assert 4 * size * 2 < told[6, 1] < 4 * size * 2 + headers
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_whatever_a_neighbour_sends_the_device_stands(hostile, data):
+    """Rightly signed nonsense, and mutants of what is right: refused, counted, never raised."""
+    one, key = hostile
+    x = one.clients["home-0"]._neighbours._x
+    message = data.draw(words(x))
+    payload = seal(
+        encode(message), kind=message.kind, sender="home-1", recipient="home-0", fleet="street",
+        signer=key,
+    )  # fmt: skip
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        payload = payload[:at] + data.draw(st.binary(max_size=8)) + payload[at + 1 :]
+    link = one.broker.link("home-1")
+    link.open()
+    link.poll(0.0)
+    link.publish(topics.peer("street", "home-1", "home-0"), payload)
+    one.turn()
+    assert np.isfinite(one.clients["home-0"].state.p).all()
+
+
+def words(x):
+    """Peers and settlements near what is right, and far from it."""
+    numbers = st.one_of(st.integers(0, 8), st.sampled_from([2**31, 2**63 - 1]))
+    blobs = st.sampled_from([b"", bytes(4), np.full(192, 1e38, "<f4").tobytes(), b"\xff" * 32768])
+    peers = st.builds(
+        m.Peer, run=st.sampled_from([0, 0, 1]), epoch=st.sampled_from([1, 1, 1, 2]), step=numbers,
+        part=st.sampled_from(["theta", "tracker"]), degree=st.integers(1, 24),
+        spec=st.sampled_from([x.spec, bytes(16)]), enc=st.just("f4"),
+        off=st.sampled_from([0, 8192, 1, 16384]), num=st.sampled_from([192, 8192, 1]), blob=blobs,
+    )  # fmt: skip
+    settles = st.builds(m.Settle, st.just(0), st.sampled_from([1, 1, 2]), numbers, st.booleans())
+    return st.one_of(peers, settles)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    street = Street(tmp_path, {"home-0": ["home-1"], "home-1": ["home-0"]})
+    one = Block(street, SOUND)
+    one.die("home-1")
+    one.turn()
+    yield one, street.keys["home-1"]
+    one.close()
 
 
 def test_a_device_alone_needs_no_neighbours(tmp_path):
