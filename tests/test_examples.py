@@ -43,8 +43,11 @@ def test_no_example_is_without_a_test():
         "gridfed-edge.service",
         "meter.toml",
         "aggregator.toml",
+        "charger.toml",
         "charging.toml",
+        "charging-graph.toml",
         "clusters.toml",
+        "gateway.toml",
         "mosquitto.conf",
         "neighbour.toml",
         "neighbourhood.toml",
@@ -112,6 +115,17 @@ def test_what_the_clusters_call_their_numbers_are_defaults(tmp_path):
     said = {key: getattr(settings_of(config), key) for key in config.run.settings}
     assert said == {key: getattr(FeSEM(), key) for key in config.run.settings}
     assert bind(config).first_state().centres.shape[0] == 3
+
+
+def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "charging-graph.toml"
+    path.write_text((EXAMPLES / "charging-graph.toml").read_text("utf-8"), "utf-8")
+    config = AggregatorConfig.load(path, {})
+    bind(config)
+    turns = settings_of(config).turns
+    assert (turns.schedule, turns.half) == ("alternating", True)
+    assert config.run.graph.capacity >= config.run.quorum
 
 
 def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(tmp_path):

@@ -33,6 +33,9 @@ from aggregator.methods import METHODS
 from edge_sdk import config as device_config
 from edge_sdk.settings import Duration
 from edge_sdk.sources.csvfile import CsvFile
+from edge_sdk.sources.interfaces import INTERFACES, LiveSection
+from edge_sdk.sources.naming import Name
+from edge_sdk.sources.points import Point
 
 PAGE = ROOT / "docs" / "configuration.md"
 PROGRAMS = {
@@ -81,8 +84,14 @@ state was written by a newer version, 75 try again later.
 SOURCES = """\
 ### `[[source]]`
 
-Where readings come from; `type = "csv"` is the one type there is. A moment is a date, a date and
-time, or Unix seconds. `column` and `stream` may stand for `columns` with one entry.
+Where readings come from; [sources](sources.md) explains each type. A moment is a date, a date and
+time, or Unix seconds. In a CSV file's section, `column` and `stream` may stand for `columns` with
+one entry.
+"""
+
+REPLAYED = """\
+`type = "replay"` takes `path`, a recording, and `of`, the type it is a recording of, and the other
+keys of that type. Plain bytes of a P1 port are a recording, too.
 """
 
 
@@ -300,7 +309,29 @@ def _sources() -> str:
         if f.name != "rejected"
     ]
     first = ("type", '`"csv"`', "**required**", "kind of source")
-    return f"{SOURCES}\n{_table([first, *rows])}"
+    live = "\n".join(_interfaces())
+    return f"{SOURCES}\n{_table([first, *rows])}\n{live}\n{REPLAYED}"
+
+
+def _interfaces() -> Iterator[str]:
+    """Tables of the interfaces: what they share, then what each has, then their inner tables."""
+    yield "Every interface takes, besides its own keys:\n"
+    yield _own(LiveSection, ())
+    common = {f.name for f in _fields(LiveSection)}
+    for name, interface in INTERFACES.items():
+        yield f'`type = "{name}"`:\n'
+        yield _own(interface.section, common)
+    yield "`[source.map]`, name of the interface to a stream, to `false`, or to a table:\n"
+    yield _own(Name, ())
+    yield "`[[source.point]]`, one value in a device's registers:\n"
+    yield _own(Point, ())
+
+
+def _own(cls: type[Any], less: Iterable[str]) -> str:
+    """One table of a section's keys, without those said before."""
+    said, hidden = meanings(cls), {*less, "type", "point"}
+    rows = [f for f in _fields(cls) if f.name not in hidden]
+    return _table((f.name, _type(_hint(cls, f)), _default(f), said.get(f.name, "")) for f in rows)
 
 
 def _methods() -> str:
