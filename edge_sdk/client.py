@@ -22,7 +22,6 @@ from edge_sdk.forecast import Forecast
 from edge_sdk.intervals import Kept
 from edge_sdk.learner import Bundle, Learner
 from edge_sdk.methods import METHODS, Factory
-from edge_sdk.methods.station import SERVE, SHARE
 from edge_sdk.methods.steps import TRAIN, Fitted
 from edge_sdk.neighbours import Neighbours, Shell
 from edge_sdk.opening import (
@@ -38,6 +37,7 @@ from edge_sdk.opening import (
     set_up,
     take_over,
 )
+from edge_sdk.playing import GivenUp, Playing
 from edge_sdk.privacy.ledger import Account, BudgetSpent
 from edge_sdk.program import fields
 from edge_sdk.questions import Found
@@ -52,7 +52,7 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import Leaf, encode, pack_tensor
 from edge_sdk.wire.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.method import CONTRACTS, END, Ask, Due, Effects, Signal, Task, Update, answered
+from edge_sdk.wire.method import CONTRACTS, END, Ask, Task, Update, answered
 from edge_sdk.wire.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -62,15 +62,10 @@ _BOOK_EVERY = 3600.0  # s until it is kept how much was written
 _LONGEST = 900.0  # s between two questions to a neighbour that does not answer
 _TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
 _NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
-_ASK_AGAIN = 30.0  # s until a forecast's help is asked for again
 _ALONE = 2**40  # rounds a device sets itself are numbered from here: no server gets that far
 
 
-class _GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened
-    """The training at hand is of no use any more."""
-
-
-class Client:
+class Client(Playing):
     """A device that observes, learns when asked, forecasts, and shares what it must.
 
     Single-threaded; everything happens inside ``tick``. Closing it is a goodbye, not a loss.
@@ -108,8 +103,7 @@ class Client:
             self._booked = self._session.now
             self._thrift = Thrift(config.means, booked, now=self._session.now)
             self._state: Any = None
-            self._opened: Task | None = None
-            self._asked_for = (-1, 0.0)
+            self.play_nothing()
             self._alone_state: Fitted | None = None
             self._kept: Kept | None = None
             self._account = Account()
@@ -341,7 +335,7 @@ class Client:
         event = asked or event
         updates = [e for e in effects if isinstance(e, Update) and self._shares]
         if updates and not self._may_leave():
-            raise _GivenUp  # paused, or with numbers that are not confirmed yet
+            raise GivenUp  # paused, or with numbers that are not confirmed yet
         charges = self._charges(len(updates))
         account = self._account.charge(*charges) if updates else self._account.plus(*charges)
         released = [self._learner.mechanism.release(update) for update in updates]
@@ -357,81 +351,6 @@ class Client:
         self._session.learned((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             self._session.released(entry)
-
-    @property
-    def _plays(self) -> bool:
-        """Whether a round of this run has turns that perish."""
-        return any(ask.perishable for ask in CONTRACTS[self._learner.role.method].values())
-
-    def _open(self, task: Task) -> None:
-        """Take a round's question over; it is answered when its turns are over."""
-        self._opened = self._session.at_work = task
-        self._tell(*self._learner.play(self._state, task), task)
-
-    def _play(self) -> None:
-        """Take what perishes, in the order it came; then ask for the graph's word, if it is new."""
-        calls = self._session.calls.waiting
-        while calls:
-            task = calls.popleft()
-            try:
-                if task.ask == SHARE:
-                    self._share(task)
-                else:
-                    self._tell(*self._learner.play(self._state, task), task)
-            except GraphError as error:
-                self._session.counts["questions not answered"] += 1
-                logger.warning("not answered %s", fields(ask=task.ask, why=error))
-            self._session.serve(0.0)
-        if SERVE in CONTRACTS[self._learner.role.method] and self._session.may_ask:
-            self._ask_for_the_graph()
-
-    def _ask_for_the_graph(self) -> None:
-        """Ask what the graph says of the newest window, now and then until it has said it."""
-        newest, now = self._learner.newest(), self._session.now
-        number, at = self._asked_for
-        if newest is None or (newest[0] == number and now - at < _ASK_AGAIN):
-            return
-        if self._learner.helped_at(self._state) == newest[0]:
-            return
-        self._asked_for = newest[0], now
-        due = Due(0, SERVE, newest[0])
-        self._tell(*self._learner.play(self._state, due), Task(self.config.id, 0, SERVE))
-
-    def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
-        """Take a state over that is not saved, and send the signals that came with it."""
-        self._state = state
-        told = self._learner.mechanism.plan.tells
-        enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
-        asks = CONTRACTS[self._learner.role.method]
-        for effect in effects:
-            if not isinstance(effect, Signal):
-                continue
-            stopped = self._session.why_stopped
-            if stopped and not (effect.ask == SERVE and stopped == "stop"):
-                continue  # a forecast is helped when the run is over, too
-            hidden = {n.name for n in asks[effect.ask].report if n.measured and not told}
-            values = {name: v for name, v in effect.values.items() if name not in hidden}
-            try:
-                self._session.signal(replace(effect, values=values), enc)
-            except Refused:
-                self._session.counts["signals not finite"] += 1
-
-    def _share(self, call: Task) -> None:
-        """Answer the open round with what its turns led to."""
-        session, asked = self._session, self._opened
-        if asked is None or call.round != asked.round:
-            return
-        try:
-            self.handle(call, asked)
-        except (_GivenUp, BudgetSpent, StoreFull) as error:  # the server asks again
-            if isinstance(error, BudgetSpent):
-                self._stop_telling(error)
-            session.counts["rounds not released"] += 1
-            return
-        if session.seen.round == asked.round:
-            self._opened = session.at_work = None
-            session.counts["rounds"] += 1
-            logger.info("round played %s", fields(run=session.seen.run, round=asked.round))
 
     # --- among neighbours -------------------------------------------------------------------------
 
@@ -506,7 +425,7 @@ class Client:
         is_final, session.at_work, self._opened = task.ask == END, task, None
         try:
             self.handle(task)
-        except _GivenUp:
+        except GivenUp:
             session.counts["rounds given up"] += 1
             session.task = session.task or (None if self._is_common else task)
         except (BudgetSpent, StoreFull, GraphError) as error:
@@ -660,11 +579,11 @@ class Client:
         """Serve the network while training; give up what a newer round or a stop made useless.
 
         Raises:
-            _GivenUp: Nothing of this round has happened.
+            GivenUp: Nothing of this round has happened.
         """
         self._session.serve(0.0)
         if self._stopping() or self._is_called or self._session.bundle is not None:
-            raise _GivenUp
+            raise GivenUp
 
     @property
     def _is_called(self) -> bool:
@@ -677,7 +596,7 @@ class Client:
     def _is_time_alone(self) -> bool:
         """Whether to set oneself a round: nothing is shared, or nobody was heard for long."""
         session, now = self._session, self._session.now
-        if self._neighbours is not None:
+        if self._neighbours is not None and not session.forbidden:
             return False
         patience = seconds(self.config.accept.alone_after)
         if self._shares and not session.forbidden and now - session.heard_at < patience:
@@ -715,7 +634,7 @@ class Client:
         else:
             try:
                 self._alone_state = learner.learn_alone(state, task)
-            except _GivenUp:
+            except GivenUp:
                 return
         self._session.counts["rounds alone"] += 1
         self._store.set_facts(alone=rounds + 1)
