@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edge_sdk import client as client_module
+from edge_sdk.cli import _told
+from edge_sdk.review import Review
 from edge_sdk.series import Reading
 from edge_sdk.settings import SettingsError
 from edge_sdk.wire.manifest import Golden, Loss
@@ -168,3 +171,28 @@ def test_past_intervals_go_with_past_forecasts(fleet):
     assert told.shape == truth.shape == (20, 1)
     assert (ends[:, :, 0] <= told).all()
     assert (told <= ends[:, :, 1]).all()
+
+
+def test_past_intervals_are_written_beside_past_forecasts(fleet, tmp_path):
+    client = fleet.device.start()
+    observe(client, 80)
+    review = Review(client.config, client.learner, client.state)
+    out = tmp_path / "rolling.csv"
+    assert review.write_rolling(BEGUN + 40 * 3600, BEGUN + 60 * 3600, out) == 20
+    with out.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["origin", "step", "forecast", "truth", "lower", "upper"]
+    assert all(float(r["lower"]) <= float(r["forecast"]) <= float(r["upper"]) for r in rows)
+
+
+def test_a_person_reads_the_interval_and_how_far_to_trust_it(fleet):
+    client = fleet.device.start()
+    observe(client, 60)
+    told = client.forecast()
+    answer = _told(told)
+    low, high = told.interval[0].tolist()
+    assert answer.data["interval"] == [[low, high]]
+    assert answer.data["calibrated"] == 56
+    head, line = answer.text.splitlines()
+    assert head == "kWh, by model, 80% between; held to that on 56 readings:"
+    assert line.endswith(f"{low:.6g} to {high:.6g}")
