@@ -31,11 +31,12 @@ def drawn(seed=0, n=N):
     return (upper | upper.T).astype(np.float64)
 
 
-def pair(adjacent, seed):
+def pair(adjacent, seed, **form):
     """A local block, and the full one that means the same."""
     n = len(adjacent)
     pattern = Pattern.of(adjacent, ORDER - 1)
-    small, full = LocalBlock(pattern, F, L, order=ORDER), Block(n, F, L, order=ORDER)
+    small = LocalBlock(pattern, F, L, order=ORDER, **form)
+    full = Block(n, F, L, order=ORDER, **form)
     draw = torch.Generator().manual_seed(seed)
     for parameter in small.double().parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
@@ -69,7 +70,7 @@ class Blinkered(torch.nn.Module):
 @pytest.mark.parametrize("absent", [(), (2,), (1, 4)])
 def test_it_is_the_full_block_with_blinkers(seed, absent):
     adjacent = drawn(seed)
-    small, full = pair(adjacent, seed)
+    small, full = pair(adjacent, seed, swapped=bool(seed % 2))
     full.spatial = Blinkered(full.spatial, within(adjacent, ORDER - 1))
     present = np.array([i not in absent for i in range(N)])
     terms = torch.tensor(chebyshev_of_present(adjacent, present, ORDER))
