@@ -12,210 +12,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.guards import MEDIANS, clipped_features, clipped_gradients
+from aggregator.methods.guards import clipped_features, clipped_gradients
 from aggregator.methods.optim import Corrected, corrected
+from aggregator.methods.turns import Act, Ids, Opened, Score, Serving, Turns
 from edge_sdk.wire.method import Array, Due, Effects, Event, Member, Play, Played, Signal, Task
-from edge_sdk.wire.strict import Between
+
+__all__ = ["KNOWN", "Act", "Score", "Turns", "drawn", "play"]
 
 KNOWN = 4096
 """Activations of single windows that a round remembers, for stations that miss a later turn."""
-
-Ids = NDArray[np.int32]
-
-
-class Graph(Protocol):
-    """The graph model that is lent (``aggregator.graph.GraphModel`` says more)."""
-
-    @property
-    def capacity(self) -> int:
-        """How many stations there can be."""
-
-    def init(self, seed: int) -> Array:
-        """Draw first parameters."""
-
-    def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Compute z of all stations' h, ``(B, N, F, L)`` both."""
-
-    def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
-        """Return the gradients in h and in p."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """The turns of a round.
-
-    Attributes:
-        batch: Windows of one iteration, the same for all stations.
-        deadline: Seconds that a turn waits for a station.
-        schedule: ``joint``: every iteration moves the devices and the graph. ``alternating``: first
-            the graph alone for ``server`` iterations; then its word on ``refresh`` batches goes to
-            the devices, which step on these without asking again. Not the same descent, for a
-            hundredth of the bytes.
-        server: Iterations of the graph alone, where they alternate.
-        refresh: Batches whose ``z`` the devices get, where they alternate.
-        rate: Learning rate of the graph model.
-        guard: Activations and gradients may be so many medians long; 0: any length.
-        own_loss_only: A device gets only its own loss's gradient, as problem (7) is printed: one
-            backward pass a station.
-        half: Arrays cross the wire in float16.
-        gather: Seconds in which devices that want a forecast are answered together.
-    """
-
-    batch: Annotated[int, Between(1, 1024)] = 32
-    deadline: Annotated[float, Between(0.05, 3600.0)] = 20.0
-    schedule: Literal["joint", "alternating"] = "joint"
-    server: Annotated[int, Between(0, 65536)] = 4
-    refresh: Annotated[int, Between(1, 64)] = 4
-    rate: Annotated[float, Between(0.0, 1e3)] = 5e-4
-    guard: Annotated[float, Between(0.0, 1e6)] = MEDIANS
-    own_loss_only: bool = False
-    half: bool = False
-    gather: Annotated[float, Between(0.0, 60.0)] = 0.5
-
-    def program(self, steps: int) -> tuple[str, ...]:
-        """Return the iterations of a round, by what they are for.
-
-        >>> Turns().program(2)
-        ('joint', 'joint')
-        >>> Turns(schedule="alternating", server=2, refresh=1).program(100)
-        ('server', 'server', 'refresh', 'local')
-        """
-        if self.schedule == "joint":
-            return ("joint",) * steps
-        return ("server",) * self.server + ("refresh",) * self.refresh + ("local",)
-
-    def uplink(self, steps: int, shape: tuple[int, int]) -> int:
-        """Return the bytes that a station sends in one round, without envelopes.
-
-        >>> Turns().uplink(1, (64, 32))  # the paper's sizes: H and the gradient in Z
-        524288
-        >>> Turns(schedule="alternating", half=True).uplink(10_000, (16, 32))
-        393216
-        """
-        program = self.program(steps)
-        said = 2 * sum(what in {"joint", "server"} for what in program) + program.count("refresh")
-        return said * self.batch * shape[0] * shape[1] * (2 if self.half else 4)
-
-    @property
-    def most(self) -> float:
-        """The guard, infinite where there is none."""
-        return self.guard or np.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a play is bound to.
-
-    Attributes:
-        graph: The model between the stations.
-        turns: Of every round.
-        steps: Iterations of a round; local steps, where they alternate.
-        shape: F and L of activations.
-        enough: So many stations begin a round when the deadline of the first turn passes.
-        quorum: So many begin it at once.
-        seed: Of the draws of windows.
-    """
-
-    graph: Graph
-    turns: Turns
-    steps: int
-    shape: tuple[int, int]
-    enough: int
-    quorum: int
-    seed: int = 0
-
-
-class Opened(Protocol):
-    """What a play reads of its half's state."""
-
-    round: int
-    attempt: int
-    settled: int
-    is_open: bool
-    taken: int
-    net: Mapping[str, Array]
-    slots: Mapping[str, int]
-    masked: Mapping[str, bool]
-    means: Mapping[str, Array]
-
-    @property
-    def here(self) -> Iterable[str]:
-        """Who is linked."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Serving:
-    """Forecasts on demand. Mappings are by client.
-
-    Attributes:
-        latest: The number of its newest window, and the activations, ``(F, L)``.
-        asking: Who waits for the graph's word, on which window.
-    """
-
-    latest: Mapping[str, tuple[int, Array]] = field(default_factory=dict)
-    asking: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Act:
-    """A round in play. Mappings are by client.
-
-    Attributes:
-        round: Of the half.
-        attempt: How often it was begun anew.
-        phase: ``ready`` until it begins, ``encode`` or ``decode`` inside a turn, ``share`` when the
-            turns are over, ``idle`` when no round is open.
-        at: Which iteration of the program.
-        step: Its number; one nobody answered is done over under the next number.
-        p: The graph's parameters.
-        memory: What their optimiser remembers.
-        slots: Where each station stands on the graph's axis.
-        masked: Whom most others left out: its loss moves nobody else.
-        means: The mean activations of each, last time.
-        here: Who is linked.
-        spans: First and last window of those who take part.
-        cast: Who is waited for.
-        joining: Who will be, from the next turn on.
-        ids: Windows of this turn.
-        took: Whose activations are in it.
-        heard: What came in this phase.
-        h: All activations, as the graph sees them, ``(B, N, F, L)``.
-        factors: How much of each its guard left, ``(B, N)``.
-        known: Activations of windows of earlier turns, by station and number.
-        losses: Mean losses of the turns.
-        record: Who took part, a line a turn.
-        serving: Forecasts on demand; goes on from round to round.
-    """
-
-    round: int
-    attempt: int
-    phase: str
-    p: Array
-    memory: Corrected
-    slots: Mapping[str, int]
-    masked: frozenset[str] = frozenset()
-    means: Mapping[str, Array] = field(default_factory=dict)
-    at: int = 0
-    step: int = -1
-    here: frozenset[str] = frozenset()
-    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    cast: frozenset[str] = frozenset()
-    joining: frozenset[str] = frozenset()
-    ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    took: frozenset[str] = frozenset()
-    heard: Mapping[str, Signal] = field(default_factory=dict)
-    h: Array = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
-    factors: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    known: Mapping[tuple[str, int], Array] = field(default_factory=dict)
-    losses: tuple[float, ...] = ()
-    record: tuple[str, ...] = ()
-    serving: Serving = field(default_factory=Serving)
 
 
 def play(score: Score) -> Play[Any]:
