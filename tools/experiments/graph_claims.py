@@ -16,6 +16,9 @@ from tools.experiments.standings import where
 WIDEST = 0.12
 """Share of readings that may lie below, and above, a served interval of 80 %."""
 
+LONGER = 0.01
+"""A tie, as the marks count one."""
+
 DEGRADED, BROKEN = 0.03, 0.20
 """What an attack may cost PFGL, and what it must cost an undefended average."""
 
@@ -72,6 +75,14 @@ def of_e1(results: Results) -> list[Claim]:
     claims += _closest(results)
     fair = "QS of PFGL is below No_FL's trained to convergence (not in the paper)"
     return claims + less(results, "PFGL", "No_FL converged", fair)
+
+
+def of_longer(longer: Results, results: Results) -> list[Claim]:
+    """Judge PFGL in longer runs: against No_FL of that length, and against one that converged."""
+    converged = where(results, name="No_FL converged")
+    text = "in longer runs, QS of PFGL is below No_FL's"
+    claims = less(longer, "PFGL", "No_FL", f"{text} of the same length")
+    return claims + less([*longer, *converged], "PFGL", "No_FL converged", f"{text}, converged")
 
 
 def _growing(results: Results) -> list[Claim]:
@@ -160,9 +171,12 @@ def of_intervals(results: Results) -> list[Claim]:
     holds = all(share <= WIDEST for share, _ in worst.values())
     claims = [Claim(f"served 80 % intervals miss at most {WIDEST} a side, everywhere", holds, said)]
     shares = [r["served"]["MIL"] / r["served"]["MIL equal"] - 1.0 for r in found]
-    text = "they are no longer than the uncalibrated ones, widened in hindsight to miss as few"
+    text = (
+        f"they are at most {LONGER:.0%} longer than the uncalibrated ones, widened in hindsight to "
+        "miss as few"
+    )
     said = f"{np.mean(shares):+.1%} on average, {max(shares):+.1%} at most"
-    return [*claims, Claim(text, max(shares) <= 0.0, said)]
+    return [*claims, Claim(text, max(shares) <= LONGER, said)]
 
 
 def rises(results: Results, name: str, attack: str, liars: int) -> list[float]:

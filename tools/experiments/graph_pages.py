@@ -31,6 +31,8 @@ _OWN_MODEL = (
 
 def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
     """Accuracy, the paper's and ours."""
+    longer = where(results, experiment="long")
+    results = where(results, experiment="e1")
     claims = [
         *graph_claims.of_e1(results),
         *graph_claims.of_marks(results, marks),
@@ -41,6 +43,12 @@ def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
         if here := [r for r in results if r["arm"]["horizon"] == horizon]:
             lines += ["", f"### p={horizon}: QS / MIL / ICP", "", *_rows(here, horizon)]
     lines += ["", "### PFGL's gain in QS, fairly counted", "", *_gains(results)]
+    if longer:
+        claims += graph_claims.of_longer(longer, results)
+        lines += ["", "### Longer runs: QS / MIL / ICP", "", _states(longer), ""]
+        for horizon in sorted({r["arm"]["horizon"] for r in longer}):
+            here = [r for r in longer if r["arm"]["horizon"] == horizon]
+            lines += [f"p={horizon}", "", *_rows(here, horizon), ""]
     if marks:
         lines += ["", "### Beside others, on the same windows: QS", "", *_marked(results, marks)]
     if any("served" in r for r in results):
