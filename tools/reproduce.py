@@ -3,7 +3,7 @@
     python tools/reproduce.py e5 e6 --data DATA --out runs
     python tools/reproduce.py e1 e2 e3 e4 --data DATA --out runs/ev
     python tools/reproduce.py e9 e10 e11 e12 e13 --data DATA --out runs
-    python tools/reproduce.py e7 --data DATA --out runs/graph              # made up; Milan if there
+    python tools/reproduce.py e7 e8 --data DATA --out runs/graph           # made up; Milan if there
     python tools/reproduce.py e13 --quick                                   # a corner, without data
     python tools/reproduce.py e6 --data DATA --rounds 2000 --seeds 5        # the paper's length
     python tools/reproduce.py e6 --data DATA --anchors ANCHORS              # beside other methods
@@ -256,8 +256,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     robust.add_options(parser)
     graphs.add_options(parser)
     options = parser.parse_args(arguments)
-    if options.data is None and set(options.experiments) - {"e7", "e13"}:
-        parser.error("--data is needed for all experiments but e7 and e13")
+    if options.data is None and set(options.experiments) - {"e7", "e8", "e13"}:
+        parser.error("--data is needed for all experiments but e7, e8 and e13")
     return options
 
 

@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 import pytest
 
-from tools.experiments import kin_pages, milan_graph, synthetic_graph
+from tools.experiments import kin_pages, language, milan_graph, synthetic_graph
 from tools.experiments.kin import Course, Field, course
 from tools.experiments.milan_graph import beside
 from tools.experiments.nets import Net
@@ -85,7 +85,7 @@ def test_squares_border_on_squares_of_their_row_and_column():
 @pytest.mark.slow
 def test_a_quick_run_writes_a_page_with_every_claim(tmp_path):
     options = argparse.Namespace(
-        out=tmp_path, data=None, seeds=1, quick=True, kept=False, docs=None, json=False
+        out=tmp_path, data=None, seeds=1, quick=True, kept=False, docs=None, experiments=["e7"]
     )
     assert kin_pages.main(options) == 0
     page = (tmp_path / "E7.md").read_text()
@@ -107,3 +107,38 @@ def test_real_runs_are_judged_in_every_seed():
     (row,) = [x for x in lines if x.startswith("| FeSEM")]
     assert row.endswith("| **no** | yes |  |")
     assert milan_graph.file("BiG-FL, phi = I", 0, 5) == "milan-BiG-FL,phi=I-r5-s0.json"
+
+
+def test_a_speaker_learns_down_its_slope_and_knows_its_curvature():
+    rng, speaker = np.random.default_rng(0), language.Speaker(20)
+    x, y = rng.integers(0, 20, (30, language.WINDOW)), rng.integers(0, 20, 30)
+    p, v = speaker.first(rng).astype(np.float64), rng.normal(size=speaker.spec.size)
+    value, g = speaker.gradient(p, x, y)
+    assert value == pytest.approx(speaker.loss(p, x, y))
+    step = 1e-4
+    along = speaker.gradient(p + step * v, x, y)[0] - speaker.gradient(p - step * v, x, y)[0]
+    assert g @ v == pytest.approx(float(along) / (2 * step), rel=2e-2, abs=1e-2)
+    (curved,) = speaker.hvp(p, x, y, v)
+    (twice,) = speaker.hvp(p, x, y, 2 * v)
+    np.testing.assert_allclose(twice, 2 * curved, rtol=0.05, atol=0.01)
+    assert not speaker.hvp(p, x, y, np.zeros_like(v))[0].any()
+
+
+def test_domains_are_text_that_is_there_and_apart_from_what_judges():
+    made = language.spoken(0, words=50)
+    assert len(made.held) >= 10
+    for name, some in made.held.items():
+        assert len(some) == language.HELD
+        assert len(made.field.windows[name]) > language.HELD
+        assert int(some.x.max()) < 50
+
+
+def test_the_language_page_judges_every_claim():
+    def run(method, end):
+        shown = [[1, 0.0, 9.0], [2, 1.0, end]]
+        return {"method": method, "seed": 0, "domains": 15, "size": 7, "shown": shown}
+
+    ends = {"fedavg": 3.0, "fesem": 2.0, "bigfl": 2.5, "local": 4.0}
+    page = kin_pages.spoken([run(*pair) for pair in ends.items()])
+    assert [x.holds for x in page.claims] == [False, True, True]
+    assert kin_pages.spoken([]).lines == ()
