@@ -37,6 +37,7 @@ def _meter(args: Namespace) -> Answer:
         args.gas,
         Faults.of(faults),
         args.truth,
+        args.like,
     )
     with stoppable():
         told = run(order, _announce)
@@ -135,6 +136,8 @@ def _meter_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--p1", default="pty", metavar="LINE", help="pty, pty:LINK or tcp://host:port; '' for none")
     add("--modbus", default="", metavar="URL", help="serve registers there: tcp://127.0.0.1:0")
+    words = "shipped readings behind it: homes, homes/NAME (generated)"
+    add("--like", default="", metavar="SET/DEVICE", help=words)
     add("--business", action="store_true", help="opening hours instead of a household")
     add("--solar", type=float, default=0.0, metavar="KW", help="panels on the roof (0)")
     add("--heat-pump", action="store_true", help="heats with electricity")

@@ -5,15 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firmware_sim.ports.p1 import Face
-from firmware_sim.profiles.premises import MINUTES, Premises, is_free
+from firmware_sim.profiles.premises import MINUTES, is_free
 from firmware_sim.profiles.weather import DAY, draw
 
 _LOW_UNTIL, _LOW_FROM = 7, 23  # local hours of tariff 1
+
+
+class Site(Protocol):
+    """What a meter stands before: generated, or recorded."""
+
+    @property
+    def seed(self) -> int:
+        """Tells meters apart."""
+
+    def load(self, day: int) -> NDArray[np.float64]:
+        """Return kW drawn in each minute of a UTC day (days since 1970), shape ``(1440,)``."""
+
+    def generation(self, day: int) -> NDArray[np.float64]:
+        """Return kW made in each minute."""
 
 
 @dataclass(slots=True)
@@ -27,6 +42,7 @@ class Meter:
         has_gas: Whether a gas meter reports through it, once an hour.
 
     Example:
+        >>> from firmware_sim.profiles.premises import Premises
         >>> from firmware_sim.profiles.weather import Weather
         >>> meter = Meter(Premises(1, "home", Weather("north"), UTC), 1_700_006_400, UTC)
         >>> first, later = meter.wh(1_700_006_400), meter.wh(1_700_092_800)
@@ -34,7 +50,7 @@ class Meter:
         True
     """
 
-    premises: Premises
+    premises: Site
     start: int
     zone: tzinfo
     has_gas: bool = False

@@ -19,6 +19,7 @@ from firmware_sim.ports.line import Line, open_line
 from firmware_sim.ports.modbus import Registers
 from firmware_sim.ports.p1 import Face, telegram
 from firmware_sim.profiles.premises import Premises
+from firmware_sim.profiles.recorded import Recorded
 from firmware_sim.profiles.weather import DAY, Weather
 
 _TRUTH_EVERY = 900
@@ -45,6 +46,7 @@ class Order:
         gas: Whether a gas meter reports.
         faults: What goes wrong.
         truth: CSV of what really went through; None writes none.
+        recorded: ``SET/DEVICE`` of shipped readings to draw from instead; empty generates.
     """
 
     start: float
@@ -62,13 +64,17 @@ class Order:
     gas: bool = False
     faults: Faults = field(default_factory=Faults)
     truth: Path | None = None
+    recorded: str = ""
 
     def meter(self) -> Meter:
         """Build the meter."""
         zone = ZoneInfo(self.zone)
+        first = int(self.start // DAY) * DAY
+        if self.recorded:
+            return Meter(Recorded(self.recorded, self.seed), first, zone, self.gas)
         place = Weather(self.region)
         site = Premises(self.seed, self.kind, place, zone, self.solar, self.heat_pump)
-        return Meter(site, int(self.start // DAY) * DAY, zone, self.gas)
+        return Meter(site, first, zone, self.gas)
 
 
 @dataclass(slots=True)

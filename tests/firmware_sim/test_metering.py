@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from edge_sdk.sources import SOURCES
 from firmware_sim.faults import Faults
 from firmware_sim.metering import Order, run
 from firmware_sim.ports.line import open_line
+from firmware_sim.samples import sample_set
 
 QUARTER = 900
 
@@ -198,3 +200,16 @@ def _first(source):
     finally:
         source.close()
     raise AssertionError(source.health())
+
+
+def test_a_meter_before_a_recorded_home_shows_what_was_recorded():
+    """The first device of the shipped homes, on a day inside its record."""
+    sample = sample_set("homes").samples[0]
+    times, kwh = sample.column(sample_set("homes").target)
+    begin = int(times[24 * 10]) // 86_400 * 86_400
+    order = Order(begin, 86_400, 3600, 0, "", recorded=f"homes/{sample.device}")
+    meter = order.meter()
+    shown = [meter.wh(begin + hour * 3600) for hour in range(24)]
+    hourly = {int(t): v for t, v in zip(times, kwh, strict=True)}
+    for hour, (a, b) in enumerate(itertools.pairwise(shown)):
+        assert b - a == pytest.approx(1000 * hourly[begin + hour * 3600], abs=1e-6)

@@ -1,0 +1,66 @@
+"""A site's real readings behind a simulated meter: one device of a shipped set, or of your own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firmware_sim.profiles.weather import DAY
+from firmware_sim.samples import SampleError, sample_set
+
+_WEEK = 7
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Energy of a recorded site, day by day; another year's days are taken from the same weekday.
+
+    Attributes:
+        name: ``SET/DEVICE`` of the shipped sets; a set alone is its first device.
+        seed: Tells meters apart.
+
+    Example:
+        >>> home = Recorded("homes")
+        >>> day = home.load(19_700)
+        >>> day.shape, bool((day >= 0).all())
+        ((1440,), True)
+    """
+
+    name: str
+    seed: int = 0
+    _first: int = field(init=False)
+    _days: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the record.
+
+        Raises:
+            SampleError: There is no such set, device or column of energy.
+        """
+        label, _, device = self.name.partition("/")
+        samples = sample_set(label)
+        found = [s for s in samples.samples if not device or s.device == device]
+        if not found or samples.unit != "kWh":
+            raise SampleError(f"{self.name}: no device whose energy is recorded in kWh")
+        times, kwh = found[0].column(samples.target)
+        step = samples.step_seconds
+        self._first = -(-int(times[0]) // DAY)
+        slots = np.full((int(times[-1]) // DAY - self._first + 1) * (DAY // step), np.nan)
+        at = (times - self._first * DAY) // step
+        inside = (at >= 0) & (at < slots.size)
+        slots[at[inside]] = kwh[inside]
+        whole = slots.size // (_WEEK * DAY // step) * (_WEEK * DAY // step)
+        if not whole:
+            raise SampleError(f"{self.name}: not a week of readings")
+        kw = np.nan_to_num(slots[:whole]) * 3600 / step
+        self._days = np.repeat(kw, step // 60).reshape(-1, DAY // 60)
+
+    def load(self, day: int) -> NDArray[np.float64]:
+        """Return kW drawn in each minute of a UTC day; what was not observed is nothing."""
+        return np.asarray(self._days[(day - self._first) % len(self._days)], np.float64)
+
+    def generation(self, day: int) -> NDArray[np.float64]:  # noqa: ARG002 - in the record already
+        """Return kW made: what the record holds is net of it."""
+        return np.zeros(DAY // 60)
