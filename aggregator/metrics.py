@@ -91,6 +91,12 @@ class Metrics:
             "Devices whose model half of the others leave out, where the method weighs models.",
             registry=own,
         )
+        self.links = Gauge(
+            "gridfed_neighbour_links",
+            "Links between devices that counted in an exchange, or were missed, as they report.",
+            ["how"],
+            registry=own,
+        )
         self.rounds = Counter(
             "gridfed_rounds", "Rounds closed: moved the model, or abandoned.", ["how"], registry=own
         )

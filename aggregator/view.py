@@ -101,6 +101,9 @@ class View:
         for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
         metrics.outcasts.set(len(received({0: self._credit()}).outcasts))
+        told = self.registry.metrics.values()
+        metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in told))
+        metrics.links.labels("missed").set(sum(one.missed or 0 for one in told))
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.quarantined.set(len(self.registry.quarantined()))

@@ -177,12 +177,12 @@ class Neighbours:
 
     def _go_on(self) -> None:
         """Mix when all is settled; begin the next exchange when it is time."""
+        if self._has_begun and not self._is_mixed and self._x.is_over:
+            self._mix()
         if self._is_finished or self._session.why_stopped:
             return
         if not self._has_begun:
             self._join(self._x.epoch, self._place)
-        elif not self._is_mixed and self._x.is_over:
-            self._mix()
         if self._is_mixed and (self._place.turn or self._is_time):
             self._offer(self._shell.state())
 

@@ -23,7 +23,7 @@ from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.plan import Plan
 from edge_sdk.session import SPENT
-from edge_sdk.store import FILE, Store
+from edge_sdk.store import FILE, Learned, Store
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, encode
 from edge_sdk.wire.cursor import binary, text
@@ -119,7 +119,17 @@ def status(config: Config) -> dict[str, Any]:
             "bytes": store.size(),
             "privacy": words.promise(plan),
             "budget": account.summary(one),
+            **_among(learned),
         }
+
+
+def _among(learned: Learned | None) -> dict[str, Any]:
+    """Return where a device stands among its neighbours, if it has some."""
+    kept = learned.leaves.get("gossip") if learned is not None else None
+    if kept is None:
+        return {}
+    epoch, step = int(kept["epoch"]), int(kept["place"][0])
+    return {"neighbours": {"epoch": epoch, "step": step, "last counted": dict(kept["last"])}}
 
 
 def budget(config: Config) -> dict[str, Any]:

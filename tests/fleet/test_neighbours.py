@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge_sdk import review
 from edge_sdk.client import Client
 from edge_sdk.wire import messages as m
 from edge_sdk.wire import topics
@@ -241,6 +242,23 @@ def hostile(tmp_path):
     one.die("home-1")
     one.turn()
     yield one, street.keys["home-1"]
+    one.close()
+
+
+def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
+    graph = {"home-0": ["home-1"], "home-1": ["home-0"]}
+    street = Street(tmp_path, graph, say={"last": 8, "deadline": "1s"})
+    path = street.path("home-0")
+    spare = '"mechanism" = { "name" = "none" }, "budget" = { "releases" = 3 }'
+    path.write_text(path.read_text().replace('"mechanism" = { "name" = "none" }', spare))
+    one = Block(street, SOUND)
+    one.until(lambda: one.step("home-1") >= 8)
+    assert one.clients["home-0"].why_stopped == "budget"
+    assert one.clients["home-0"].status()["spent"] == 3
+    assert one.step("home-0") == 3
+    assert one.clients["home-1"].status()["neighbours"]["mixed"] == 3
+    told = review.status(street.config("home-0"))["neighbours"]
+    assert (told["epoch"], told["step"]) == (1, 2), "as it was saved: the exchange it began last"
     one.close()
 
 
