@@ -24,7 +24,7 @@ from edge_sdk.wire.envelope import (
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer, kid_of
 from edge_sdk.wire.messages import Message, Status
-from edge_sdk.wire.transport import LinkDown, LinkUp, Transport
+from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.transport import Message as Publish
 
 Will = tuple[str, bytes, bool]
@@ -76,23 +76,29 @@ class Post:
         self.hears_peers = False
         self._signer, self._fleet, self._device = signer, fleet, device
         self._going: deque[_Going] = deque()
+        self._arrived: deque[Happening] = deque()
 
     def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | Letter]:
         """Serve the link and yield what happened; a message is acknowledged after its turn.
 
-        What cannot be proved or read is counted, acknowledged and gone.
+        What cannot be proved or read is counted, acknowledged and gone. What could not be dealt
+        with, because the disk was full, comes again: a link that came up then would else be
+        believed down for as long as it stands.
         """
-        for happening in self.link.poll(timeout):
+        self._arrived.extend(self.link.poll(0.0 if self._arrived else timeout))
+        while self._arrived:
+            happening = self._arrived[0]
             if isinstance(happening, Publish):
-                self.bytes_down += len(happening.payload)
                 try:
                     if happening.payload:  # an empty one clears a retained slot
                         yield self._open(happening, key_of)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
+                self.bytes_down += len(happening.payload)
                 self.link.acknowledge(happening)
             else:
                 yield happening
+            self._arrived.popleft()
 
     def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its bytes."""

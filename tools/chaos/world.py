@@ -227,7 +227,8 @@ class World:
     def version(self) -> int | None:
         """Return how often the model has moved; None while nobody answers."""
         said = fetched(self.prepared.page, "/status")
-        return None if said is None else int(json.loads(said)["run"]["version"])
+        run = {} if said is None else json.loads(said).get("run", {})
+        return int(run["version"]) if "version" in run else None
 
     def crew_status(self) -> list[dict[str, Any]]:
         """Return what every crew last said."""
