@@ -216,10 +216,10 @@ class Learner:
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
         """Forecast what follows the newest reading, with an interval that is up to date."""
         p, frame = self.vector(state), self.frame()
-        if len(frame) and self._follows:
-            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
-        held = (self.kept.calibration, self._follower.aim) if self.kept and self._follows else None
         graph, source = self._helped(state)
+        if len(frame) and self._follows:
+            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p, graph))
+        held = (self.kept.calibration, self._follower.aim) if self.kept and self._follows else None
         told = predict(graph, p, frame, self.levels, held)
         return replace(told, source=source) if told.source == "model" else told
 
@@ -299,11 +299,16 @@ class Learner:
         )
         return Follower(aim, said.warm, self.manifest.digest)
 
-    def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
-        return partial(self._told, p)
+    def _teller(self, p: Vector, newest: Graph | None = None) -> Callable[[Ints], Floats]:
+        """Return what tells quantiles from origins: from the newest row, by a graph of its own."""
+        return partial(self._told, p, newest)
 
-    def _told(self, p: Vector, origins: Ints) -> Floats:
-        return fan(self.bundle.graphs["forecast"], p, self.frame(), origins, self.levels)
+    def _told(self, p: Vector, newest: Graph | None, origins: Ints) -> Floats:
+        frame, alone = self.frame(), self.bundle.graphs["forecast"]
+        told = fan(alone, p, frame, origins, self.levels)
+        if newest not in (None, alone) and len(origins) and origins[-1] == len(frame) - 1:
+            told[-1:] = fan(newest, p, frame, origins[-1:], self.levels)  # as it will be served
+        return told
 
     def _origins(self, begin: float, end: float) -> Ints:
         frame = self.frame()

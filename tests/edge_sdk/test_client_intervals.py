@@ -196,3 +196,19 @@ def test_a_person_reads_the_interval_and_how_far_to_trust_it(fleet):
     head, line = answer.text.splitlines()
     assert head == "kWh, by model, 80% between; held to that on 56 readings:"
     assert line.endswith(f"{low:.6g} to {high:.6g}")
+
+
+def test_the_interval_that_waits_for_its_reading_is_the_one_that_was_served(fleet, monkeypatch):
+    """Where a server's graph has a word in the newest forecast, that forecast is judged."""
+    client = fleet.device.start()
+    observe(client, 60)
+    alone = client.learner.bundle.graphs["forecast"]
+
+    def aided(**feeds):
+        return (alone(**feeds)[0] + np.float32(0.25),)
+
+    monkeypatch.setattr(type(client.learner), "_helped", lambda *_: (aided, "model"))
+    told = client.forecast()
+    waiting = client.learner.kept.calibration.ends[-1]
+    assert np.allclose(waiting, told.interval)
+    assert told.calibrated == 56
