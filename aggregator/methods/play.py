@@ -218,8 +218,8 @@ def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
     h, factors = clipped_features(h, _at(act, score, took - act.masked), score.turns.most)
     z = score.graph.forward(act.p, h, _present(act, score))
     keeps = score.turns.program(score.steps)[act.at] == "refresh"
-    line = f"{act.step} {'keep' if keeps else 'encode'} {' '.join(sorted(took))}"
-    act = replace(act, h=h, factors=factors, took=took, heard={}, record=(*act.record, line))
+    act = _noted(act, "keep" if keeps else "encode", took)
+    act = replace(act, h=h, factors=factors, took=took, heard={})
     told = tuple(
         Task(
             name,
@@ -242,8 +242,8 @@ def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
 def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
     """Step the graph, and send each station that answered what came back to its activations."""
     answered = sorted(act.heard)
-    line = f"{act.step} decode {' '.join(answered)}"
-    act = replace(act, record=(*act.record, line), cast=act.cast - (act.took - act.heard.keys()))
+    act = _noted(act, "decode", answered)
+    act = replace(act, cast=act.cast - (act.took - act.heard.keys()))
     gz = np.zeros(act.h.shape, act.h.dtype)
     for name in answered:
         if name not in act.masked:
@@ -262,6 +262,15 @@ def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
     finish = _finish(act, score, gh) if is_joint else ()
     act, effects = _turn(replace(act, at=act.at + 1), score)
     return act, (*finish, *effects)
+
+
+def _noted(act: Act, phase: str, names: Iterable[str]) -> Act:
+    """Note who took part in a phase, where these are others than the last time."""
+    said = f"{phase} {' '.join(sorted(names))}"
+    of_phase = [one.partition(" ")[2] for one in act.record if one.split(" ")[1] == phase]
+    if of_phase and of_phase[-1] == said:
+        return act
+    return replace(act, record=(*act.record, f"{act.step} {said}"))
 
 
 def _finish(act: Act, score: Score, gh: Array) -> Effects:

@@ -180,7 +180,7 @@ class Act:
         factors: How much of each its guard left, ``(B, N)``.
         known: Activations of windows of earlier turns, by station and number.
         losses: Mean losses of the turns.
-        record: Who took part, a line a turn.
+        record: Who took part: a line where that is not as in the turn before.
         serving: Forecasts on demand; goes on from round to round.
     """
 
