@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 import struct
 import tracemalloc
 import zlib
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,6 +267,61 @@ def test_bytes_pass_unchanged_both_ways_even_when_they_are_no_websocket(tmp_path
     assert body == noise
     assert back == b"HTTP/1.1 101 Go\r\n\r\n" + bytes(range(256))
     assert counts["deaf"] == 1
+
+
+@pytest.mark.parametrize(("host", "is_reached"), [("localhost", True), ("127.0.0.1", False)])
+def test_an_office_behind_tls_must_show_its_own_name(tmp_path, host, is_reached):
+    """A charger that finds nobody is turned away, and will come again; nothing passes unsealed."""
+    certificate, key = self_signed(tmp_path, "localhost")
+
+    async def greeted_by():
+        async def office(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 101 Go\r\n\r\n")
+            await reader.read(-1)
+            writer.close()
+
+        sealed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        sealed.load_cert_chain(certificate, key)
+        server = await asyncio.start_server(office, "127.0.0.1", 0, ssl=sealed)
+        port = server.sockets[0].getsockname()[1]
+        where = asyncio.get_running_loop().create_future()
+        there = Office.parse(f"wss://{host}:{port}/ocpp", certificate)
+        tap = Tap(there, Spool(tmp_path / "spool", "ocpp"))
+        serving = asyncio.create_task(tap.serve("127.0.0.1", 0, where.set_result))
+        name, here = (await where).removeprefix("ws://").split(":")
+        reader, writer = await asyncio.open_connection(name, int(here))
+        writer.write(b"GET /CP1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        line = await reader.readline()
+        writer.close()
+        await asyncio.sleep(0.2)
+        serving.cancel()
+        server.close()
+        return line, tap.counts["broken off"]
+
+    line, broken = asyncio.run(greeted_by())
+    assert line == (b"HTTP/1.1 101 Go\r\n" if is_reached else b"")
+    assert bool(broken) is not is_reached
+
+
+def self_signed(folder, name):
+    """A certificate that is its own authority, for one host name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(who, who, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "office.crt", folder / "office.key"
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files[0].write_bytes(made.public_bytes(encoding))
+    files[1].write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+    return files
 
 
 # --- notes on disk ----------------------------------------------------------------------------
