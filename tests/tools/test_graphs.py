@@ -134,6 +134,11 @@ def test_a_rise_is_counted_against_the_same_seed_unharmed():
     assert graph_claims.rises([told("PFGL", 1.0), hit], "PFGL", "flipping", 1) == [
         pytest.approx(0.02)
     ]
+    calm, worse = (told("PFGL", 1.0), told("PFGL", 1.5, experiment="e2", attack="ipm", liars=1))
+    calm["stations"] = {"A": {"QS": 1.0}, "B": {"QS": 1.0}}
+    worse |= {"stations": {"A": {"QS": 1.1}, "B": {"QS": 1.9}}, "liars": ["B"]}
+    both = [graph_claims.rises([calm, worse], "PFGL", "ipm", 1, honest=x)[0] for x in (True, False)]
+    assert both == [pytest.approx(0.1), pytest.approx(0.5)]
     claims = graph_claims.of_e2([told("PFGL", 1.0), told("No_FL", 1.01), hit])
     assert [x.holds for x in claims] == [True, False]
 

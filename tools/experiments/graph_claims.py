@@ -179,14 +179,25 @@ def of_intervals(results: Results) -> list[Claim]:
     return [*claims, Claim(text, max(shares) <= LONGER, said)]
 
 
-def rises(results: Results, name: str, attack: str, liars: int) -> list[float]:
-    """Return by how much a row's QS over all stations rises under an attack, seed by seed."""
+def rises(
+    results: Results, name: str, attack: str, liars: int, *, honest: bool = False
+) -> list[float]:
+    """Return by how much a row's QS rises under an attack, seed by seed.
+
+    Over all stations, liars scored with the model that they keep to themselves; or over the
+    ``honest`` ones, in both runs.
+    """
+
+    def over(r: Mapping[str, Any], leave: Sequence[str]) -> float:
+        return float(np.mean([row["QS"] for x, row in r["stations"].items() if x not in leave]))
+
     free = {r["arm"]["seed"]: r for r in _free(results, name)}
     hit = where(results, name=name, attack=attack, liars=liars, experiment="e2")
+    pairs = [(r, free[r["arm"]["seed"]]) for r in hit if r["arm"]["seed"] in free]
+    gone = [r["liars"] if honest else [] for r, _ in pairs]
     return [
-        qs(r) / qs(free[r["arm"]["seed"]]) - 1.0 if np.isfinite(qs(r)) else float("inf")
-        for r in hit
-        if r["arm"]["seed"] in free
+        over(r, out) / over(calm, out) - 1.0 if np.isfinite(qs(r)) else float("inf")
+        for (r, calm), out in zip(pairs, gone, strict=True)
     ]
 
 
@@ -202,7 +213,9 @@ def of_e2(results: Results) -> list[Claim]:
             found = rises(results, "PFGL", attack, crowd)
             if found:
                 text = f"PFGL degrades by at most {DEGRADED:.0%}: {attack}, {crowd} of 8"
-                claims.append(Claim(text, max(found) <= DEGRADED, _shares(found)))
+                kind = rises(results, "PFGL", attack, crowd, honest=True)
+                said = f"{_shares(found)}; honest stations alone {_shares(kind)}"
+                claims.append(Claim(text, max(found) <= DEGRADED, said))
                 claims += _still_better(results, attack, crowd)
             if found := rises(results, "LSTM-FedAvg", attack, crowd):
                 text = f"LSTM-FedAvg degrades by at least {BROKEN:.0%}: {attack}, {crowd} of 8"

@@ -25,7 +25,7 @@ _HINDSIGHT = (
 
 _OWN_MODEL = (
     "QS at p=6 on Boulder over all eight stations; each is scored with its **own** model, a liar "
-    "with its honest one. In brackets the rise, and the paper's."
+    "with its honest one. In brackets the rise, that of the honest stations, and the paper's."
 )
 
 
@@ -221,7 +221,8 @@ def _hit(results: Results, name: str, attack: str, crowd: int) -> str:
         return ""
     rise = graph_claims.rises(results, name, attack, crowd)
     said = f"{np.mean([qs(r) for r in found]):.4f}"
-    ours = f"{np.mean(rise):+.1%}" if rise else ""
+    kind = graph_claims.rises(results, name, attack, crowd, honest=True)
+    ours = f"{np.mean(rise):+.1%}, honest {np.mean(kind):+.1%}" if rise else ""
     paper = TABLE_V.get((attack, crowd), {}).get(name)
     theirs = f", paper {paper / TABLE_V['', 0][name] - 1.0:+.1%}" if paper else ""
     return f"{said} ({ours}{theirs})"
