@@ -13,7 +13,7 @@ from edge_sdk.chance import keyed
 from edge_sdk.methods.local import Batch, Lent
 from edge_sdk.methods.optim import adam
 from edge_sdk.methods.steps import Steps, steps
-from edge_sdk.runtime.ort import OrtGraph
+from edge_sdk.runtime import load_graph
 from edge_sdk.wire.manifest import Manifest
 from edge_sdk.wire.method import Task
 from edge_sdk.wire.spec import ParamSpec
@@ -127,5 +127,5 @@ def test_steps_over_the_shipped_gradient_graph(net):
     manifest = Manifest.parse((FOLDER / "manifest.json").read_bytes())
     shapes = [tuple(param.shape) for param in net.parameters()]
     assert [dims for _, dims in manifest.layers] == shapes
-    graph = OrtGraph((FOLDER / manifest.graphs["gradient"].file).read_bytes())
+    graph = load_graph((FOLDER / manifest.graphs["gradient"].file).read_bytes())
     check(net, graph, "fresh")

@@ -67,20 +67,27 @@ def test_forecasts_are_the_engines(name):
 
 @pytest.mark.parametrize(("name", "graph"), TRAINED)
 def test_a_hundred_steps_of_training_end_at_the_engines_model(name, graph):
-    """Each trains on its own, so that a rounding which grows would show."""
+    """Each trains on its own, so that a rounding which grows would show.
+
+    A loss with kinks is compared step by step from the engine's own state: an error that two
+    roundings put on two sides of a kink has two slopes, and from there two paths, neither wrong.
+    """
     manifest, p, window = facts(name)
     pair, draw = both(FOLDER / name / f"{graph}.onnx"), np.random.default_rng(5)
-    training = manifest.training
+    training, has_kinks = manifest.training, manifest.loss.name == "pinball"
     opt = adam(training.rate) if training.optimiser == "adam" else sgd(training.rate)
-    at, moments, losses = [p, p], [opt.init(p)] * 2, np.zeros((STEPS, 2))
+    at, moments, losses, apart = [p, p], [opt.init(p)] * 2, np.zeros((STEPS, 2)), 0.0
     for step in range(STEPS):
         x = draw.random((16, *window), np.float32)
         y = draw.random((16, manifest.window.horizon), np.float32)
         for i, run in enumerate(pair):
             losses[step, i], g, *_ = run(p=at[i], x=x, y=y, **MORE[graph])
             at[i], moments[i] = opt.update(at[i], g, moments[i])
+        apart = max(apart, float(np.abs(at[0] - at[1]).max()))
+        if has_kinks:
+            at, moments = [at[0], at[0]], [moments[0], moments[0]]
     assert np.abs(at[0] - p).max() > 0.01, "nothing was learned"
-    assert np.abs(at[0] - at[1]).max() <= CLOSE
+    assert apart <= CLOSE
     assert np.abs(losses[:, 0] - losses[:, 1]).max() <= CLOSE
 
 
