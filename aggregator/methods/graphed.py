@@ -110,13 +110,13 @@ def averaged_through(setup: Setup) -> Half[Any]:
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: Common = setup.settings
-    return _woven(setup, meaned, settings.numbers, 0, 0)
+    return _woven(setup, averaged, settings.numbers, 0, 0)
 
 
-def meaned(rows: Rows) -> Mixed:
+def averaged(rows: Rows) -> Mixed:
     """Give everybody the plain mean, and let everybody in.
 
-    >>> meaned(Rows.of({"a": np.array([1.0]), "b": np.array([3.0])})).values["b"].tolist()
+    >>> averaged(Rows.of({"a": np.array([1.0]), "b": np.array([3.0])})).values["b"].tolist()
     [2.0]
     """
     n = len(rows.ids)

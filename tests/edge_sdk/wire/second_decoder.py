@@ -270,10 +270,20 @@ def parse(kind, body):
     for key in header:
         if key not in keys and key[:1].isupper():
             raise Bad("UNKNOWN_FIELD")
+    out = known(header, keys, optional.split())
+    if with_blob:
+        out["blob"] = blob
+    if "shape" in keys and (kind == "signal" or out.get("shape")):
+        rows(out, blob)
+    return out
+
+
+def known(header, keys, optional):
+    """Return what the table knows of a header, each of its type and size."""
     out = {}
     for key, (want, lowest, highest) in keys.items():
         if key not in header:
-            if key not in optional.split():
+            if key not in optional:
                 raise Bad("MALFORMED")
             continue
         got, value = header[key]
@@ -283,10 +293,6 @@ def parse(kind, body):
         if not lowest <= amount <= highest:
             raise Bad("MALFORMED")
         out[key] = {k: v for k, (_, v) in value.items()} if want is M else value
-    if with_blob:
-        out["blob"] = blob
-    if "shape" in keys and (kind == "signal" or out.get("shape")):
-        rows(out, blob)
     return out
 
 
