@@ -12,7 +12,7 @@ import numpy as np
 from tools.experiments import language, milan_graph, synthetic_graph
 from tools.experiments.cells import MILAN
 from tools.experiments.claims import Claim
-from tools.experiments.pages import Page, table
+from tools.experiments.pages import Page, counted, table
 from tools.experiments.pictures import curves
 from tools.experiments.robust import written
 
@@ -112,10 +112,10 @@ def spoken(runs: Sequence[Run]) -> Page:
         _ordered("a mark of ours: BiG-FL below learning alone", ends, [("bigfl", "local")]),
     ]
     said = (
-        f"{len(seeds)} seeds. {runs[0]['domains']} domains are parts of Python's standard library, "
-        f"{runs[0]['size']} numbers, {runs[0]['shown'][-1][0]} rounds of {language.STEPS} steps. "
-        "Losses are on text that nobody learned from. The paper's sixteen domains of reviews, its "
-        "63 144 words and its map of all of them are not repeated."
+        f"{counted(len(seeds))}. {runs[0]['domains']} domains are parts of Python's standard "
+        f"library, {runs[0]['size']} numbers, {runs[0]['shown'][-1][0]} rounds of "
+        f"{language.STEPS} steps. Losses are on text that nobody learned from. The paper's "
+        "sixteen domains of reviews, its 63 144 words and its map of all of them are not repeated."
     )
     rows = [[NAMES[x], _spread(values)] for x, values in ends.items()]
     first = {x["method"]: x["shown"] for x in runs if x["seed"] == seeds[0]}
@@ -140,9 +140,9 @@ def made_up(runs: Sequence[Run]) -> Page:
         return Page("E7: made-up graphs", (), ())
     seeds = sorted({x["seed"] for x in runs})
     said = (
-        f"{len(seeds)} seeds. Five nodes on a ring, whole data sets, {synthetic_graph.STEPS} local "
-        "steps a round; fifty nodes with the four nearest as neighbours, minibatches of 32. Losses "
-        "are on examples that nobody learned from."
+        f"{counted(len(seeds))}. Five nodes on a ring, whole data sets, {synthetic_graph.STEPS} "
+        "local steps a round; fifty nodes with the four nearest as neighbours, minibatches of 32. "
+        "Losses are on examples that nobody learned from."
     )
     lines = [
         said,
@@ -232,7 +232,8 @@ def _half(runs: Sequence[Run], method: str, seed: int) -> float:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3g} ± {np.std(values):.1g}"
+    spread = f" ± {np.std(values):.1g}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3g}{spread}"
 
 
 def _first(runs: Sequence[Run], seeds: Sequence[int]) -> list[str]:
@@ -341,7 +342,7 @@ def _row(
         better = [found[s]["RMSE"] < ends[mark][s]["RMSE"] for s in common]
         marks.append("" if mark == name or not common else "yes" if all(better) else "**no**")
     return [
-        f"{name} ({len(found)} seeds)",
+        f"{name} ({counted(len(found))})",
         _spread([x["RMSE"] for x in found.values()]),
         _spread([x["MAE"] for x in found.values()]),
         ", ".join(f"{rate:g}" for rate in rates),
