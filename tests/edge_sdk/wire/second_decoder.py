@@ -1,4 +1,4 @@
-# ruff: noqa: C901, E741, N818, PLR0911, PLR0917, SIM905 - it reads as its C twin would
+# ruff: noqa: E741, N818, PLR0911, PLR0917, SIM905 - it reads as its C twin would
 """A second decoder, written from PROTOCOL.md alone, in the way one would write it in C.
 
 It shares no line with ``edge_sdk``: no import, no msgpack library, no dataclasses. One pass over
