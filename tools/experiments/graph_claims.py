@@ -267,6 +267,8 @@ def of_e3(results: Results) -> list[Claim]:
         return []
     counts = _by_credit(rows, lambda w: float(len(w)))
     entropy = _by_credit(rows, entropy_of)
+    if len(counts) < 2:
+        return _shut_out(rows)
     claims = [
         Claim(
             "the number of contributors does not fall with sigma", _rising(counts), _said(counts)

@@ -182,7 +182,8 @@ def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     own = [r for r in main if r["arm"]["experiment"] == name]
     shared = {"e2": ("No_FL", *ATTACKED), "e4": ("PFGL", "PFGL, LSTM encoder")}.get(name, ())
     plain = [r for r in main if r["arm"]["experiment"] == "e1" and r["arm"]["name"] in shared]
-    return [*plain, *own] if own or name == "e4" else []
+    is_begun = bool(own) or any(r["arm"]["name"] == "PFGL, LSTM encoder" for r in plain)
+    return [*plain, *own] if is_begun else []
 
 
 def page(
