@@ -320,10 +320,11 @@ class MqttLink:
         self._client.will_set(topic, payload, 1, retain, properties)
 
     def _connect(self, now: float) -> None:
+        self._poller.at(now + 1.0, self)  # the last words are saved first: a full disk forbids it
+        self._set_will()
         self._is_connecting, self._since, self._why = True, now, ""
         self._epoch += 1
         self._unsent.clear()
-        self._set_will()
         try:
             self._client.reconnect()
         except _UNREADABLE as error:
