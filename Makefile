@@ -46,7 +46,7 @@ lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryp
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
-oracles: $(VENV)/.oracles ## add second oracles: flwr and byzfl for the rules, dp-accounting for privacy, torch-geometric for graphs
+oracles: $(VENV)/.oracles ## add second oracles: peers for rules, privacy, graphs, telegrams and charge points, torch-geometric for graphs
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-lowest site demo-run chaos-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -77,6 +77,7 @@ $(VENV)/.oracles: $(VENV)/.dev
 	@$(PIP) install -c constraints/dev.txt grpcio httpx iterators protobuf pycryptodome typer
 	@$(PIP) install -c constraints/dev.txt absl-py attrs dm-tree mpmath scipy
 	@$(PIP) install -c constraints/dev.txt aiohttp fsspec Jinja2 psutil pyparsing requests tqdm xxhash
+	@$(PIP) install -c constraints/dev.txt -e '.[oracles]'
 	@$(PIP) install --no-deps flwr==1.42.0 byzfl==0.0.11 dp-accounting==0.6.0 torch-geometric==2.8.1
 	@touch $@
 

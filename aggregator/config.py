@@ -36,6 +36,7 @@ PREFIX = "GRIDFED_AGGREGATOR_"
 
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Positive = Annotated[int, Between(1, 2**31 - 1)]
+DailyBytes = Annotated[int, Between(1, 2**50)]
 Rate = Annotated[float, Between(1e-3, 1e12)]
 Norm = Annotated[float, Between(1e-12, 1e30)]
 
@@ -78,9 +79,7 @@ class AdmissionSection:
     window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time
     hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
     releases: Positive | None = None  # updates of one device in all; left out: no limit
-    quota: Annotated[int, Between(1, 2**50)] = (
-        64_000_000  # bytes a day a device may use, both directions
-    )
+    quota: DailyBytes = 64_000_000  # bytes a day a device may use, both directions
     control: Positive = 60  # messages a minute a device may send besides chunks
 
 
