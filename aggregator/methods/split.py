@@ -100,7 +100,7 @@ def split(inner: Half[Any], score: Score, deadline: float, places: Mapping[str, 
         after, effects = inner.apply(state, event)
         if isinstance(event, Member) and event.present:
             after = _placed(after, event.client, score.graph.capacity, places)
-        return _between(after, effects)
+        return _between(after, effects, masks=score.turns.mask)
 
     def settled(state: Woven, event: Played) -> tuple[Woven, Effects]:
         """Take over what the turns came to, then whatever was answered meanwhile."""
@@ -119,13 +119,13 @@ def split(inner: Half[Any], score: Score, deadline: float, places: Mapping[str, 
     return Half(init, apply, inner.model, play(score))
 
 
-def _between(state: Woven, effects: Effects) -> tuple[Woven, Effects]:
+def _between(state: Woven, effects: Effects, *, masks: bool) -> tuple[Woven, Effects]:
     """Note whom a closed round left out; the deadline of a new one begins after its turns."""
     closed = next((e for e in effects if isinstance(e, Closed)), None)
     if closed is not None:
         told = Closed(closed.round, closed.version, closed.moved, {**closed.report, **state.told})
         effects = tuple(told if effect is closed else effect for effect in effects)
-        dropped = closed.report.get("dropped", {})
+        dropped = closed.report.get("dropped", {}) if masks else {}
         masked = dict.fromkeys(sorted(dropped), True) if closed.moved else state.masked
         state = replace(state, attempt=0, masked=masked, told={})
     if not state.is_settled:

@@ -52,6 +52,8 @@ class Turns:
         refresh: Batches whose ``z`` the devices get, where they alternate.
         rate: Learning rate of the graph model.
         guard: Activations and gradients may be so many medians long; 0: any length.
+        mask: Whether a station that most others leave out of their models is left out of the graph
+            too: its activations are its last accepted mean, its loss moves nobody.
         own_loss_only: A device gets only its own loss's gradient, as problem (7) is printed: one
             backward pass a station.
         half: Arrays cross the wire in float16.
@@ -65,6 +67,7 @@ class Turns:
     refresh: Annotated[int, Between(1, 64)] = 4
     rate: Annotated[float, Between(0.0, 1e3)] = 5e-4
     guard: Annotated[float, Between(0.0, 1e6)] = MEDIANS
+    mask: bool = True
     own_loss_only: bool = False
     half: bool = False
     gather: Annotated[float, Between(0.0, 60.0)] = 0.5

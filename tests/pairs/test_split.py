@@ -14,7 +14,7 @@ from aggregator import leaves
 from aggregator.audit import _fold
 from aggregator.methods.play import KNOWN, Turns
 from aggregator.records import Entry
-from edge_sdk.wire.method import END, Member, Played, Signal, Task
+from edge_sdk.wire.method import END, Member, Played, Signal, Task, Update
 from edge_sdk.wire.strict import Misfit
 from tests.pairs.joint import RING, SPEC, F, Joint, L, start
 
@@ -282,6 +282,19 @@ class TestGuards:
         ]
         joint.run(until=lambda j: j.act.phase == "decode")
         assert np.allclose(joint.act.h[:, 3], joint.state.means["d"])
+
+    @pytest.mark.parametrize("mask", [True, False])
+    def test_whom_most_leave_out_of_their_models_is_left_out_of_the_graph_if_told(self, mask):
+        joint = Joint(NAMES, turns={"mask": mask}, method="pfgl", credit=0.5)
+        fold = joint.fold
+
+        def far(event):
+            is_liar = isinstance(event, Update) and event.sender == "d"
+            fold(replace(event, vector=-50.0 * event.vector) if is_liar else event)
+
+        joint.fold = far
+        joint.run(2)
+        assert dict(joint.state.masked) == ({"d": True} if mask else {})
 
 
 def replace_begin(joint):

@@ -251,7 +251,7 @@ def _settings(arm: Arm, base: Ground) -> dict[str, Any]:
         values |= {"choice": "last", "tune": False}
     if arm.row.graph:
         turns = SERVER[arm.row.method].settings().turns
-        values["turns"] = replace(turns, batch=BATCH, rate=arm.row.rate)
+        values["turns"] = replace(turns, batch=BATCH, rate=arm.row.rate, mask=arm.row.masks)
     return values
 
 

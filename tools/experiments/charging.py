@@ -51,6 +51,7 @@ class Row:
         graph: The net between the devices, where there is one.
         rate: Learning rate.
         is_personal: Whether models are mixed by credit.
+        masks: Whether the server keeps out of the graph whom most others leave out.
     """
 
     bundle: str
@@ -59,6 +60,7 @@ class Row:
     graph: str = ""
     rate: float = HASTE
     is_personal: bool = False
+    masks: bool = True
 
 
 _LSTM, _MIXED = "chargers-paper-lstm", "chargers-paper-lstm-conv"
@@ -70,6 +72,9 @@ FIELD: Mapping[str, Row] = {
     "LSTM-CNN-PFL": Row(_MIXED, "federated", "lstm_cnn_pfl", "conv2d", is_personal=True),
     "CNFGNN": Row("chargers-paper-gru", "federated", "cnfgnn", "graphnet"),
     "PFGL": Row("chargers-paper", "federated", "pfgl", "pfgl", is_personal=True),
+    "PFGL, unmasked": Row(
+        "chargers-paper", "federated", "pfgl", "pfgl", is_personal=True, masks=False
+    ),
     "PFGL, LSTM encoder": Row(_MIXED, "federated", "pfgl", "pfgl", is_personal=True),
     "No_FL converged": Row("chargers-paper", "converged", rate=1e-3),
     "pooled": Row("chargers-paper", "pooled", rate=1e-3),

@@ -93,6 +93,10 @@ def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
         for attack in LIES:
             for crowd in CROWDS:
                 yield _arm(options, seed, name, experiment="e2", attack=attack, liars=crowd)
+    for attack in LIES[:2]:  # what masking itself costs
+        for crowd in CROWDS:
+            more: dict[str, Any] = {"experiment": "e2", "attack": attack, "liars": crowd}
+            yield _arm(options, seed, "PFGL, unmasked", **more)
     for attack, crowd in BEYOND:
         yield _arm(options, seed, "PFGL", experiment="e2", attack=attack, liars=crowd)
 
