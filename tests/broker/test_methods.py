@@ -23,6 +23,7 @@ SETTINGS = {
 }
 QUORUM = {"fedasync": 1}
 NOISY = {"dp_rsa"}  # a device takes part with a mechanism at its signs only
+SPLIT = {name for name, asks in CONTRACTS.items() if "encode" in asks}
 HOSTED = {"dfl_sgd", "dfl_gt"}  # no common model moves: test_neighbours.py
 
 
@@ -36,6 +37,20 @@ def url(tmp_path_factory):
 
 def chosen(method):
     """The smallest shipped model that has the method's graphs, and readings for it."""
+    if method in SPLIT:
+        learning = Learning(
+            method,
+            None,
+            2,
+            {"steps": 2, "turns": {"batch": 4}},
+            DEVICES,
+            deadline="1h",
+            graph={"kind": "diffusion", "capacity": DEVICES},
+        )
+        samples = sample_set("chargers")
+        return Scenario(
+            method, samples="chargers", devices=DEVICES, bundle="chargers-1", learning=learning
+        ).first_days(35, samples)
     _, ask = answered(CONTRACTS[method])
     is_plain = set(ask.graphs) <= {"gradient"}
     bundle = BUNDLES.get(method, "load-mlp" if is_plain else "cells-mlp-1")
