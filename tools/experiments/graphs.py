@@ -32,6 +32,9 @@ LENGTH = 5
 LIES = ("flipping", "gaussian", "scaling")
 CROWDS = (1, 4)
 ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-PFL", "CNFGNN")
+OPEN = "PFGL, unmasked"
+"""Without the server's guard that also keeps out of the graph whom most others leave out."""
+
 BEYOND = (
     ("alie", 2),
     ("ipm:epsilon=2", 2),
@@ -88,7 +91,7 @@ def _e1(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
 
 def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
     """On the stand-in for the paper's set, six steps ahead; unharmed runs are those of E1."""
-    yield from (_arm(options, seed, name) for name in ("No_FL", *ATTACKED))
+    yield from (_arm(options, seed, name) for name in ("No_FL", *ATTACKED, OPEN))
     for name in ATTACKED:
         for attack in LIES:
             for crowd in CROWDS:
@@ -96,7 +99,7 @@ def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
     for attack in LIES[:2]:  # what masking itself costs
         for crowd in CROWDS:
             more: dict[str, Any] = {"experiment": "e2", "attack": attack, "liars": crowd}
-            yield _arm(options, seed, "PFGL, unmasked", **more)
+            yield _arm(options, seed, OPEN, **more)
     for attack, crowd in BEYOND:
         yield _arm(options, seed, "PFGL", experiment="e2", attack=attack, liars=crowd)
 
@@ -184,7 +187,7 @@ def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [r for r in found if r["arm"]["experiment"] in {"e1", "long"}]
     main = [r for r in found if r["arm"]["dataset"] == ev.BOULDER and r["arm"]["horizon"] == 6]
     own = [r for r in main if r["arm"]["experiment"] == name]
-    shared = {"e2": ("No_FL", *ATTACKED), "e4": ("PFGL", "PFGL, LSTM encoder")}.get(name, ())
+    shared = {"e2": ("No_FL", *ATTACKED, OPEN), "e4": ("PFGL", "PFGL, LSTM encoder")}.get(name, ())
     plain = [r for r in main if r["arm"]["experiment"] == "e1" and r["arm"]["name"] in shared]
     is_begun = bool(own) or any(r["arm"]["name"] == "PFGL, LSTM encoder" for r in plain)
     return [*plain, *own] if is_begun else []
