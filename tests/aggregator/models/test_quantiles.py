@@ -108,17 +108,20 @@ def test_its_canary_is_held_against_every_level(level, tmp_path):
 
 
 def test_training_on_the_exported_graph_reaches_the_quantiles(tmp_path):
-    """Nothing to read from x: the levels must become those of the targets themselves."""
+    """Nothing to read from x: the levels must become those of the targets themselves.
+
+    The steps are large enough to get there from any initial state, be every hidden unit dead.
+    """
     bundle = Bundle.open(exported(tmp_path / "fan"), trust=Trust((KEY.public,)))
     rng = np.random.default_rng(2)
     y = rng.exponential(size=(400, 2)).astype(np.float32)
     x = np.zeros((400, 12, 8), np.float32)
     p = bundle.initial.copy()
-    for step in range(1500):
+    for step in range(800):
         _, g = bundle.gradient(p=p, x=x, y=y)
-        p = p - np.float32(0.05 / (1 + step / 200)) * g
+        p = p - np.float32(0.5 / (1 + step / 100)) * g
     (yhat,) = bundle.forecast(p=p, x=x[:1])
-    assert np.allclose(yhat[0], np.quantile(y, LEVELS, axis=0).T, atol=0.05)
+    assert np.allclose(yhat[0], np.quantile(y, LEVELS, axis=0).T, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("levels", [2, 4])
