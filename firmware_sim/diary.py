@@ -3,18 +3,24 @@
 One ``write`` a line, on a file opened for appending: what a process has written outlives its
 ``kill -9``. ``edge_sdk.wire.history`` says what a line holds, ``gridfed-aggregator audit
 --devices`` reads it.
+
+A body in chunks may leave from several processes: one offers it and sends half, the next one is
+asked for the rest. So what left of it lies beside the diary until the body is whole, in
+``NAME.pieces``: the envelopes as they went out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_sdk.wire import topics
 from edge_sdk.wire.envelope import KeyOf
-from edge_sdk.wire.history import Line, Outgoing, came, written
+from edge_sdk.wire.history import Line, Outgoing, Sent, came, written
 from edge_sdk.wire.transport import Happening, Message, Transport
 
 
@@ -30,9 +36,37 @@ class Diary:
             aggregator: The aggregator's: only receipts that it signed are receipts.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
+        pieces = path.with_suffix(".pieces")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self.outgoing = Outgoing(lambda _sender, _kid: device)
+        self._pieces = os.open(pieces, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._outgoing = Outgoing(lambda _sender, _kid: device)
         self.of_aggregator: KeyOf = lambda _sender, _kid: aggregator
+        self._recall(pieces.read_bytes())
+
+    def _recall(self, text: bytes) -> None:
+        """Read what earlier processes sent of a body; a line that a death cut short is dropped."""
+        whole = text[: text.rfind(b"\n") + 1]
+        os.ftruncate(self._pieces, len(whole))
+        for line in whole.splitlines():
+            topic, payload = json.loads(line)
+            self._outgoing.left(topic, bytes.fromhex(payload), 0.0)
+
+    def leaves(self, topic: str, payload: bytes, at: float) -> None:
+        """Write down what is about to be published, if it is a release or a part of one.
+
+        Args:
+            topic: Where it goes.
+            payload: The whole envelope.
+            at: Unix seconds.
+        """
+        where = topics.parse(topic)
+        if where is not None and where.kind in _PARTS:
+            text = json.dumps([topic, payload.hex()]) + "\n"
+            os.write(self._pieces, text.encode())
+        line = self._outgoing.left(topic, payload, at)
+        self.note(line)
+        if isinstance(line, Sent) and line.vector:
+            os.ftruncate(self._pieces, 0)
 
     def note(self, line: Line | None) -> None:
         """Write a line down; None is nothing."""
@@ -40,8 +74,12 @@ class Diary:
             os.write(self._file, written(line).encode())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         os.close(self._file)
+        os.close(self._pieces)
+
+
+_PARTS = frozenset({"offer", "chunk"})
 
 
 class KeptLink:
@@ -83,7 +121,7 @@ class KeptLink:
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
         """Write a release down, then hand it on."""
-        self._diary.note(self._diary.outgoing.left(topic, payload, self._clock()))
+        self._diary.leaves(topic, payload, self._clock())
         return self._link.publish(topic, payload, **options)
 
     def room(self) -> int:
