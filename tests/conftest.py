@@ -1,10 +1,24 @@
-"""What tests of several rooms share: packages that serve as second oracles."""
+"""What tests of several rooms share: how properties are tried, seeds, second oracles."""
 
 import sys
 import types
 import warnings
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "any machine, however busy", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine, however busy")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Seed torch as pytest-randomly seeds the others: a test's draws do not hang on the order."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def drawn(manifest, seed, spread=0.3):
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32), st.integers(-8, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_norm_is_numpys_from_above(rows, columns, seed, power):
     matrix = np.random.default_rng(seed).normal(size=(rows, columns)) * 10.0**power
     exact = np.linalg.norm(matrix, 2)

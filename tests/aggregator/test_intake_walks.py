@@ -313,7 +313,6 @@ class Uplink(RuleBasedStateMachine):
 Uplink.TestCase.settings = settings(
     max_examples=15,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestUplink = Uplink.TestCase

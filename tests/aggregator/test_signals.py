@@ -117,7 +117,7 @@ def test_a_device_that_only_begins_holds_one_array_for_each_question():
     assert len(signals._sheets) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_mutated_signals_are_taken_or_refused_and_nothing_is_kept(rng):
     signals = door(lambda said, shape: said.ask == "encode" and shape == SHAPE)

@@ -31,7 +31,7 @@ def run(values, ends=(0.0, 1.0), aim=AIM, told=None):
     st.floats(0.02, 0.4),
     st.floats(0.05, 1.0),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_sequence_misses_more_than_the_law_allows(values, share, gain):
     """Against an adversary: what the ends moved accounts for every miss beyond the share."""
     aim = Aim(share, share, gain)

@@ -131,7 +131,7 @@ def test_levels_that_cross_are_put_in_order_and_energy_is_not_negative():
 
 
 @given(arrays(np.float64, (5, 2, 3), elements=st.floats(-5, 5)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sorting_never_raises_the_sum_of_pinball_losses(told):
     y = np.linspace(-1, 1, 10).reshape(5, 2)
 

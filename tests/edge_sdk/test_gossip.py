@@ -109,7 +109,7 @@ def test_undisturbed_every_link_counts_in_every_exchange():
     street.check_rows()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([2, 8200]))
 def test_a_bad_link_makes_nobody_disagree_where_one_waits(seed, late, parts, size):
     faults = {"drop": 0.2, "double": 0.2, "late": 1.5 if late else 0.0}
@@ -119,7 +119,7 @@ def test_a_bad_link_makes_nobody_disagree_where_one_waits(seed, late, parts, siz
     street.check_rows()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_who_gives_up_says_so_and_what_may_differ_is_counted(seed):
     street = Street(RING, strict=False, seed=seed, drop=0.3, double=0.1, late=0.5)

@@ -199,7 +199,7 @@ def test_bytes_grow_with_the_degree_and_not_with_the_fleet(tmp_path):
     assert 4 * size * 2 < told[6, 1] < 4 * size * 2 + headers
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_whatever_a_neighbour_sends_the_device_stands(hostile, data):
     """Rightly signed nonsense, and mutants of what is right: refused, counted, never raised."""

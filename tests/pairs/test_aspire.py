@@ -52,7 +52,7 @@ clients = st.integers(1, 8).flatmap(
 
 
 @given(clients)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_worst_weights_are_those_of_a_linear_program(case):
     linprog = pytest.importorskip("scipy.optimize").linprog
     losses, prior = np.array(case[0]), np.array(case[1]) / sum(case[1])
@@ -195,7 +195,7 @@ def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
 
 
 @given(st.permutations(sorted(TARGETS)))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_everybody_awaited_the_order_of_arrival_is_no_matter(consensus, order):
     straight = consensus(server(4, cut_every=1), pulled, TARGETS)
     turned = consensus(server(4, cut_every=1), pulled, TARGETS)

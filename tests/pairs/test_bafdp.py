@@ -159,7 +159,7 @@ class TestLiars:
         most=st.floats(0.0, 2.0),
         rate=st.floats(0.0, 1.0),
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_a_device_moves_a_coordinate_by_no_more_than_its_share(
         self, consensus, values, l1, most, rate
     ):
@@ -275,7 +275,7 @@ class TestWhoWhen:
     """Asynchrony: nobody waits for the slow, and nothing counts twice."""
 
     @given(st.permutations(["a", "b", "c"]), st.permutations(["a", "b", "c"]))
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     def test_everybody_awaited_the_order_of_arrival_is_no_matter(self, consensus, first, second):
         straight = consensus(server(3, bsfdp, **LIGHT), pulled, TARGETS)
         turned = consensus(server(3, bsfdp, **LIGHT), pulled, TARGETS)
@@ -285,7 +285,7 @@ class TestWhoWhen:
         assert straight.state.w.tobytes() == turned.state.w.tobytes()
 
     @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=12))
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     def test_an_answer_said_again_counts_once(self, consensus, order):
         once = consensus(server(2, **LIGHT), pulled, TARGETS)
         again = consensus(server(2, **LIGHT), pulled, TARGETS)

@@ -215,7 +215,7 @@ def test_differences_fade_at_the_speed_of_the_matrix(method):
 links = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(links, st.sampled_from([0.0, 1.0]), st.integers(1, 3), st.data())
 def test_the_trackers_always_add_up_to_the_gradients(extra, order, steps, data):
     """Whatever links there are, and whichever of them are missing, with stochastic batches."""

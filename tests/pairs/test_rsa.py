@@ -113,7 +113,7 @@ def test_a_larger_lie_moves_no_bit_more(consensus, half, device):
 
 
 @given(st.floats(-3e38, 3e38), st.floats(0.0, 2.0), st.floats(0.0, 1.0), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_device_moves_a_coordinate_by_no_more_than_rate_times_l1(consensus, lie, l1, rate, past):
     for half, device in ((rsa, VOTES), (rsa_weights, WEIGHTS)):
         made = server(half, 5, l1=l1, rate=rate)
@@ -148,7 +148,7 @@ def test_the_servers_own_term_pulls_to_zero(consensus):
 
 @BOTH
 @given(order=st.permutations(sorted(HONEST)))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_order_of_arrival_is_no_matter(consensus, half, device, order):
     straight = consensus(server(half, 4), device, HONEST)
     turned = consensus(server(half, 4), device, HONEST)

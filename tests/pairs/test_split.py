@@ -100,7 +100,7 @@ class TestSplitEqualsCentralised:
             np.testing.assert_allclose(joint.states[name].p, p[name], atol=1e-5)
         np.testing.assert_allclose(joint.state.net["p"], net, atol=1e-5)
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(st.integers(0, 2**16))
     def test_the_order_of_arrival_changes_not_one_bit(self, seed):
         calm, one = Joint(NAMES).run(1), Joint(NAMES).run(1, rng=random.Random(seed))

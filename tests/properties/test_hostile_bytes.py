@@ -142,7 +142,7 @@ def test_a_bomb_costs_less_memory_than_its_own_bytes(bomb):
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_a_message_or_refused(raw):
     receive(raw)
 
@@ -178,7 +178,7 @@ def write(value):  # noqa: PLR0911 - one line per type
 
 
 @given(st.sampled_from(sorted(KINDS)), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_header_values_are_a_message_or_refused(kind, data):
     names = [name.rstrip("_") for name in KINDS[kind].__slots__ if name != "blob"]
     header = {name: data.draw(values) for name in data.draw(st.sets(st.sampled_from(names)))}
@@ -195,14 +195,14 @@ def test_any_header_values_are_a_message_or_refused(kind, data):
 @given(st.text(max_size=60) | st.lists(st.sampled_from(
     ["gf", "1", "north", "_all", "meter-0042", "up", "down", "part", "7", "٣", "²", "chunk", ""]
 ), max_size=8).map("/".join))  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_topic_is_ours_or_none(topic):
     address = topics.parse(topic)
     assert address is None or topic.startswith(f"gf/1/{address.fleet}/{address.id}/")
 
 
 @given(st.binary(max_size=200), st.sampled_from(codec.ENCODINGS), st.integers(0, 40))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_blob_is_a_finite_vector_or_refused(blob, enc, size):
     try:
         vector = codec.unpack_tensor(blob, enc, size)

@@ -348,7 +348,7 @@ def lost_hello(life: int) -> Hello:
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES[:2]), words), max_size=12))
 @example([("meter-1", lost_hello(1)), ("meter-1", lost_hello(2))])  # an account that is full
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_course_of_well_formed_words_is_answered(course):
     with tempfile.TemporaryDirectory() as folder:
         door = Door(Path(folder))
@@ -363,7 +363,7 @@ def test_any_course_of_well_formed_words_is_answered(course):
 
 
 @given(st.text(max_size=40) | st.sampled_from(TOPICS), st.binary(max_size=120))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_topic_with_any_bytes_is_refused(shared_door, topic, raw):
     before = shared_door.results["refused"]
     shared_door.take(Message(topic, raw))

@@ -9,7 +9,7 @@ from aggregator.rules import Rows, bind
 from aggregator.rules.centres import water_level, weiszfeld
 from aggregator.rules.weights import by_samples, uniform
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 seeds = st.integers(0, 2**32)
 
 

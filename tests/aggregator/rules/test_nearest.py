@@ -26,7 +26,7 @@ def near_the_median(matrix, chosen, keep):
     return np.take_along_axis(some, order, axis=0).mean(axis=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     f=st.integers(0, 4),
     more=st.integers(0, 12),

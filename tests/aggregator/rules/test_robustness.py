@@ -94,7 +94,7 @@ def test_no_attack_takes_a_rule_farther_than_once_measured(name, before):
 
 
 @pytest.mark.parametrize(("name", "before"), sorted(KAPPA))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), length=st.floats(-2, 9), alike=st.booleans())
 def test_no_random_attack_takes_a_rule_farther_than_is_proved(name, before, seed, length, alike):
     rng = np.random.default_rng(seed)

@@ -45,8 +45,8 @@ def decided(rule, matrix, memory=None):
     return rule(rows, uniform(len(rows)), memory or {})
 
 
-MORE = settings(max_examples=40, deadline=None)
-FEW = settings(max_examples=12, deadline=None)  # of every rule, alone and behind every step
+MORE = settings(max_examples=40)
+FEW = settings(max_examples=12)  # of every rule, alone and behind every step
 
 
 @pytest.mark.parametrize(("name", "before"), PIPELINES)

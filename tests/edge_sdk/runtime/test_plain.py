@@ -168,7 +168,7 @@ def test_wrong_feeds_are_named():
 
 
 @pytest.mark.parametrize("file", ["load-mlp/forecast.onnx", "cells-gru-1/forecast.onnx"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_files_are_refused_or_run_but_never_break_the_program(file, data):
     raw = bytearray((FOLDER / file).read_bytes())

@@ -329,7 +329,7 @@ def test_a_message_is_acknowledged_by_hand_and_only_on_its_own_connection(puppet
         b"\x90\x00",
         b"\x32\x05\x00\x01t\x00\x01",
         b"\x00\x00",
-        os.urandom(64),
+        random.Random(7).randbytes(64),
     ],
 )
 def test_bytes_that_are_not_mqtt_end_the_connection_and_not_the_program(puppet, make, nonsense):

@@ -105,7 +105,7 @@ class Air:
             now += 0.01 if self.flying else 0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 24),

@@ -62,7 +62,7 @@ def test_the_noise_of_a_cell_lasts() -> None:
     assert np.mean([np.corrcoef(day[:-1], day[1:])[0, 1] for day in left]) > 0.5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 300), st.integers(1, 60), st.sampled_from([300, 900, 3600]))
 def test_any_part_of_time_is_the_same_part(skip: int, count: int, seconds: int) -> None:
     zone = ZoneInfo("Europe/Amsterdam")
