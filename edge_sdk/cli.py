@@ -207,11 +207,12 @@ def _budget(args: Namespace) -> Answer:
     return Answer(found, text, RUNTIME if found["spent"] else OK)
 
 
-def _spared(row: tuple[str, Mapping[str, int | None]]) -> str:
+def _spared(row: tuple[str, Mapping[str, float | None]]) -> str:
     """Say one thing that the device may use: how much of how much."""
     what, of = row
-    limit = "no limit" if of["limit"] is None else f"at most {of['limit']} bytes"
-    return f"{what}: {limit}; {of['used']} bytes used so far"
+    unit = "seconds" if what.startswith("wake") else "bytes"
+    limit = "no limit" if of["limit"] is None else f"at most {of['limit']:.0f} {unit}"
+    return f"{what}: {limit}; {of['used']:.0f} {unit} used so far"
 
 
 def _source_arguments(parser: ArgumentParser) -> None:

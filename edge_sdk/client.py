@@ -101,7 +101,8 @@ class Client(Playing):
             self._flushed = self._alone_at = self._session.now
             booked = Allowance(self._store.fact("flash day"), self._store.fact("flash"))
             self._booked = self._session.now
-            self._thrift = Thrift(config.means, booked, now=self._session.now)
+            woken = Allowance(self._store.fact("wake day"), self._store.fact("wake"))
+            self._thrift = Thrift(config.means, booked, woken, now=self._session.now)
             self._state: Any = None
             self.play_nothing()
             self._alone_state: Fitted | None = None
@@ -141,6 +142,12 @@ class Client(Playing):
             if not self._session.counts["disk full"]:
                 logger.warning("disk full %s", fields(why=error))
             self._session.counts["disk full"] += 1
+        is_busy = bool(self._session.up.entries) or self._opened is not None
+        self._live(awake=self._session.is_linked and is_busy)
+
+    def _live(self, *, awake: bool) -> None:
+        """Book how the time since the last call was spent."""
+        self._thrift.live(self._session.now, self._session.time_for_days, awake=awake)
 
     def _turn(self, timeout: float) -> None:
         session = self._session
@@ -304,7 +311,9 @@ class Client(Playing):
     def _book(self) -> None:
         """Keep what was written today, and the most memory there ever was, for the report."""
         self._thrift.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
-        told = {"flash day": self._thrift.flash.day, "flash": self._thrift.flash.used}
+        flash, wake = self._thrift.flash, self._thrift.wake
+        told = {"flash day": flash.day, "flash": flash.used}
+        told |= {"wake day": wake.day, "wake": wake.used}
         with contextlib.suppress(StoreFull):
             self._store.set_facts(**told, peak=peak_kib())
 
@@ -423,6 +432,7 @@ class Client(Playing):
         """Learn one round; give it up without a trace where it cannot be finished or paid for."""
         session, begun = self._session, self._session.now
         is_final, session.at_work, self._opened = task.ask == END, task, None
+        self._live(awake=False)
         try:
             self.handle(task)
         except GivenUp:
@@ -446,6 +456,7 @@ class Client(Playing):
             )
         finally:
             session.at_work = None
+            self._live(awake=True)
 
     @property
     def _shares(self) -> bool:
@@ -616,6 +627,7 @@ class Client(Playing):
     def _learn_alone(self) -> None:
         """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""
         self._alone_at = self._session.now
+        self._live(awake=False)
         rounds = self._store.fact("alone")
         learner, pace = self._learner, self.config.pace
         training, state = learner.manifest.training, self._alone_state or self._state
@@ -636,6 +648,7 @@ class Client(Playing):
                 self._alone_state = learner.learn_alone(state, task)
             except GivenUp:
                 return
+        self._live(awake=True)
         self._session.counts["rounds alone"] += 1
         self._store.set_facts(alone=rounds + 1)
 

@@ -28,6 +28,7 @@ class MeansSection:
     memory: Annotated[int, Between(32, 1_048_576)] | None = None  # MiB of data (RLIMIT_DATA)
     flash: Bytes | None = None  # bytes written a day, as the kernel counts them
     link: Bytes | None = None  # payload bytes a day, both ways
+    wake: Duration | None = None  # time a day spent on learning and on being heard
     commit_after: Duration | None = None  # readings wait in memory so long
     upload: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # rounds are answered only then
     learn: Literal["always", "idle", "mains"] = "always"  # idle: little load; mains: not on battery
@@ -41,22 +42,27 @@ class Means:
         memory: Bytes of data the process may have.
         flash: Bytes a day it may have written.
         link: Payload bytes a day, both ways.
+        wake: Seconds a day that it may learn, or wait on a link for the receipt of what it learned.
         commit_after: Seconds that readings wait in memory; what a power cut may take.
     """
 
     memory: int | None = None
     flash: int | None = None
     link: int | None = None
+    wake: float | None = None
     commit_after: float = 60.0
 
 
 CLASSES: Final[Mapping[str, Means]] = {
     "": Means(),
     "A": Means(flash=1_000_000_000),
-    "B": Means(128 * 2**20, 50_000_000, 1_000_000),
-    "C": Means(96 * 2**20, 20_000_000, 1_000_000, 300.0),
+    "B": Means(128 * 2**20, 50_000_000, 1_000_000, 1440.0),
+    "C": Means(96 * 2**20, 20_000_000, 1_000_000, 1440.0, 300.0),
 }
-"""An edge server, a 64-bit Linux board (the usual), a 32-bit controller without onnxruntime."""
+"""An edge server, a 64-bit Linux board (the usual), a 32-bit controller without onnxruntime.
+
+The wake time is 48 times half a minute: a round on 20 kB/s, every half hour.
+"""
 
 
 def means_of(section: MeansSection) -> Means:
@@ -66,11 +72,12 @@ def means_of(section: MeansSection) -> Means:
     (5, 300.0)
     """
     usual = CLASSES[section.kind]
-    after = section.commit_after
+    wake, after = section.wake, section.commit_after
     return Means(
         usual.memory if section.memory is None else section.memory * 2**20,
         usual.flash if section.flash is None else section.flash,
         usual.link if section.link is None else section.link,
+        usual.wake if wake is None else seconds(wake),
         usual.commit_after if after is None else seconds(after),
     )
 
@@ -109,16 +116,18 @@ IDLE: Final = 0.5
 """Below so many waiting processes by processor, a machine is idle."""
 
 
-def held_by(section: MeansSection, present: Present, *, flash_spent: bool) -> str:
+def held_by(
+    section: MeansSection, present: Present, *, flash_spent: bool = False, wake_spent: bool = False
+) -> str:
     """Return why nothing is learned or answered now; empty if nothing forbids it.
 
     A machine that cannot say whether it is on battery is on mains: it has no battery.
 
-    >>> held_by(MeansSection(learn="mains"), Present(0.0, on_battery=True), flash_spent=False)
+    >>> held_by(MeansSection(learn="mains"), Present(0.0, on_battery=True))
     'on battery'
     """
-    if flash_spent:
-        return "flash"
+    if flash_spent or wake_spent:
+        return "flash" if flash_spent else "wake time"
     if not is_open(section.upload, present.wall):
         return "outside the upload windows"
     if section.learn == "mains" and present.on_battery:

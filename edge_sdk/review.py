@@ -169,13 +169,13 @@ def budget(config: Config) -> dict[str, Any]:
     }
 
 
-def spared(config: Config) -> dict[str, dict[str, int | None]]:
+def spared(config: Config) -> dict[str, dict[str, float | None]]:
     """Say what the device may use and what it has used, as far as it was kept.
 
     ``limit`` is None where there is none; ``used`` is of the last day that was kept, and for
-    memory the largest ever resident, in bytes.
+    memory the largest ever resident. Bytes, and seconds of wake time.
     """
-    facts = dict.fromkeys(("used", "flash", "peak"), 0)
+    facts = dict.fromkeys(("used", "flash", "wake", "peak"), 0)
     if (config.state / FILE).exists():
         with Store.open(config.state, read_only=True) as store:
             facts = {name: store.fact(name) for name in facts}
@@ -184,6 +184,7 @@ def spared(config: Config) -> dict[str, dict[str, int | None]]:
         "memory": {"limit": means.memory, "used": 1024 * facts["peak"]},
         "flash a day": {"limit": means.flash, "used": facts["flash"]},
         "link a day": {"limit": means.link, "used": facts["used"]},
+        "wake time a day": {"limit": means.wake, "used": facts["wake"] / 1000},
     }
 
 

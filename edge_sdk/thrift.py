@@ -7,6 +7,7 @@ known and nothing is held back for it.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _LOOK_EVERY = 10.0  # seconds between two looks at the machine
 _SPENT_PATIENCE = 3600.0  # readings wait so long once the day's flash is written
 _SUPPLIES = Path("/sys/class/power_supply")
 _IO = Path("/proc/self/io")
+_NONE = Allowance()
+_STACK = 2**20  # bytes of a thread: the system's 8 MiB count as data, used or not
 
 
 class Thrift:
@@ -26,6 +29,7 @@ class Thrift:
         self,
         section: MeansSection,
         booked: Allowance,
+        woken: Allowance = _NONE,
         *,
         now: float,
         written: Callable[[], int] | None = None,
@@ -35,6 +39,7 @@ class Thrift:
         Args:
             section: What the configuration says.
             booked: Bytes that were written on its day.
+            woken: Milliseconds that it was awake on its day.
             now: Monotonic seconds.
             written: Bytes this process has written so far; the kernel's count by default.
         """
@@ -42,6 +47,7 @@ class Thrift:
         self._written = written or bytes_written
         self.flash, self._counted = booked, self._written()
         self._looked, self.held = now - _LOOK_EVERY, ""
+        self.wake, self._lived = woken, now
 
     def look(self, now: float, wall: float, server: int | None) -> str:
         """Look at the machine if it is time; return why nothing is learned, or nothing.
@@ -58,13 +64,32 @@ class Thrift:
         self.flash = self.flash.use(written - self._counted, server)
         self._counted = written
         present = Present(wall, load_by_processor(), on_battery())
-        self.held = held_by(self._section, present, flash_spent=self.is_flash_spent)
+        spent = self.is_flash_spent, self.is_wake_spent
+        self.held = held_by(self._section, present, flash_spent=spent[0], wake_spent=spent[1])
         return self.held
+
+    def live(self, now: float, server: int | None, *, awake: bool) -> None:
+        """Book the time since the last call, if it was spent on learning or on being heard.
+
+        Args:
+            now: Monotonic seconds.
+            server: Server time in Unix milliseconds, if known.
+            awake: Whether it was.
+        """
+        if awake:
+            self.wake = self.wake.use(round(1000 * max(0.0, now - self._lived)), server)
+        self._lived = now
 
     @property
     def is_flash_spent(self) -> bool:
         """Whether the day's bytes of flash are written."""
         return self.flash.is_spent(self.means.flash)
+
+    @property
+    def is_wake_spent(self) -> bool:
+        """Whether the day's time to be awake is over."""
+        most = self.means.wake
+        return self.wake.is_spent(None if most is None else round(1000 * most))
 
     @property
     def patience(self) -> float:
@@ -105,6 +130,7 @@ def limit_memory(data: int | None) -> None:
     """Let this process have no more data than so many bytes, however it asks for them."""
     if data is None:
         return
+    threading.stack_size(_STACK)
     import resource  # noqa: PLC0415 - not on every platform
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -61,6 +61,20 @@ def test_flash_is_booked_by_the_day_and_holds_back_when_it_is_spent():
     assert thrift.patience == 60.0
 
 
+def test_time_awake_is_booked_by_the_day_and_holds_back_when_it_is_over():
+    woken = Allowance(20_000, 20_000)  # ms, of the process before
+    thrift = Thrift(MeansSection(wake="30s"), Allowance(), woken, now=0.0, written=lambda: 0)
+    thrift.live(100.0, NOW, awake=False)
+    thrift.live(104.0, NOW, awake=True)
+    assert thrift.look(104.0, 0.0, NOW) == "", "24 of 30 seconds"
+    thrift.live(109.0, NOW, awake=False)
+    thrift.live(116.0, NOW, awake=True)
+    assert thrift.wake.used == 31_000
+    assert thrift.look(120.0, 0.0, NOW) == "wake time"
+    thrift.live(121.0, NOW + DAY, awake=True)
+    assert thrift.look(140.0, 0.0, NOW + DAY) == "", "another day"
+
+
 def test_batteries_are_known_by_the_mains_that_is_off(tmp_path):
     assert on_battery(tmp_path) is None
     for name, kind, online in (("AC", "Mains", "0"), ("BAT0", "Battery", "1")):

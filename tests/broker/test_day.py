@@ -1,0 +1,63 @@
+"""A simulated day of the installed agent, seen from outside, held to the committed budgets."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from aggregator.broker import has_embedded, mosquitto_program
+from edge_sdk.means import CLASSES
+from firmware_sim.processes import command, run
+from tools.day.__main__ import budgets, live
+from tools.day.street import Plan
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="another process's counters are in /proc"),
+]
+PLAN = Plan()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("day")
+
+
+@pytest.fixture(scope="module")
+def day(folder):
+    if mosquitto_program() is None and not has_embedded():
+        pytest.skip("there is no broker on this machine")
+    return live(folder, PLAN, pace=1800.0)
+
+
+def test_the_budgets_are_within_what_the_class_allows():
+    allowed, means = budgets("B"), CLASSES["B"]
+    assert allowed["data"] == means.memory == 128 * 2**20
+    assert allowed["flash"] <= means.flash
+    assert allowed["link"] <= means.link
+
+
+def test_a_whole_day_and_its_rounds_stay_within_the_budgets(day):
+    assert day.seen.code == 0
+    assert day.rounds == PLAN.rounds
+    assert day.told["counts"]["accepted"] == PLAN.rounds
+    assert day.told["sources"][0]["accepted"] >= 0.9 * 86_400 / PLAN.every  # a busy machine lags
+    assert day.told["counts"]["readings new"] >= 23
+    assert day.keeps_to(budgets("B")), day.measured
+
+
+def test_the_counters_of_the_device_are_those_seen_from_outside(day, folder):
+    config = next((folder / "fleet" / "devices").glob("*.toml"))
+    told = json.loads(run(command("gridfed-edge", "budget", str(config), "--json")))["means"]
+    counts = day.told["counts"]
+    payload = counts["bytes_up"] + counts["bytes_down"]
+    assert 0.6 * (day.up + day.down) < payload < day.up + day.down
+    assert told["memory"]["limit"] == budgets("B")["data"]
+    assert 0 < told["wake time a day"]["used"] < told["wake time a day"]["limit"]
+    if day.seen.written:  # none on a RAM disk
+        whole = told["flash a day"]["used"]
+        assert 0.1 * day.seen.written < whole <= day.seen.written

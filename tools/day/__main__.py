@@ -1,0 +1,174 @@
+"""Live one simulated day with one device, and hold it to the committed budgets.
+
+    python -m tools.day [--every 1] [--pace 1200] [--keep FOLDER]
+
+A real agent under a real limit of memory (``RLIMIT_DATA``, set from outside), a simulated meter on
+a TCP port, a real broker and a real aggregator with rounds all day. Agent, meter and aggregator
+live by a clock that runs fast while nothing is said between them, and as fast as this machine's
+while something is; so timers, keepalives, commits and rounds are as many as a day has. Flash is
+read from the kernel's account of the process, bytes on the link are counted by a proxy. Ends with 1
+if a number is above its budget in ``tools/day/budgets.toml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.program import Failure
+from firmware_sim.federation import fetched
+from firmware_sim.processes import Family, Running, stoppable
+from tools.day.outside import Seen, see_off
+from tools.day.street import Plan, Street
+from tools.day.town import Counted, Town
+
+BUDGETS = Path(__file__).with_name("budgets.toml")
+_DAY = 86_400.0
+_LOOK = 0.05  # of our seconds between two looks at the process
+_TURN = 0.004
+_PATIENCE = 60.0
+
+
+@dataclass(slots=True)
+class Day:
+    """What one day came to.
+
+    Attributes:
+        seen: The agent's process.
+        up: Bytes it sent; ``down``: that it was sent, both of TCP payload.
+        connections: How often it connected.
+        rounds: Rounds that moved the model while it lasted.
+        files: Bytes of its state folder at the end.
+        told: What the agent said when it left.
+        seconds: Of ours that the day took.
+    """
+
+    seen: Seen = field(default_factory=Seen)
+    up: int = 0
+    down: int = 0
+    connections: int = 0
+    rounds: int = 0
+    files: int = 0
+    told: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """What budgets are for, by their names."""
+        seen = self.seen
+        flash, link = seen.flash, self.up + self.down
+        return {"data": seen.data, "flash": flash, "link": link, "files": self.files}
+
+    def keeps_to(self, allowed: Mapping[str, int]) -> bool:
+        """Whether no number is above its budget."""
+        return all(n <= allowed[name] for name, n in self.measured.items())
+
+
+def budgets(kind: str) -> dict[str, int]:
+    """Return the committed budgets of a class."""
+    table: dict[str, int] = tomllib.loads(BUDGETS.read_text("utf-8"))[kind]
+    return table
+
+
+def live(folder: Path, plan: Plan, pace: float) -> Day:
+    """Let a day pass.
+
+    Raises:
+        Failure: A program ended, or the device never came up.
+    """
+    day, began = Day(), time.monotonic()
+    with Family(folder / "logs") as family, stoppable():
+        town = Town(folder / "clock", pace)
+        street = Street.build(folder, family, town, plan)
+        device = street.start_device()
+        limit = budgets(plan.kind)["data"]
+        resource.prlimit(device.process.pid, resource.RLIMIT_DATA, (limit, limit))
+        line, other = street.lines
+        with line, other:
+            _until_up(family, line)
+            _pass(street, device, day)
+            page = json.loads(fetched(street.federation.prepared.page, "/status") or "{}")
+            see_off(device, day.seen, _PATIENCE)
+            day.up, day.down, day.connections = line.up, line.down, line.connections
+        day.rounds = page.get("run", {}).get("version", 0)
+        day.files = sum(p.stat().st_size for p in street.state.rglob("*") if p.is_file())
+        day.told = json.loads(device.tail(1))
+    day.seconds = time.monotonic() - began
+    return day
+
+
+def _until_up(family: Family, line: Counted) -> None:
+    until = time.monotonic() + _PATIENCE
+    while line.down < 1000:  # its welcome and the model
+        family.check()
+        if time.monotonic() > until:
+            raise Failure("the device did not come up")
+        time.sleep(0.05)
+
+
+def _pass(street: Street, device: Running, day: Day) -> None:
+    """Let time run until a day is over; look at the process now and then."""
+    town = street.town
+    town.go()
+    until, looked, met = town.now + _DAY, 0.0, 2
+    while town.now < until:
+        town.look()
+        if time.monotonic() - looked > _LOOK:
+            looked = time.monotonic()
+            street.family.check()
+            day.seen.look(device.process.pid)
+            lost = met < (met := sum(line.connections for line in street.lines))
+            town.tire() if lost else town.rest()  # lost for want of this machine's time
+        time.sleep(_TURN)
+    town.hear()
+
+
+def page(day: Day, kind: str) -> str:
+    """Return the day as a table."""
+    allowed, seen = budgets(kind), day.seen
+    source = day.told.get("sources", [{}])[0]
+    met = f"{source.get('accepted', 0)} telegrams, {day.connections} connections"
+    rows = [
+        f"{day.rounds} rounds, {met}, {seen.resident / 2**20:.1f} MiB resident at most",
+        "",
+        "| a day | measured | budget |",
+        "| --- | ---: | ---: |",
+    ]
+    rows += [f"| {name} | {n:,} | {allowed[name]:,} |" for name, n in day.measured.items()]
+    return "\n".join(rows) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Live a day, print what it came to, and return an exit code."""
+    usual = Plan()
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.day",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between telegrams (10)")
+    parser.add_argument("--pace", type=float, default=1200.0, help="of the quiet hours (1200)")
+    parser.add_argument("--bundle", default=usual.bundle, help=f"({usual.bundle})")
+    parser.add_argument("--json", action="store_true", help="print all of it")
+    parser.add_argument("--keep", type=Path, help="folder for logs and files")
+    args = parser.parse_args(argv)
+    plan = Plan(args.bundle, every=args.every)
+    with tempfile.TemporaryDirectory(prefix="gridfed-day-") as spare:
+        folder = args.keep or Path(spare)
+        folder.mkdir(parents=True, exist_ok=True)
+        day = live(folder, plan, args.pace)
+    print(json.dumps(asdict(day)) if args.json else page(day, plan.kind))
+    return 0 if day.keeps_to(budgets(plan.kind)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

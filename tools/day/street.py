@@ -1,0 +1,152 @@
+"""One device and all it needs: files, a month of readings behind it, broker, aggregator, meter."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_sdk import Client, Config, Reading
+from firmware_sim.federation import Federation, free_port, start_broker
+from firmware_sim.folders import prepare, toml
+from firmware_sim.meter import Meter
+from firmware_sim.metering import Order
+from firmware_sim.processes import Family, Running, command
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Learning, Scenario
+from tools.day.town import Counted, Town
+
+_HOUR, _DAY = 3600, 86_400
+_BEHIND = 28  # days of readings that are there already
+_SEED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the day is like.
+
+    Attributes:
+        bundle: What the device works with.
+        kind: Its class of ``[means]``.
+        every: Seconds between two telegrams of its meter.
+        rounds: Of learning; then its run is over.
+        spread: Its fleet's answers are spread over so long.
+        steps: Of learning, a round.
+    """
+
+    bundle: str = "load-lstm-week"
+    kind: str = "B"
+    every: float = 10.0
+    rounds: int = 8
+    spread: str = "3h"
+    steps: int = 20
+
+
+@dataclass(slots=True)
+class Street:
+    """The programs of one device's day, in folders below one."""
+
+    folder: Path
+    family: Family
+    town: Town
+    plan: Plan
+    federation: Federation
+    config: Path
+    lines: tuple[Counted, Counted]
+
+    @classmethod
+    def build(cls, folder: Path, family: Family, town: Town, plan: Plan) -> Street:
+        """Start a broker, write all files, put a month of readings behind the device."""
+        url = start_broker(family, folder / "broker")
+        port = int(url.rpartition(":")[2])
+        line, other = lines = (
+            Counted(port, town, is_watched=True),
+            Counted(port, town, is_watched=False),
+        )
+        settings = {"steps": plan.steps}
+        learning = Learning("fedavg", rounds=plan.rounds, settings=settings, deadline="12h")
+        scenario = Scenario("a day", "homes", 1, plan.bundle, learning, until="2018-02-01")
+        page = f"127.0.0.1:{free_port()}"
+        ready = prepare(
+            folder / "fleet", "day", scenario, sample_set("homes"), broker=url, page=page
+        )
+        pace = {"spread": plan.spread}
+        _rewrite(ready.aggregator, pace=pace, admission=None, broker=_at(other))
+        config, meter = ready.devices[0].config, free_port()
+        sources = [{"type": "p1", "url": f"tcp://127.0.0.1:{meter}"}, _weather(folder, town)]
+        means = {"kind": plan.kind}
+        _rewrite(config, broker=_at(line), pace=None, means=means, source=sources)
+        federation = Federation(ready, plan.rounds, family)
+        street = cls(folder, family, town, plan, federation, config, lines)
+        street._look_back()
+        street._begin(meter)
+        return street
+
+    @property
+    def state(self) -> Path:
+        """The device's folder."""
+        return Config.load(self.config).state
+
+    def _look_back(self) -> None:
+        """Let the device have had readings for a month, as if it had been there."""
+        with Client(Config.load(self.config)) as client:
+            for time, kwh in _hours(self.town.now, _SEED):
+                client.observe(Reading("elec.import.energy", time, kwh))
+            for time, warm, wind in _skies(self.town.now):
+                client.observe(Reading("weather.temperature", time, warm))
+                client.observe(Reading("weather.wind_speed", time, wind))
+
+    def _begin(self, port: int) -> None:
+        """Start the aggregator and the meter; both live by the town's clock."""
+        environ, config = self.town.environ, str(self.federation.prepared.aggregator)
+        self.family.start(
+            "aggregator", command("gridfed-aggregator", "run", config), environ=environ
+        )
+        life = ("--every", f"{self.plan.every}s", "--for", "25h", "--seed", str(_SEED))
+        meter = [sys.executable, "-m", "firmware_sim", "meter", "--p1", f"tcp://127.0.0.1:{port}"]
+        self.family.start("meter", [*meter, *life], environ=environ)
+
+    def start_device(self) -> Running:
+        """Start the agent itself, by its installed command's module."""
+        run = command("gridfed-edge", "run", str(self.config), "--json", "--log", "info")
+        return self.family.start("device", run, environ=self.town.environ)
+
+
+def _hours(now: float, seed: int) -> Iterator[tuple[float, float]]:
+    """Yield kWh of every whole hour of the last weeks."""
+    first = (int(now) // _DAY - _BEHIND) * _DAY
+    meter: Meter = Order(first, 0.0, seed=seed).meter()
+    for time in range(first, int(now) // _HOUR * _HOUR, _HOUR):
+        before = meter.wh(time)
+        yield time, (meter.wh(time + _HOUR) - before) / 1000
+
+
+def _skies(now: float) -> Iterator[tuple[int, float, float]]:
+    """Yield what the weather was at every hour so far, and will be to the end of the day."""
+    first = (int(now) // _DAY - _BEHIND) * _DAY
+    for time in range(first, int(now) // _HOUR * _HOUR + 1, _HOUR):
+        yield time, 8.0 + time // _HOUR % 24 / 4, 3.0
+
+
+def _weather(folder: Path, town: Town) -> dict[str, Any]:
+    path = folder / "weather.csv"
+    with path.open("w", newline="", encoding="utf-8") as out:
+        rows = csv.writer(out)
+        rows.writerow(("time", "temperature", "wind"))
+        rows.writerows(_skies(town.now))
+    columns = {"temperature": "weather.temperature", "wind": "weather.wind_speed"}
+    return {"type": "csv", "path": path.absolute(), "form": "epoch", "columns": columns}
+
+
+def _at(line: Counted) -> dict[str, str]:
+    return {"url": f"mqtt://127.0.0.1:{line.port}"}
+
+
+def _rewrite(path: Path, **changes: object) -> None:
+    """Replace tables of a configuration; None takes one out."""
+    table = tomllib.loads(path.read_text("utf-8")) | changes
+    path.write_text(toml(table), encoding="utf-8")
