@@ -51,6 +51,7 @@ class BrokerSection:
     key_file: Path | None = None  # and its private key
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
     keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
+    reconnect_max: Duration = "15s"  # longest wait before another attempt: a fleet waits for us
     insecure: bool = False  # allow mqtt:// to another host
 
 
@@ -392,6 +393,7 @@ def broker_of(config: Config, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wir
             protocol=said.protocol,
             keepalive=said.keepalive,
             session_expiry=604_800,
+            reconnect_max=seconds(said.reconnect_max),
             insecure=said.insecure,
         )
     except LinkError as error:

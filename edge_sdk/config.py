@@ -31,6 +31,7 @@ class BrokerSection:
     key_file: Path | None = None  # and its private key
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
     keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
+    reconnect_max: Duration = "10m"  # longest wait before another attempt to connect
     insecure: bool = False  # allow mqtt:// to another host
 
 

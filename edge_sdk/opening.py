@@ -25,6 +25,7 @@ from edge_sdk.privacy.plan import Facts, Plan
 from edge_sdk.privacy.terms import plan_of, refuse_method
 from edge_sdk.questions import Found
 from edge_sdk.series import Series
+from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
 from edge_sdk.windows import Scale
 from edge_sdk.wire import messages as m
@@ -295,6 +296,7 @@ def broker_of(
             key_file=section.key_file,
             protocol=section.protocol,
             keepalive=section.keepalive,
+            reconnect_max=seconds(section.reconnect_max),
             will=will,
             insecure=section.insecure,
             judged_at=judged_at,

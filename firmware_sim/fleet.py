@@ -12,6 +12,7 @@ from typing import Self
 
 from edge_sdk import Client, Config, Reading
 from edge_sdk.clock import Clock
+from edge_sdk.settings import seconds
 from edge_sdk.wire.broker import Broker, Will
 from edge_sdk.wire.transport import Transport
 from firmware_sim.attacks.assault import HONEST, Role
@@ -92,6 +93,7 @@ def over_mqtt(seed: int = 0) -> Connect:
             client_id=config.id,
             protocol=config.broker.protocol,
             keepalive=config.broker.keepalive,
+            reconnect_max=seconds(config.broker.reconnect_max),
             will=will,
         )
         return MqttLink(broker, poller=poller, rng=random.Random(rng.random()))  # noqa: S311

@@ -187,7 +187,7 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
     return {
         "fleet": fleet,
         "bundle": chosen.bundle,
-        "broker": {"url": broker},
+        "broker": {"url": broker, "reconnect_max": "5s"},
         "root": root.absolute(),
         "accept": {"max_steps": max(64, steps)},
         "pace": (FAST if chosen.devices <= FEW else {})

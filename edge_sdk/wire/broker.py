@@ -84,6 +84,8 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
             raise LinkError(f"MQTT protocol {self.protocol} is not known: 5, or 4 for MQTT 3.1.1")
         if not 1 <= self.keepalive <= 65_535:
             raise LinkError(f"keepalive {self.keepalive} is outside 1 to 65535 seconds")
+        if self.reconnect_max <= 0:
+            raise LinkError("reconnect_max is 0: a broker that is gone would be asked without end")
         if not self.client_id:
             raise LinkError("a client id is needed: the broker's session hangs on it")
         if self.is_tls:

@@ -189,6 +189,12 @@ def test_plain_mqtt_to_another_host_is_refused(workplace):
     assert broker_of(config, "mqtt://127.0.0.1").client_id == "_agg"
 
 
+def test_a_fleet_does_not_wait_long_for_the_aggregator_after_its_broker_is_back(workplace):
+    """A device has the patience of ten minutes; the one that all of them wait for has less."""
+    config = Config.load(workplace(), {})
+    assert broker_of(config, "mqtt://127.0.0.1").reconnect_max == 15.0
+
+
 def test_everything_personal_must_be_said_aloud_and_then_binds(workplace):
     assert bind(Config.load(workplace("shared = []"), {})).spec.shared_size == 0
 

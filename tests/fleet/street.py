@@ -58,7 +58,7 @@ class Street:
             "fleet": "street",
             "state": name,
             "bundle": self.bundle,
-            "broker": {"url": self.url, "keepalive": 10},
+            "broker": {"url": self.url, "keepalive": 10, "reconnect_max": "2s"},
             "keys": {"device": f"{name}.key", "root": "root.pub"},
             "accept": {"methods": [self.method]},
             "pace": {"answer": "1s"},

@@ -129,6 +129,7 @@ def only(link: MqttLink, kind: type, patience: float = 2.0):
         ({"url": "mqtts://b", "ca_file": "a", "cert_file": "c"}, "come together"),
         ({"url": "mqtt://localhost", "protocol": 3}, "protocol 3"),
         ({"url": "mqtt://localhost", "keepalive": 0}, "keepalive 0"),
+        ({"url": "mqtt://localhost", "reconnect_max": 0.0}, "without end"),
         ({"url": "mqtt://localhost", "client_id": ""}, "client id"),
     ],
 )
