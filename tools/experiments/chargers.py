@@ -41,7 +41,6 @@ LONG = 2000
 LOOKS = 4
 """How often a federated run is looked at on its way."""
 
-PROX = 0.1
 STAGES = ((100, 2e-3), (50, 5e-4), (30, 1e-4))
 """Rounds and rates of a staged run; sought on the choosing parts."""
 
@@ -246,12 +245,12 @@ def _settings(arm: Arm, base: Ground) -> dict[str, Any]:
     if arm.row.is_personal:
         sites = base.sites
         alpha = {"sites": sites, "alpha": 0.8 if arm.horizon == 1 else 0.9} if sites else {}
-        values |= {"prox": PROX, "credit": arm.sigma, **alpha}
+        values |= {"prox": arm.row.prox, "credit": arm.sigma, **alpha}
     if arm.row.method == "pfl":
         values |= {"choice": "last", "tune": False}
     if arm.row.graph:
         turns = SERVER[arm.row.method].settings().turns
-        values["turns"] = replace(turns, batch=BATCH, rate=arm.row.rate, mask=arm.row.masks)
+        values["turns"] = replace(turns, batch=BATCH, rate=arm.row.rate, **arm.row.turns)
     return values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,9 @@ HASTE = 2e-3
 """Learning rate of the paper's rows. Its 5e-4 (1e-3 for pure LSTMs) has 65,600 iterations; ours
 have some hundreds, and 5e-4 leaves every row near where it began."""
 
+PROX = 0.1
+"""Pull towards the mixture: our resolution of the paper's beta, which it does not give."""
+
 LOOK = 7
 """Every seventh window of the choosing part says how good a model is on its way."""
 
@@ -51,7 +54,8 @@ class Row:
         graph: The net between the devices, where there is one.
         rate: Learning rate.
         is_personal: Whether models are mixed by credit.
-        masks: Whether the server keeps out of the graph whom most others leave out.
+        prox: Pull towards the mixture, where they are.
+        turns: Settings of the turns through the graph that are not the product's own.
     """
 
     bundle: str
@@ -60,7 +64,13 @@ class Row:
     graph: str = ""
     rate: float = HASTE
     is_personal: bool = False
-    masks: bool = True
+    prox: float = PROX
+    turns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _pfgl(*, bundle: str = "chargers-paper", **more: Any) -> Row:  # noqa: ANN401 - settings
+    """Return a row of PFGL; ``more`` are settings of its turns."""
+    return Row(bundle, "federated", "pfgl", "pfgl", is_personal=True, turns=more)
 
 
 _LSTM, _MIXED = "chargers-paper-lstm", "chargers-paper-lstm-conv"
@@ -70,12 +80,19 @@ FIELD: Mapping[str, Row] = {
     "LSTM-CNN-FedAvg": Row(_MIXED, "federated", "lstm_cnn_fedavg", "conv2d"),
     "LSTM-PFL": Row(_LSTM, "federated", "pfl", is_personal=True),
     "LSTM-CNN-PFL": Row(_MIXED, "federated", "lstm_cnn_pfl", "conv2d", is_personal=True),
-    "CNFGNN": Row("chargers-paper-gru", "federated", "cnfgnn", "graphnet"),
-    "PFGL": Row("chargers-paper", "federated", "pfgl", "pfgl", is_personal=True),
-    "PFGL, unmasked": Row(
-        "chargers-paper", "federated", "pfgl", "pfgl", is_personal=True, masks=False
+    "CNFGNN": Row(
+        "chargers-paper-gru",
+        "federated",
+        "cnfgnn",
+        "graphnet",
+        turns={"schedule": "alternating"},
     ),
-    "PFGL, LSTM encoder": Row(_MIXED, "federated", "pfgl", "pfgl", is_personal=True),
+    "PFGL": _pfgl(),
+    "PFGL, unmasked": _pfgl(mask=False),
+    "PFGL, residual": replace(_pfgl(mask=False), graph="residual", prox=0.01),
+    "PFGL, float16": _pfgl(half=True),
+    "PFGL, alternating": _pfgl(schedule="alternating"),
+    "PFGL, LSTM encoder": _pfgl(bundle=_MIXED),
     "No_FL converged": Row("chargers-paper", "converged", rate=1e-3),
     "pooled": Row("chargers-paper", "pooled", rate=1e-3),
     "pooled, tuned": Row("chargers-paper", "tuned", rate=1e-3),
@@ -228,10 +245,11 @@ def seated(kind: str, bundle: Bundle, stations: tuple[Station, ...]) -> LentGrap
     adjacent = adjacency(distances(sites)) if is_placed else 1.0 - np.eye(count)
     nets: Mapping[str, Callable[[], Any]] = {
         "pfgl": partial(SpatioTemporal, count, features, length),
+        "residual": partial(SpatioTemporal, count, features, length, residual_ln=True),
         "conv2d": partial(Conv2d, features, 2),
         "graphnet": partial(GraphNet, features, 2),
     }
-    model = Hosted(nets[kind], adjacent, order=3 if kind == "pfgl" else 2)
+    model = Hosted(nets[kind], adjacent, order=3 if kind in {"pfgl", "residual"} else 2)
     return LentGraph(model, shape, {x.name: k for k, x in enumerate(stations)})
 
 

@@ -26,13 +26,16 @@ PAPERS = ("No_FL", "LSTM-FedAvg", "LSTM-CNN-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL",
 OURS = ("week, federated", "week, alone", "week, pooled")
 LONGER = ("No_FL converged", "pooled", "pooled, tuned")
 
-LENGTH = 5
-"""Times as many rounds in the longer runs of E1, on the set with the fewest stations."""
+LENGTH = 4
+"""Times as many rounds in the longer runs of E1."""
+
+LONG = ("PFGL", "PFGL, residual", "No_FL")
+FRUGAL = ("PFGL, float16", "PFGL, alternating")
 
 LIES = ("flipping", "gaussian", "scaling")
 CROWDS = (1, 4)
 ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-PFL", "CNFGNN")
-OPEN = "PFGL, unmasked"
+SPARED = ("PFGL, residual", "PFGL, unmasked")
 """Without the server's guard that also keeps out of the graph whom most others leave out."""
 
 BEYOND = (
@@ -77,11 +80,14 @@ def _arm(
 
 
 def _e1(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
-    far = {"experiment": "long", "dataset": ev.PALO_ALTO}
-    for horizon in HORIZONS if ev.PALO_ALTO in options.sites else ():
-        for name in ("PFGL", "No_FL"):
-            arm = _arm(options, seed, name, horizon=horizon, **far)
-            yield replace(arm, rounds=LENGTH * options.turns)
+    longer = LENGTH * options.turns
+    for dataset in options.sites:
+        for horizon in HORIZONS:
+            for name in LONG:
+                arm = _arm(options, seed, name, dataset=dataset, horizon=horizon)
+                yield replace(arm, rounds=longer)
+    if ev.BOULDER in options.sites:
+        yield from (_arm(options, seed, name) for name in FRUGAL)
     for names in (OURS[:1], PAPERS, OURS[1:], LONGER):
         for dataset in options.sites:
             for horizon in HORIZONS:
@@ -91,15 +97,15 @@ def _e1(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
 
 def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
     """On the stand-in for the paper's set, six steps ahead; unharmed runs are those of E1."""
-    yield from (_arm(options, seed, name) for name in ("No_FL", *ATTACKED, OPEN))
+    yield from (_arm(options, seed, name) for name in ("No_FL", *ATTACKED, *SPARED))
     for name in ATTACKED:
         for attack in LIES:
             for crowd in CROWDS:
                 yield _arm(options, seed, name, experiment="e2", attack=attack, liars=crowd)
-    for attack in LIES[:2]:  # what masking itself costs
-        for crowd in CROWDS:
-            more: dict[str, Any] = {"experiment": "e2", "attack": attack, "liars": crowd}
-            yield _arm(options, seed, OPEN, **more)
+    for name in SPARED:
+        for attack in LIES[:2]:
+            for crowd in CROWDS:
+                yield _arm(options, seed, name, experiment="e2", attack=attack, liars=crowd)
     for attack, crowd in BEYOND:
         yield _arm(options, seed, "PFGL", experiment="e2", attack=attack, liars=crowd)
 
@@ -184,10 +190,12 @@ def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     A page whose own runs are all missing is made of nothing.
     """
     if name == "e1":
-        return [r for r in found if r["arm"]["experiment"] in {"e1", "long"}]
+        return [r for r in found if r["arm"]["experiment"] == "e1"]
     main = [r for r in found if r["arm"]["dataset"] == ev.BOULDER and r["arm"]["horizon"] == 6]
     own = [r for r in main if r["arm"]["experiment"] == name]
-    shared = {"e2": ("No_FL", *ATTACKED, OPEN), "e4": ("PFGL", "PFGL, LSTM encoder")}.get(name, ())
+    shared = {"e2": ("No_FL", *ATTACKED, *SPARED), "e4": ("PFGL", "PFGL, LSTM encoder")}.get(
+        name, ()
+    )
     plain = [r for r in main if r["arm"]["experiment"] == "e1" and r["arm"]["name"] in shared]
     is_begun = bool(own) or any(r["arm"]["name"] == "PFGL, LSTM encoder" for r in plain)
     return [*plain, *own] if is_begun else []
