@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Tests that start programs wait more than they compute: twice as many workers as cores.
+TESTERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+SPREAD := -n $(TESTERS) --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -14,7 +17,7 @@ demo: $(VENV)/.sim ## broker, aggregator and eight devices learn from real readi
 	@$(BIN)/gridfed-sim demo --out demo-run
 
 test: $(VENV)/.dev ## every test that this machine can run; what is absent is skipped with its reason
-	@$(BIN)/python -m pytest $(PYTEST)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) $(PYTEST)
 
 check: format lint types contracts test docs ## what CI and reviewers run
 
@@ -42,7 +45,7 @@ chaos: $(VENV)/.sim ## 200 devices, everything fails for minutes, then the histo
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.chaos --out chaos-run $(CHAOS)
 
 lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryptography, msgpack, and no onnxruntime
-	@PYTHONPATH=. $(VENV)-lowest/bin/python -m pytest tests/edge_sdk -m "not broker and not chaos and not torch" $(PYTEST)
+	@PYTHONPATH=. $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch" $(PYTEST)
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
@@ -85,5 +88,5 @@ $(VENV)/.oracles: $(VENV)/.dev
 $(VENV)-lowest/.ready: constraints/lowest.txt
 	@$(PYTHON) -m venv $(VENV)-lowest
 	@$(VENV)-lowest/bin/python -m pip --disable-pip-version-check --quiet install -r constraints/lowest.txt \
-	  pytest==9.2.0 pytest-randomly==5.1.0 pytest-timeout==2.4.0 hypothesis==6.170.15
+	  pytest==9.2.0 pytest-randomly==5.1.0 pytest-timeout==2.4.0 pytest-xdist==3.8.0 hypothesis==6.170.15
 	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from firmware_sim.processes import Family, Running, command
 LOOK = 0.4  # s between two looks at the aggregator's page
 STARTING = 60.0  # s until broker or aggregator must answer
 CLOSING = 30.0  # s that devices may take to fetch the final model
+_LOWEST, _LISTENED = 20_000, 12_000  # ports to listen on, below those of whoever connects
 
 
 class TooSlow(Failure):
@@ -65,13 +67,15 @@ class Progress:
 
 
 def free_port(count: int = 1) -> int:
-    """Return a loopback port that is free now, with ``count - 1`` free ones after it."""
+    """Return a loopback port that is free now, with ``count - 1`` free ones after it.
+
+    It lies below those that the kernel gives to whoever connects, and is drawn anew in every
+    process: others that look for one, or connect, before it is listened on hardly take it.
+    """
     for _ in range(50):
-        with closing(socket.socket()) as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            if all(_is_free(port + i) for i in range(1, count)):
-                return port
+        port = _LOWEST + secrets.randbelow(_LISTENED)
+        if all(_is_free(port + i) for i in range(count)):
+            return port
     raise TooSlow("no free port on loopback")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from edge_sdk import cli
 from edge_sdk.wire import keys
+from firmware_sim.federation import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DAYS = 9  # the bundles look a week back
@@ -50,12 +50,6 @@ def program(*words):
     finally:
         child.terminate()
         child.communicate(timeout=30)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def midnight():

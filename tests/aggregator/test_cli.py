@@ -16,6 +16,7 @@ from aggregator import cli
 from aggregator.broker import start
 from aggregator.enrol import statement
 from edge_sdk.wire import keys
+from firmware_sim.federation import free_port
 
 KEY = keys.from_seed(bytes(range(1, 33)))
 
@@ -33,11 +34,6 @@ def call(folder, *args, code=0, **environ):
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_from_nothing_to_a_fleet(workplace):

@@ -11,16 +11,12 @@ import pytest
 from aggregator.broker import mosquitto_program
 from edge_sdk.wire.mqtt import Broker, MqttLink
 from edge_sdk.wire.transport import LinkDown
+from firmware_sim.federation import free_port
 from tests.broker.authority import Authority
 
 pytestmark = pytest.mark.broker
 
 DAY = 86_400.0
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

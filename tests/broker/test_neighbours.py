@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [f"home-{number:02d}" for number in range(20)]
 KILLED, CUT = "home-07", "home-13"
-LAST = 100
+LAST = 60
 MIXED = re.compile(r"mixed epoch=(\d+) step=(\d+) used=(\S*)")
 
 
@@ -162,7 +162,7 @@ def block(tmp_path):
         url = start_broker(family, tmp_path / "broker", "mosquitto")
         wire = Wire(int(url.rsplit(":", 1)[1]))
         one = Block(
-            tmp_path, family, url, "dfl_sgd", every="1s", deadline="8s", last=LAST, rate=0.02
+            tmp_path, family, url, "dfl_sgd", every="500ms", deadline="5s", last=LAST, rate=0.02
         )
         for name in reversed(NAMES):  # who decides comes last: the others wait for its word
             one.configure(name, wire.url if name == CUT else url)
@@ -227,7 +227,7 @@ def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
         url = start_broker(family, tmp_path / "broker", "mosquitto")
         one = Block(tmp_path, family, url, method, names=names, reach=1)
         host = tmp_path / "aggregator.toml"
-        numbers = {"rate": 0.02, "every": 1.0, "deadline": 20.0, "last": 8}
+        numbers = {"rate": 0.02, "every": 1.0, "deadline": 6.0, "last": 8}
         run_ = {"bundle": "load-mlp", "method": method, "quorum": 4, "settings": numbers}
         page = {"listen": f"127.0.0.1:{free_port()}"}
         table = {"fleet": "street", "state": "aggregator", "run": run_, "page": page}

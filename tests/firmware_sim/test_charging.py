@@ -6,7 +6,6 @@ import contextlib
 import csv
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.sources import SOURCES
+from firmware_sim.federation import free_port
 
 pytest.importorskip("ocpp")
 pytest.importorskip("websockets")
@@ -25,12 +25,6 @@ OFFICE = Path(__file__).with_name("backoffice.py")
 QUARTER = 900
 BEGIN = 1_715_558_400  # 2024-05-13, a Monday
 DEMAND = "ev.demand.energy"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
