@@ -193,18 +193,18 @@ def rises(
     Over all stations, liars scored with the model that they keep to themselves; or over the
     ``honest`` ones, in both runs.
     """
-
-    def over(r: Mapping[str, Any], leave: Sequence[str]) -> float:
-        return float(np.mean([row["QS"] for x, row in r["stations"].items() if x not in leave]))
-
     free = {r["arm"]["seed"]: r for r in _free(results, name)}
     hit = where(results, name=name, attack=attack, liars=liars, experiment="e2")
     pairs = [(r, free[r["arm"]["seed"]]) for r in hit if r["arm"]["seed"] in free]
     gone = [r["liars"] if honest else [] for r, _ in pairs]
     return [
-        over(r, out) / over(calm, out) - 1.0 if np.isfinite(qs(r)) else float("inf")
+        _over(r, out) / _over(calm, out) - 1.0 if np.isfinite(qs(r)) else float("inf")
         for (r, calm), out in zip(pairs, gone, strict=True)
     ]
+
+
+def _over(r: Mapping[str, Any], leave: Sequence[str]) -> float:
+    return float(np.mean([row["QS"] for x, row in r["stations"].items() if x not in leave]))
 
 
 def _free(results: Results, name: str) -> list[Mapping[str, Any]]:
@@ -229,24 +229,32 @@ def of_e2(results: Results) -> list[Claim]:
 
 
 def _hardly_worse(results: Results, name: str, attack: str, crowd: int) -> list[Claim]:
-    found = rises(results, name, attack, crowd)
-    if not found:
-        return []
-    text = f"{name} degrades by at most {DEGRADED:.0%}: {attack}, {crowd} of 8"
-    kind = rises(results, name, attack, crowd, honest=True)
-    said = f"{_shares(found)}; honest stations alone {_shares(kind)}"
-    return [Claim(text, max(found) <= DEGRADED, said)]
+    """Over all stations, as in the paper; and over those that do not harm themselves."""
+    claims = []
+    for honest, whose in ((False, "all stations"), (True, "honest stations")):
+        found = rises(results, name, attack, crowd, honest=honest)
+        if found:
+            text = f"{name} degrades by at most {DEGRADED:.0%}: {attack}, {crowd} of 8, {whose}"
+            claims.append(Claim(text, max(found) <= DEGRADED, _shares(found)))
+    return claims
 
 
 def _still_better(results: Results, name: str, attack: str, crowd: int) -> list[Claim]:
-    alone = {r["arm"]["seed"]: qs(r) for r in _free(results, "No_FL")}
+    alone = {r["arm"]["seed"]: r for r in _free(results, "No_FL")}
     hit = where(results, name=name, attack=attack, liars=crowd, experiment="e2")
-    pairs = [(qs(r), alone[r["arm"]["seed"]]) for r in hit if r["arm"]["seed"] in alone]
-    if not pairs:
-        return []
-    said = ", ".join(f"{ours:.4f} and {theirs:.4f}" for ours, theirs in pairs)
-    text = f"and stays below No_FL: {attack}, {crowd} of 8"
-    return [Claim(text, all(ours < theirs for ours, theirs in pairs), said)]
+    claims = []
+    for honest, whose in ((False, "all stations"), (True, "honest stations")):
+        out = [r["liars"] if honest else [] for r in hit]
+        pairs = [
+            (_over(r, left), _over(alone[r["arm"]["seed"]], left))
+            for r, left in zip(hit, out, strict=True)
+            if r["arm"]["seed"] in alone
+        ]
+        if pairs:
+            said = ", ".join(f"{ours:.4f} and {theirs:.4f}" for ours, theirs in pairs)
+            text = f"and stays below No_FL: {attack}, {crowd} of 8, {whose}"
+            claims.append(Claim(text, all(ours < theirs for ours, theirs in pairs), said))
+    return claims
 
 
 def _shut_out(results: Iterable[Mapping[str, Any]], name: str = "PFGL") -> list[Claim]:
