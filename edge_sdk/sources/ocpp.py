@@ -19,6 +19,7 @@ from typing import Any
 from edge_sdk.sources.shape import Frame, Rejected, Sample
 
 _REGISTER = "Energy.Active.Import.Register"
+_SESSION = "session.energy"
 _NUMBER = re.compile(r"-?\d{1,12}(\.\d{1,9})?")
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)?", re.IGNORECASE | re.ASCII
@@ -48,8 +49,9 @@ class Sockets:
     """
 
     verify: Verify | None = None
-    _starting: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _starting: OrderedDict[str, tuple[str, Sample]] = field(default_factory=OrderedDict)
     _running: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _begun: OrderedDict[str, Sample] = field(default_factory=OrderedDict)
     _told: OrderedDict[tuple[str, str, float, float], None] = field(default_factory=OrderedDict)
 
     def __call__(self, frame: Frame) -> list[Sample]:
@@ -76,9 +78,10 @@ class Sockets:
             case _:
                 raise Rejected("not a note")
         if action == "Started":
-            socket = self._starting.pop(f"{charger}/{number}", None)
-            if socket is not None and type(said.get("transactionId")) is int:
-                self._remember(charger, said["transactionId"], socket)
+            started = self._starting.pop(f"{charger}/{number}", None)
+            if started is not None and type(said.get("transactionId")) is int:
+                self._remember(charger, said["transactionId"], started[0])
+                self._begin(charger, said["transactionId"], started[1])
             return []
         if action == "TransactionEvent":
             return self._event(charger, said)
@@ -88,14 +91,16 @@ class Sockets:
         """Read a message of OCPP 1.6."""
         if action == "StartTransaction":
             socket = f"{charger}/{_whole(said.get('connectorId'))}"
-            self._starting[f"{charger}/{number}"] = socket
+            began = _register(said.get("timestamp"), said.get("meterStart"), socket)
+            self._starting[f"{charger}/{number}"] = (socket, began)
             if len(self._starting) > _TRANSACTIONS:
                 self._starting.popitem(last=False)
-            return [_register(said.get("timestamp"), said.get("meterStart"), socket)]
+            return [began]
         if action == "StopTransaction":
             socket = self._known(charger, said.get("transactionId"))
-            ended = [_register(said.get("timestamp"), said.get("meterStop"), socket)]
-            return [*self._values(said.get("transactionData"), socket), *ended]
+            ended = _register(said.get("timestamp"), said.get("meterStop"), socket)
+            during = self._values(said.get("transactionData"), socket)
+            return [*during, ended, *self._session(charger, said.get("transactionId"), ended)]
         socket = f"{charger}/{_whole(said.get('connectorId', said.get('evseId')))}"
         if type(said.get("transactionId")) is int:
             self._remember(charger, said["transactionId"], socket)
@@ -110,7 +115,28 @@ class Sockets:
             self._remember(charger, number, socket)
         else:
             socket = self._known(charger, number)
-        return self._values(said.get("meterValue"), socket)
+        values = self._values(said.get("meterValue"), socket)
+        registers = [value for value in values if value.name == _REGISTER]
+        if registers and said.get("eventType") == "Started":
+            self._begin(charger, number, registers[0])
+        if registers and said.get("eventType") == "Ended":
+            return [*values, *self._session(charger, number, registers[-1])]
+        return values
+
+    def _begin(self, charger: str, transaction: object, register: Sample) -> None:
+        self._begun[f"{charger}/{transaction}"] = register
+        if len(self._begun) > _TRANSACTIONS:
+            self._begun.popitem(last=False)
+
+    def _session(self, charger: str, transaction: object, ended: Sample) -> Iterator[Sample]:
+        """Say what a whole session took, once, where its beginning was heard."""
+        began = self._begun.pop(f"{charger}/{transaction}", None)
+        if began is None or ended.time <= began.time or began.unit != ended.unit:
+            return
+        taken = ended.value - began.value
+        if taken >= 0:
+            span = ended.time - began.time
+            yield Sample(_SESSION, began.time, taken, ended.unit, ended.device, 0, span)
 
     def _remember(self, charger: str, transaction: object, socket: str) -> None:
         self._running[f"{charger}/{transaction}"] = socket

@@ -23,6 +23,7 @@ _LINE = re.compile(r"(\d{1,3}-\d{1,3}:\d{1,3}\.\d{1,3}\.\d{1,3})((?:\([^()]*\))+
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?")
 _CLOCK, _SERIALS = "0-0:1.0.0", ("0-0:96.1.1", "0-0:96.1.0")
 _TOTALS = ("1-0:1.8.", "1-0:2.8.")
+_SEALED = re.compile(rb"\xdb\x08[A-Z]{3}.{5}\x82", re.DOTALL)  # AES-GCM: Luxembourg, Austria
 _STARTS = 4  # places in a noisy buffer that are tried as the telegram's first byte
 
 
@@ -76,7 +77,8 @@ class Telegrams:
             self._buffer += data[start : start + LONGEST]
             yield from self._cut()
             if len(self._buffer) > LONGEST:
-                self.rejected["too long"] += 1
+                reason = "encrypted" if _SEALED.search(self._buffer) else "too long"
+                self.rejected[reason] += 1
                 del self._buffer[: -LONGEST // 2]
 
     def _cut(self) -> Iterator[bytes]:

@@ -88,8 +88,9 @@ def finished(child, patience=90):
     return json.loads(out.splitlines()[-1])
 
 
-def readings(folder, step=QUARTER, patience=3.0):
+def readings(folder, step=QUARTER, patience=3.0, *, sessions=None):
     """Read the tap's notes to their end, as the agent does: value by time, and the source."""
+    sessions = [] if sessions is None else sessions
     source = SOURCES["ocpp"]({"type": "ocpp", "spool": str(folder)})
     source.on_grid(step)
     source.start()
@@ -99,6 +100,8 @@ def readings(folder, step=QUARTER, patience=3.0):
         for reading in source.poll():
             if reading.stream == DEMAND:
                 found[reading.time] = reading.value
+            if reading.stream == "ev.session.energy":
+                sessions.append(reading.value)
             quiet = time.monotonic() + 1.0
         pause.wait(0.02)
     source.close()
@@ -142,7 +145,10 @@ def test_what_a_charger_delivers_is_what_the_device_beside_it_reads(tmp_path, co
     rows = [json.loads(line) for line in heard(log)]
     begins = [row for row in rows if row["action"] in {"start", "Started"}]
     assert len(begins) == told["sessions"]
-    found, source = readings(tmp_path / "spool")
+    sessions: list[float] = []
+    found, source = readings(tmp_path / "spool", sessions=sessions)
+    assert len(sessions) == told["sessions"]
+    assert 1000 * sum(sessions) == pytest.approx(told["wh"], abs=1.0 * len(sessions))
     assert source.rejected.total() == 0
     wh = truth(true)
     assert sorted(found) == [BEGIN + n * QUARTER for n in range(96)]

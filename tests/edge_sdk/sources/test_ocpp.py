@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.sources import SOURCES
+from edge_sdk.sources.interfaces import OcppSection
 from edge_sdk.sources.notes import Notes
 from edge_sdk.sources.ocmf import verifier
 from edge_sdk.sources.ocpp import Sockets
@@ -29,6 +30,7 @@ from edge_sdk.sources.shape import Frame, Rejected
 from edge_sdk.sources.spool import Followed, Spool
 from edge_sdk.sources.tap import Ear, Office, Tap
 from edge_sdk.sources.websocket import LONGEST, Overheard, Unreadable
+from edge_sdk.tapping import _server_tls as _tls
 
 AT = "2024-05-14T12:00:00Z"
 TIME = 1_715_688_000.0
@@ -88,10 +90,36 @@ def test_a_session_of_1_6_is_followed_from_its_start_to_its_stop():
     assert sockets(note("StartTransaction", start, "7"))[0].device == "CP1/2"
     assert sockets(note("Started", {"transactionId": 99}, "7")) == []
     stop = {"transactionId": 99, "meterStop": 4000, "timestamp": "2024-05-14T13:00:00Z"}
-    (stopped,) = sockets(note("StopTransaction", stop))
+    stopped, session = sockets(note("StopTransaction", stop))
     assert (stopped.device, stopped.value) == ("CP1/2", 4000.0)
+    assert (session.name, session.device, session.value) == ("session.energy", "CP1/2", 3000.0)
+    assert (session.time, session.seconds) == (TIME, 3600.0)
+    assert sockets(note("StopTransaction", stop)) == [], "said again after a lost link"
     with pytest.raises(Rejected, match="unknown transaction"):
         sockets(note("StopTransaction", stop | {"transactionId": 98}))
+
+
+def event(kind, value, at=AT, **more):
+    row = {"timestamp": at, "sampledValue": [{"value": value}]}
+    about = {"transactionInfo": {"transactionId": "T1"}, "eventType": kind, "meterValue": [row]}
+    return note("TransactionEvent", about | more)
+
+
+def test_a_session_of_2_0_1_is_what_its_register_rose_by():
+    sockets, later = Sockets(), "2024-05-14T12:30:00Z"
+    assert len(sockets(event("Started", 1000, evse={"id": 1}))) == 1
+    assert len(sockets(event("Updated", 1500, "2024-05-14T12:10:00Z"))) == 1
+    *_, session = sockets(event("Ended", 2500.5, later))
+    assert (session.name, session.value, session.seconds) == ("session.energy", 1500.5, 1800.0)
+    assert sockets(event("Ended", 2500.5, later)) == []
+
+
+def test_a_session_of_which_the_beginning_was_not_heard_is_not_guessed():
+    sockets = Sockets()
+    assert [s.name for s in sockets(event("Ended", 2500, evse={"id": 1}))] == [REGISTER]
+    sockets(event("Started", 3000, "2024-05-14T13:00:00Z", evse={"id": 1}))
+    ended = sockets(event("Ended", 10, "2024-05-14T14:00:00Z"))  # another meter meanwhile
+    assert [s.name for s in ended] == [REGISTER]
 
 
 def test_what_a_session_repeats_at_its_end_is_said_once():
@@ -167,8 +195,8 @@ def test_a_bomb_of_compression_ends_the_listening():
     assert most < 4 << 20
 
 
-def test_ten_thousand_mutated_frames_leave_ear_and_decoder_standing():
-    chance, kept = random.Random(3), []
+def test_ten_thousand_mutated_frames_leave_ear_and_decoder_standing_and_memory_flat():
+    chance, kept = random.Random(3), 0
     source = SOURCES["ocpp"]({"type": "ocpp", "spool": "/nowhere"})
     start = {"connectorId": 1, "meterStart": 5, "timestamp": AT, "idTag": "A"}
     event = {
@@ -183,17 +211,26 @@ def test_ten_thousand_mutated_frames_leave_ear_and_decoder_standing():
         json.dumps([2, "2", "MeterValues", values({"value": "7.5", "unit": "kWh"})]),
         json.dumps([2, "3", "TransactionEvent", event]),
     ]
-    ear = greeted(kept.append)
-    for _ in range(10_000):
-        ear.hear(framed(mutated(chance.choice(good), chance)), from_charger=True)
-    counted = ear.counts["deaf"]
-    for frame in kept:
+
+    def decode(frame):
+        nonlocal kept
+        kept += 1
         for reading in source.normaliser.take(source.samples(frame)):
             assert 0 <= reading.value < 1e6
-    assert counted == 0
+
+    ear = greeted(decode)
+    tracemalloc.start()
+    for number in range(10_000):
+        ear.hear(framed(mutated(chance.choice(good), chance)), from_charger=True)
+        if number == 4_000:  # what is remembered on purpose has its bounds by now
+            settled = tracemalloc.get_traced_memory()[0]
+    grown = tracemalloc.get_traced_memory()[0] - settled
+    tracemalloc.stop()
+    assert grown < 1 << 20
+    assert ear.counts["deaf"] == 0
     assert ear.counts["messages"] + ear.counts["not UTF-8"] == 10_000
-    assert len(kept) > 2_000
-    assert source.accepted + source.rejected.total() == len(kept)
+    assert kept > 2_000
+    assert source.accepted + source.rejected.total() == kept
     assert {"bad value", "bad time"} <= set(source.rejected)
 
 
@@ -302,6 +339,47 @@ def test_an_office_behind_tls_must_show_its_own_name(tmp_path, host, is_reached)
     line, broken = asyncio.run(greeted_by())
     assert line == (b"HTTP/1.1 101 Go\r\n" if is_reached else b"")
     assert bool(broken) is not is_reached
+
+
+def test_a_charger_may_come_over_tls_and_is_shown_the_taps_own_name(tmp_path):
+    certificate, key = self_signed(tmp_path, "localhost")
+    section = OcppSection(type="ocpp", cert_file=str(certificate), key_file=str(key))
+
+    async def greeted_by(believed):
+        async def office(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 101 Go\r\n\r\n")
+            await reader.read(-1)
+            writer.close()
+
+        server = await asyncio.start_server(office, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        where = asyncio.get_running_loop().create_future()
+        tap = Tap(Office.parse(f"ws://127.0.0.1:{port}"), Spool(tmp_path / "spool", "ocpp"))
+        serving = asyncio.create_task(tap.serve("127.0.0.1", 0, where.set_result, _tls(section)))
+        scheme, _, place = (await where).partition("://")
+        trust = ssl.create_default_context(cafile=certificate if believed else None)
+        try:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", int(place.split(":")[1]), ssl=trust, server_hostname="localhost"
+            )
+            writer.write(b"GET /CP1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            line = await reader.readline()
+            writer.close()
+        finally:
+            await asyncio.sleep(0.1)
+            serving.cancel()
+            server.close()
+        return scheme, line
+
+    assert asyncio.run(greeted_by(believed=True)) == ("wss", b"HTTP/1.1 101 Go\r\n")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        asyncio.run(greeted_by(believed=False))
+
+
+def test_a_tap_without_the_key_of_its_certificate_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        _tls(OcppSection(type="ocpp", cert_file=str(tmp_path / "nowhere.crt")))
 
 
 def self_signed(folder, name):
