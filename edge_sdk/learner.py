@@ -108,6 +108,7 @@ class Learner:
             turn=self._take_turn,
             judge=self.judged,
             latest=self.newest,
+            held=self.held_back,
         )
         self.half = self.factory(local, _steps(manifest.training))
         self.alone = steps(local, _steps(manifest.training))
@@ -163,16 +164,21 @@ class Learner:
         Of the series that may be learned from, so perhaps perturbed. The same windows for every
         vector, as long as no reading came.
         """
-        if self.config.learn.part != "train":
-            return None
-        frame = self._learnable_frame()
-        held = Drawable(frame, frame.origins("validation") if len(frame) else np.zeros(0, np.int64))
-        if not len(held):
+        held = self.held_back()
+        if held is None:
             return None
         rng = keyed(self.role.run, self.config.id, "held back", 0)
         batch = held.draw(rng, HELD)
         loss, *_ = self.bundle.graphs["gradient"](p=vector, x=batch.x, y=batch.y)
         return float(loss)
+
+    def held_back(self) -> Drawable | None:
+        """Return the windows behind those that are learned from; None without any."""
+        if self.config.learn.part != "train":
+            return None
+        frame = self._learnable_frame()
+        held = Drawable(frame, frame.origins("validation") if len(frame) else np.zeros(0, np.int64))
+        return held if len(held) else None
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Think: what the half makes of a task.

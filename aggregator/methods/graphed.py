@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.methods.credit import Mixed
-from aggregator.methods.personal import Mixing, Personalising, personal
+from aggregator.methods.personal import Personalising, personal
 from aggregator.methods.pfl import PFL, by_credit, modules_of_scope
 from aggregator.methods.play import Score, Turns
 from aggregator.methods.ranges import Prox, Rate, Steps
@@ -22,6 +22,7 @@ from edge_sdk.wire.strict import Misfit
 MEMORY = 4 << 30
 """Bytes that four arrays of all stations may take: what came, what goes, and their gradients."""
 
+_CHOICES = {"last": 0.0, "fleet": 2.0}
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 
 
@@ -29,10 +30,15 @@ _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 class PFGL(PFL):
     """Personalised federated graph learning: credit attention as in PFL, and turns through a graph.
 
-    ``steps`` are the iterations of a round (or local steps, where they alternate). A device
-    forecasts with its last model, and is not tuned afterwards: both would want the graph's word.
+    ``steps`` are the iterations of a round (or local steps, where they alternate).
 
     Attributes:
+        choice: With which model a device forecasts, and the server with which graph: those of the
+            ``last`` round; or of the round with the least mean held-back loss of the ``fleet``, as
+            the paper has it, judged with the graph's word by ``turns.judge`` more batches a round.
+            Without windows held back (``learn.part``) the last.
+        tune: In the last round nothing pulls: the tuning at the end, with the graph's word. Only
+            where ``run.rounds`` says which is the last.
         turns: What happens inside a round.
     """
 
@@ -41,18 +47,18 @@ class PFGL(PFL):
     turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
-        """Refuse what a device could only judge without the graph."""
+        """Refuse a choice that the one graph of all cannot follow."""
         PFL.__post_init__(self)
-        if self.choice != "last":
-            raise ValueError(f"choice: expected 'last' with a graph, got {self.choice!r}")
-        if self.tune:
-            raise ValueError("tune: expected false with a graph")
+        if self.choice not in _CHOICES:
+            said = "'fleet' or 'last', for all forecast through one graph"
+            raise ValueError(f"choice: expected {said}, got {self.choice!r}")
 
     def numbers(self, client: str) -> dict[str, float]:
         """Return the numbers of a client's task."""
         told = {"prox": self.prox_of.get(client, self.prox), "rate": self.rate}
         told["optimiser"] = _OPTIMISERS[self.optimiser]
         flags = {"received": self.start == "received", "fresh": self.moments == "fresh"}
+        told |= {"choice": _CHOICES[self.choice]} if _CHOICES[self.choice] else {}
         return told | {name: 1.0 for name, is_set in flags.items() if is_set}
 
 
@@ -99,7 +105,18 @@ def pfgl(setup: Setup) -> Half[Any]:
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFGL = setup.settings
     mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
-    return _woven(setup, mixing, settings.numbers, settings.stale_after, settings.history)
+    if settings.tune and setup.rounds.limit is None:
+        raise Misfit("run.settings.tune", "run.rounds, whose last one it is", "no end")
+    inner = Personalising(
+        mixing,
+        setup.rounds,
+        settings.numbers,
+        settings.stale_after,
+        settings.history,
+        by_fleet=settings.choice == "fleet",
+        is_last_alone=settings.tune,
+    )
+    return _woven(setup, inner)
 
 
 def averaged_through(setup: Setup) -> Half[Any]:
@@ -110,7 +127,7 @@ def averaged_through(setup: Setup) -> Half[Any]:
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: Common = setup.settings
-    return _woven(setup, averaged, settings.numbers, 0, 0)
+    return _woven(setup, Personalising(averaged, setup.rounds, settings.numbers, 0, 0))
 
 
 def averaged(rows: Rows) -> Mixed:
@@ -141,13 +158,7 @@ def _check_sizes(lent: Lent, turns: Turns) -> None:
         raise Misfit("run.graph.capacity", said, f"{wanted >> 20} MiB")
 
 
-def _woven(
-    setup: Setup,
-    mixing: Mixing,
-    numbers: Any,  # noqa: ANN401 - client to the numbers of its task
-    stale_after: int,
-    history: int,
-) -> Half[Any]:
+def _woven(setup: Setup, inner: Personalising) -> Half[Any]:
     lent, settings = setup.graph, setup.settings
     if lent is None:
         raise Misfit("run.graph", "a graph model, for this method has turns through one", "none")
@@ -160,6 +171,6 @@ def _woven(
         setup.rounds.enough,
         setup.rounds.quorum,
         setup.seed,
+        by_fleet=inner.by_fleet,
     )
-    inner = personal(Personalising(mixing, setup.rounds, numbers, stale_after, history))
-    return split(inner, score, setup.rounds.deadline, lent.places)
+    return split(personal(inner), score, setup.rounds.deadline, lent.places)

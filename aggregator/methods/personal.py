@@ -44,6 +44,7 @@ class Personalising:
         stale_after: Rounds that a silent client's weights count.
         history: Rounds of which the weights are kept.
         by_fleet: Whether devices keep the models of the round whose mean held-back loss is least.
+        is_last_alone: Whether nothing pulls in the last round, which tunes the models.
     """
 
     mixing: Mixing
@@ -52,6 +53,12 @@ class Personalising:
     stale_after: int = 5
     history: int = 100
     by_fleet: bool = False
+    is_last_alone: bool = False
+
+    def alone(self, version: int) -> dict[str, float]:
+        """Return the numbers of a round without any pull, where that is the next to count."""
+        is_last = self.rounds.limit is not None and version + 1 >= self.rounds.limit
+        return {"prox": 0.0} if self.is_last_alone and is_last else {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,14 +119,15 @@ def personal(settings: Personalising) -> Half[Personalised]:
 def _tasks(state: Personalised, settings: Personalising, clients: Iterable[str]) -> Effects:
     """Ask each client with its own mixture; who has none gets what stands for all."""
     common = published(state.w)
-    chosen = {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
+    more = {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
+    more |= settings.alone(state.version)
     return tuple(
         Task(
             name,
             state.round,
             ASK,
             base=state.version,
-            values={**settings.values(name), **chosen},
+            values={**settings.values(name), **more},
             arrays={"w": state.mixed.get(name, common)},
         )
         for name in sorted(clients)

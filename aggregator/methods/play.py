@@ -71,6 +71,8 @@ def opened(state: Opened, before: Act | None) -> Act:
         frozenset(name for name, is_masked in state.masked.items() if is_masked),
         state.means,
         here=frozenset(state.here),
+        served=state.chosen.get("p"),
+        kept=state.kept,
         serving=before.serving if before is not None else Serving(),
     )
 
@@ -139,13 +141,14 @@ def _heard(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
 
 def _ready(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
     """Let a station in: at once where the round has not begun, else from the next turn on."""
-    first, last = (int(said.values[name]) for name in ("first", "last"))
-    if act.phase == "share" or last < first:
+    spans = {"spans": said_span(said, ""), "held": said_span(said, "held_")}
+    if act.phase == "share" or spans["spans"] is None:
         return act, ()
     note = f"ready {said.sender} {max(act.step, -1)}"
     act = replace(
         act,
-        spans={**act.spans, said.sender: (first, last)},
+        spans={**act.spans, said.sender: spans["spans"]},
+        held=act.held if spans["held"] is None else {**act.held, said.sender: spans["held"]},
         joining=act.joining | {said.sender},
         record=(*act.record, note) if act.phase != "ready" else act.record,
     )
@@ -154,6 +157,19 @@ def _ready(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]:
     everybody = act.here & act.slots.keys()
     is_full = len(act.spans) >= score.quorum and everybody <= act.spans.keys()
     return _turn(act, score) if is_full else (act, ())
+
+
+def said_span(said: Signal, before: str) -> tuple[int, int] | None:
+    """Return the first and last window that a station speaks of; None if it names none.
+
+    >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 3.0, "last": 7.0}), "")
+    (3, 7)
+    >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 7.0, "last": 3.0}), "")
+    """
+    if not {f"{before}first", f"{before}last"} <= said.values.keys():
+        return None
+    first, last = (int(said.values[f"{before}{end}"]) for end in ("first", "last"))
+    return (first, last) if first <= last else None
 
 
 def _late(act: Act, score: Score) -> tuple[Act, Effects]:
@@ -177,8 +193,8 @@ def _late(act: Act, score: Score) -> tuple[Act, Effects]:
 
 def _turn(act: Act, score: Score) -> tuple[Act, Effects]:
     """Ask for the activations of one batch, or end the round."""
-    program = score.turns.program(score.steps)
-    if act.at >= len(program):
+    program = score.program
+    if act.at >= len(program) or (program[act.at] == "judge" and not act.held):
         return _played(act)
     what, step = program[act.at], act.step + 1
     if what == "local":
@@ -187,12 +203,13 @@ def _turn(act: Act, score: Score) -> tuple[Act, Effects]:
         local = _each(act, act.spans, "local", values=told)
         act, effects = _turn(act, score)
         return act, (*local, *effects)
-    cast = (act.cast | act.joining) & act.here
+    asked_of = act.held if what == "judge" else act.spans
+    cast = (act.cast | act.joining) & act.here & asked_of.keys()
     act = replace(act, phase="encode", step=step, heard={}, took=frozenset())
     act = replace(act, cast=cast, joining=frozenset())
     act = replace(act, ids=drawn(act, score))
-    values = _numbers(score) | ({"frozen": 1.0} if what != "joint" else {})
-    asked = _each(act, act.spans, "encode", values=values, ids=act.ids)
+    flags = {"joint": {}, "judge": {"held": 1.0}}.get(what, {"frozen": 1.0})
+    asked = _each(act, asked_of, "encode", values=_numbers(score) | flags, ids=act.ids)
     return act, (*asked, Due(act.round, "encode", step, after=score.turns.deadline))
 
 
@@ -200,31 +217,57 @@ def drawn(act: Act, score: Score) -> Ids:
     """Draw the numbers of a turn's windows, the same in every attempt.
 
     From where most stations have some: between the medians of their first and last windows, which
-    half of them cannot move.
+    half of them cannot move. To judge by, the same numbers are drawn in every round, as long as no
+    readings come.
     """
-    first, last = (int(np.median(ends)) for ends in zip(*act.spans.values(), strict=True))
+    is_judged = score.program[act.at] == "judge"
+    spans = act.held if is_judged else act.spans
+    first, last = (int(np.median(ends)) for ends in zip(*spans.values(), strict=True))
     first, last = min(first, last), max(first, last)
-    said = f"gridfed/1/windows\0{score.seed}\0{act.round}\0{act.at}"
-    key = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
-    rng = np.random.Generator(np.random.Philox(key=key))
+    if is_judged:
+        rng = keyed("held", score.seed, act.at - score.program.index("judge"))
+    else:
+        rng = keyed("windows", score.seed, act.round, act.at)
     size = min(score.turns.batch, last - first + 1)
     return np.sort(first + rng.choice(last - first + 1, size, replace=False)).astype(np.int32)
 
 
+def keyed(purpose: str, *numbers: int) -> np.random.Generator:
+    """Return a generator for these numbers: every attempt, and every restart, draws the same."""
+    said = "\0".join((f"gridfed/1/{purpose}", *map(str, numbers)))
+    key = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def silenced(act: Act, score: Score) -> NDArray[np.bool_]:
+    """Draw of which windows each station is told nothing this turn, ``(B, N)``.
+
+    Of stations that learn from the turn only; the same in every attempt.
+    """
+    shape = len(act.ids), score.graph.capacity
+    if not score.turns.z_dropout or score.program[act.at] not in ("joint", "refresh"):
+        return np.zeros(shape, np.bool_)
+    chances = keyed("silence", score.seed, act.round, act.at).random(shape)
+    found: NDArray[np.bool_] = chances < score.turns.z_dropout
+    return found
+
+
 def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
     """Send each station what the graph makes of all activations."""
-    took = frozenset(act.heard)
-    h, act = _filled(act, score), _remembered(act)
+    took, what = frozenset(act.heard), score.program[act.at]
+    h = _filled(act, score)
+    act = act if what == "judge" else _remembered(act)
     h, factors = clipped_features(h, _at(act, score, took - act.masked), score.turns.most)
     z = score.graph.forward(act.p, h, _present(act, score))
-    keeps = score.turns.program(score.steps)[act.at] == "refresh"
-    act = _noted(act, "keep" if keeps else "encode", took)
+    z[silenced(act, score)] = 0.0
+    ask = {"refresh": "keep", "judge": "judge"}.get(what, "decode")
+    act = _noted(act, "encode" if ask == "decode" else ask, took)
     act = replace(act, h=h, factors=factors, took=took, heard={})
     told = tuple(
         Task(
             name,
             act.round,
-            "keep" if keeps else "decode",
+            ask,
             step=act.step,
             attempt=act.attempt,
             values=_numbers(score),
@@ -232,7 +275,7 @@ def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
         )
         for name in sorted(took)
     )
-    if keeps:
+    if ask != "decode":
         act, effects = _turn(replace(act, at=act.at + 1), score)
         return act, (*told, *effects)
     due = Due(act.round, "decode", act.step, after=score.turns.deadline)
@@ -248,6 +291,7 @@ def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
     for name in answered:
         if name not in act.masked:
             gz[:, act.slots[name]] = act.heard[name].array
+    gz[silenced(act, score)] = 0.0
     gz = clipped_gradients(gz, _at(act, score, set(answered) - act.masked), score.turns.most)
     gh, gp = score.graph.pullback(act.p, act.h, _present(act, score), gz)
     if score.turns.own_loss_only:
@@ -258,7 +302,7 @@ def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
         act = replace(act, p=p, memory=memory)
     losses = [act.heard[n].values["loss"] for n in answered if "loss" in act.heard[n].values]
     act = replace(act, losses=(*act.losses, *([float(np.mean(losses))] if losses else [])))
-    is_joint = score.turns.program(score.steps)[act.at] == "joint"
+    is_joint = score.program[act.at] == "joint"
     finish = _finish(act, score, gh) if is_joint else ()
     act, effects = _turn(replace(act, at=act.at + 1), score)
     return act, (*finish, *effects)
@@ -407,14 +451,15 @@ def _serve(act: Act, score: Score) -> tuple[Act, Effects]:
             is_masked = name in act.masked
             h[0, act.slots[name]] = act.means.get(name, 0.0) if is_masked else row
         h, _ = clipped_features(h, _at(act, score, of.keys() - act.masked), score.turns.most)
-        z = score.graph.forward(act.p, h, _at(act, score, of))
+        p = act.p if act.served is None else act.served
+        z = score.graph.forward(p, h, _at(act, score, of))
         told += [
             Task(
                 name,
                 0,
                 "serve",
                 step=number,
-                values=_numbers(score),
+                values=_numbers(score) | ({"kept": float(act.kept)} if act.kept else {}),
                 arrays={"z": z[:, act.slots[name]]},
             )
             for name, at in sorted(asking.items())

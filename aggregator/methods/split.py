@@ -45,6 +45,7 @@ class Woven(Personalised):
 
     Attributes:
         net: The graph model's parameters ``p``, and its optimiser's ``first`` and ``second``.
+        chosen: The parameters ``p`` of the round that the fleet found best, where it chooses one.
         taken: The optimiser's steps.
         attempt: How often the open round was begun anew.
         settled: The last round whose turns are over.
@@ -56,6 +57,7 @@ class Woven(Personalised):
     """
 
     net: Mapping[str, Array] = field(default_factory=dict)
+    chosen: Mapping[str, Array] = field(default_factory=dict)
     taken: int = 0
     attempt: int = 0
     settled: int = 0
@@ -100,7 +102,7 @@ def split(inner: Half[Any], score: Score, deadline: float, places: Mapping[str, 
         after, effects = inner.apply(state, event)
         if isinstance(event, Member) and event.present:
             after = _placed(after, event.client, score.graph.capacity, places)
-        return _between(after, effects, masks=score.turns.mask)
+        return _between(after, effects, score)
 
     def settled(state: Woven, event: Played) -> tuple[Woven, Effects]:
         """Take over what the turns came to, then whatever was answered meanwhile."""
@@ -119,13 +121,18 @@ def split(inner: Half[Any], score: Score, deadline: float, places: Mapping[str, 
     return Half(init, apply, inner.model, play(score))
 
 
-def _between(state: Woven, effects: Effects, *, masks: bool) -> tuple[Woven, Effects]:
-    """Note whom a closed round left out; the deadline of a new one begins after its turns."""
+def _between(state: Woven, effects: Effects, score: Score) -> tuple[Woven, Effects]:
+    """Note whom a closed round left out; the deadline of a new one begins after its turns.
+
+    The graph of the round that the fleet found best is kept: the devices keep its models.
+    """
     closed = next((e for e in effects if isinstance(e, Closed)), None)
     if closed is not None:
         told = Closed(closed.round, closed.version, closed.moved, {**closed.report, **state.told})
         effects = tuple(told if effect is closed else effect for effect in effects)
-        dropped = closed.report.get("dropped", {}) if masks else {}
+        if score.by_fleet and closed.moved and state.kept == closed.round:
+            state = replace(state, chosen={"p": state.net["p"]})
+        dropped = closed.report.get("dropped", {}) if score.turns.mask else {}
         masked = dict.fromkeys(sorted(dropped), True) if closed.moved else state.masked
         state = replace(state, attempt=0, masked=masked, told={})
     if not state.is_settled:

@@ -58,6 +58,9 @@ class Turns:
             backward pass a station.
         half: Arrays cross the wire in float16.
         gather: Seconds in which devices that want a forecast are answered together.
+        judge: Batches of held-back windows that a round is judged by, where the fleet chooses.
+        z_dropout: Share of windows of which a device that learns is told nothing, ``z = 0``: so it
+            learns to forecast alone, which it must when the server is away.
     """
 
     batch: Annotated[int, Between(1, 1024)] = 32
@@ -71,18 +74,21 @@ class Turns:
     own_loss_only: bool = False
     half: bool = False
     gather: Annotated[float, Between(0.0, 60.0)] = 0.5
+    judge: Annotated[int, Between(1, 64)] = 4
+    z_dropout: Annotated[float, Between(0.0, 1.0)] = 0.0
 
-    def program(self, steps: int) -> tuple[str, ...]:
+    def program(self, steps: int, *, judges: bool = False) -> tuple[str, ...]:
         """Return the iterations of a round, by what they are for.
 
         >>> Turns().program(2)
         ('joint', 'joint')
-        >>> Turns(schedule="alternating", server=2, refresh=1).program(100)
-        ('server', 'server', 'refresh', 'local')
+        >>> Turns(schedule="alternating", server=2, refresh=1, judge=1).program(100, judges=True)
+        ('server', 'server', 'refresh', 'local', 'judge')
         """
+        last = ("judge",) * self.judge if judges else ()
         if self.schedule == "joint":
-            return ("joint",) * steps
-        return ("server",) * self.server + ("refresh",) * self.refresh + ("local",)
+            return ("joint",) * steps + last
+        return ("server",) * self.server + ("refresh",) * self.refresh + ("local", *last)
 
     def uplink(self, steps: int, shape: tuple[int, int]) -> int:
         """Return the bytes that a station sends in one round, without envelopes.
@@ -114,6 +120,7 @@ class Score:
         enough: So many stations begin a round when the deadline of the first turn passes.
         quorum: So many begin it at once.
         seed: Of the draws of windows.
+        by_fleet: Whether rounds are judged, and forecasts made with the graph of the best one.
     """
 
     graph: Graph
@@ -123,6 +130,12 @@ class Score:
     enough: int
     quorum: int
     seed: int = 0
+    by_fleet: bool = False
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The iterations of a round."""
+        return self.turns.program(self.steps, judges=self.by_fleet)
 
 
 class Opened(Protocol):
@@ -133,7 +146,9 @@ class Opened(Protocol):
     settled: int
     is_open: bool
     taken: int
+    kept: int
     net: Mapping[str, Array]
+    chosen: Mapping[str, Array]
     slots: Mapping[str, int]
     masked: Mapping[str, bool]
     means: Mapping[str, Array]
@@ -173,7 +188,10 @@ class Act:
         masked: Whom most others left out: its loss moves nobody else.
         means: The mean activations of each, last time.
         here: Who is linked.
+        served: The parameters to forecast with, where these are not ``p``.
+        kept: The round that they are of.
         spans: First and last window of those who take part.
+        held: The same of windows held back, of those who have some.
         cast: Who is waited for.
         joining: Who will be, from the next turn on.
         ids: Windows of this turn.
@@ -198,7 +216,10 @@ class Act:
     at: int = 0
     step: int = -1
     here: frozenset[str] = frozenset()
+    served: Array | None = None
+    kept: int = 0
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    held: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cast: frozenset[str] = frozenset()
     joining: frozenset[str] = frozenset()
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))

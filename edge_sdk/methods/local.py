@@ -13,6 +13,8 @@ from edge_sdk.runtime import GraphError
 from edge_sdk.wire.method import Array
 from edge_sdk.wire.spec import ParamSpec, Vector
 
+_NONE = np.zeros(0, np.float32)
+
 Graph = Callable[..., tuple[Array, ...]]
 """An exported function: named arrays in, results in the manifest's order out."""
 
@@ -70,15 +72,18 @@ class Local(Protocol):
         only under a name that its contract declares as measured.
         """
 
-    def span(self) -> tuple[int, int] | None:
+    def span(self, *, held: bool = False) -> tuple[int, int] | None:
         """Return the numbers of the first and last window to learn from; None without any.
 
         A window's number is the start of its last row in Unix seconds over the step: the same for
-        all devices at the same time.
+        all devices at the same time. ``held`` asks for those that are held back instead.
         """
 
-    def named(self, ids: Array) -> tuple[NDArray[np.bool_], Batch]:
-        """Return which windows of these numbers one may learn from, and those, in order."""
+    def named(self, ids: Array, *, held: bool = False) -> tuple[NDArray[np.bool_], Batch]:
+        """Return which windows of these numbers one may learn from, and those, in order.
+
+        ``held`` asks for those that are held back instead.
+        """
 
     def newest(self) -> tuple[int, NDArray[np.float32]] | None:
         """Return the newest window to forecast from: its number, and ``(1, lookback, channels)``.
@@ -111,6 +116,10 @@ def nothing() -> None:
     """Do nothing: the turn of a shell that has no one to serve."""
 
 
+def unheld() -> None:
+    """Say that no windows are held back, by name or otherwise."""
+
+
 def unready() -> tuple[int, NDArray[np.float32]] | None:
     """Say that there is nothing to forecast from."""
     return None
@@ -136,6 +145,7 @@ class Lent:
         turn: Called between two batches; may raise to stop the training.
         judge: A whole vector's loss on windows that are held back, or None.
         latest: The newest window to forecast from, or None.
+        held: Windows that are held back, to judge by; None without any.
     """
 
     client: str
@@ -147,6 +157,7 @@ class Lent:
     turn: Callable[[], None] = nothing
     judge: Callable[[Vector], float | None] = unjudged
     latest: Callable[[], tuple[int, NDArray[np.float32]] | None] = unready
+    held: Callable[[], Any] = unheld  # Numbered, or None
 
     @property
     def count(self) -> int:
@@ -181,14 +192,16 @@ class Lent:
         """Return a whole vector's mean loss on windows that are held back; None without any."""
         return self.judge(p)
 
-    def span(self) -> tuple[int, int] | None:
+    def span(self, *, held: bool = False) -> tuple[int, int] | None:
         """Return the numbers of the first and last window to learn from; None without any."""
-        windows: Numbered = self.windows()
-        return windows.span()
+        windows: Numbered | None = self.held() if held else self.windows()
+        return None if windows is None else windows.span()
 
-    def named(self, ids: Array) -> tuple[NDArray[np.bool_], Batch]:
+    def named(self, ids: Array, *, held: bool = False) -> tuple[NDArray[np.bool_], Batch]:
         """Return which windows of these numbers one may learn from, and those, in order."""
-        windows: Numbered = self.windows()
+        windows: Numbered | None = self.held() if held else self.windows()
+        if windows is None:
+            return np.zeros(len(ids), np.bool_), Batch(_NONE, _NONE)
         return windows.named(ids)
 
     def newest(self) -> tuple[int, NDArray[np.float32]] | None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge_sdk.methods.local import Batch, Local
 from edge_sdk.methods.optim import Moments, Optimiser
+from edge_sdk.methods.personal import FLEET, LAST
 from edge_sdk.methods.pull import OPTIMISERS
 from edge_sdk.methods.steps import TRAIN, Steps
 from edge_sdk.wire.method import (
@@ -86,6 +87,7 @@ class Live:
         losses: Of the iterations that ended with a step.
         used: Windows they had.
         known: What the graph said of windows, by their numbers; one round long.
+        judged: Losses of windows that were held back, each with how many these were.
     """
 
     task: Task
@@ -97,6 +99,7 @@ class Live:
     losses: tuple[float, ...] = ()
     used: int = 0
     known: Mapping[int, Array] = field(default_factory=dict)
+    judged: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +110,7 @@ class Station:
         p: Its whole vector as it was answered last.
         answered: The round it answered last; 0 before any.
         moments: What its optimiser remembers.
+        kept: The model that the fleet chose, a whole vector; None while that is ``p``.
         live: The round in play.
         served: The number of the window that the graph spoke of last, and what it said.
     """
@@ -114,12 +118,20 @@ class Station:
     p: Vector
     answered: int = 0
     moments: Moments | None = None
+    kept: Vector | None = None
     live: Live | None = None
     served: tuple[int, Array] | None = None
+
+    @property
+    def chosen(self) -> Vector:
+        """The whole vector to forecast with."""
+        return self.p if self.kept is None else self.kept
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
         out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
+        if self.kept is not None:
+            out["kept"] = self.kept
         if self.moments is not None:
             taken, first, second = self.moments
             out |= {"taken": np.array(taken), "first": first, "second": second}
@@ -135,7 +147,7 @@ class Station:
         moments = None
         if "taken" in arrays:
             moments = Moments(int(arrays["taken"]), arrays["first"], arrays["second"])
-        return cls(arrays["p"], int(arrays["answered"]), moments)
+        return cls(arrays["p"], int(arrays["answered"]), moments, arrays.get("kept"))
 
 
 def station(local: Local, settings: Steps) -> Half[Station]:
@@ -146,6 +158,10 @@ def station(local: Local, settings: Steps) -> Half[Station]:
     it, or the next question. Where not even ``z`` came, the decoder is trained on ``z = 0``, which
     is what it forecasts with when the server is away. Windows that this device lacks are left out,
     and zero in what it sends.
+
+    The model to forecast with is the last; or that of the round whose models and graph did best on
+    windows that all hold back (``choice`` ``FLEET``): these are judged with the graph's word, at
+    the end of a round's turns, and nothing is learned from them.
     """
 
     def apply(state: Station, event: Event) -> tuple[Station, Effects]:
@@ -155,7 +171,7 @@ def station(local: Local, settings: Steps) -> Half[Station]:
             case Task(ask=ask, arrays={"w": w}) if ask == END:
                 return _ended(local, state, w), ()
             case Task(ask="serve", arrays={"z": z}):
-                return replace(state, served=(event.step, z[0])), ()
+                return _spoken_of(state, event, z), ()
             case Task() if state.live is not None:
                 return _played(local, settings, state, event)
             case Due(ask="serve"):
@@ -167,8 +183,8 @@ def station(local: Local, settings: Steps) -> Half[Station]:
 
 def _model(state: Station) -> Mapping[str, Array]:
     if state.served is None:
-        return {"p": state.p}
-    return {"p": state.p, "window": np.array(state.served[0]), "z": state.served[1][None]}
+        return {"p": state.chosen}
+    return {"p": state.chosen, "window": np.array(state.served[0]), "z": state.served[1][None]}
 
 
 # --- a round --------------------------------------------------------------------------------------
@@ -179,8 +195,20 @@ def _opened(
 ) -> tuple[Station, Effects]:
     if w.shape != (local.spec.shared_size,):
         return state, ()
+    if task.values.get("choice", LAST) == LAST:
+        state = replace(state, kept=None) if state.kept is not None else state
+    else:
+        state = _told(state, task.values)
     live = _begun(local, settings, state, task, 0)
     return replace(state, live=live), _ready(local, live)
+
+
+def _told(state: Station, asked: Scalars) -> Station:
+    """Keep the model of the last answer if the fleet chose its round."""
+    is_ours = bool(state.answered) and asked.get("kept", 0.0) == state.answered
+    if not is_ours or (state.kept is not None and np.array_equal(state.kept, state.p)):
+        return state
+    return replace(state, kept=state.p)
 
 
 def _begun(local: Local, settings: Steps, state: Station, task: Task, attempt: int) -> Live:
@@ -197,8 +225,10 @@ def _ready(local: Local, live: Live) -> Effects:
     span = local.span()
     if span is None:
         return ()
-    told = {"first": float(span[0]), "last": float(span[1])}
-    task = live.task
+    told, task = {"first": float(span[0]), "last": float(span[1])}, live.task
+    held = local.span(held=True) if task.values.get("choice", LAST) == FLEET else None
+    if held is not None:
+        told |= {"held_first": float(held[0]), "held_last": float(held[1])}
     return (Signal(local.client, task.round, "ready", 0, _NONE, told, live.attempt),)
 
 
@@ -219,8 +249,8 @@ def _played(local: Local, settings: Steps, state: Station, task: Task) -> tuple[
             live, effects = _encoded(local, settings, live, task)
         case "decode":
             live, effects = _decoded(local, live, task)
-        case "keep":
-            live = _kept(live, task)
+        case "keep" | "judge":
+            live = _kept(live, task) if task.ask == "keep" else _judged(local, live, task)
         case "finish":
             live = _finished(local, settings, live, task)
         case "local":
@@ -239,14 +269,18 @@ def _shared(local: Local, settings: Steps, state: Station) -> tuple[Station, Eff
     report = {"n": float(live.used)}
     if live.losses:
         report["loss"] = float(np.mean(live.losses))
+    if live.judged:
+        losses, counts = zip(*live.judged, strict=True)
+        report["validation"] = float(np.average(losses, weights=counts))
     after = replace(state, p=live.p, answered=task.round, moments=live.moments, live=None)
     update = Update(local.client, task.round, task.base, spec.shared(live.p), report)
     return after, (update,)
 
 
 def _ended(local: Local, state: Station, w: Vector) -> Station:
+    """Let go of the round, and of what the graph said: its last word tells which model to keep."""
     if state.answered or w.shape != (local.spec.shared_size,):
-        return replace(state, live=None)
+        return replace(state, live=None, served=state.served if state.kept is None else None)
     return replace(state, p=local.spec.place(state.p, w), live=None)
 
 
@@ -259,11 +293,13 @@ def _encoded(local: Local, settings: Steps, live: Live, task: Task) -> tuple[Liv
     if ids is None or ids.ndim != 1 or task.step <= live.last:
         return live, ()
     live = replace(_settled(local, settings, live), last=task.step)
-    here, batch = local.named(ids)
+    is_held = task.values.get("held", 0.0) == 1.0
+    here, batch = local.named(ids, held=is_held)
     if not here.any():
         return live, ()
     (h,) = local.run("encode", p=live.p, x=batch.x)
-    turn = Turn(task.step, ids, here, batch, h, task.values.get("frozen", 0.0) == 1.0)
+    is_frozen = is_held or task.values.get("frozen", 0.0) == 1.0
+    turn = Turn(task.step, ids, here, batch, h, is_frozen)
     said = _signal(local, live, task, _spread(h, here))
     return replace(live, turn=turn), said
 
@@ -285,6 +321,16 @@ def _kept(live: Live, task: Task) -> Live:
         return live
     known = {int(number): row for number, row in zip(turn.ids[turn.here], z, strict=True)}
     return replace(live, turn=None, known={**live.known, **known})
+
+
+def _judged(local: Local, live: Live, task: Task) -> Live:
+    """Note the loss on windows held back, with what the graph says of them; learn nothing."""
+    turn, z = _fits(live, task, "z")
+    if turn is None or z is None or not turn.frozen:
+        return live
+    loss = _through(local, live, turn, z)[0].loss
+    judged = ((loss, len(turn.batch)),) if math.isfinite(loss) else ()
+    return replace(live, turn=None, judged=(*live.judged, *judged))
 
 
 def _finished(local: Local, settings: Steps, live: Live, task: Task) -> Live:
@@ -378,13 +424,19 @@ def _signal(
     return (said,)
 
 
+def _spoken_of(state: Station, task: Task, z: Array) -> Station:
+    """Take the graph's word for a window; none that was asked for with another model."""
+    told = _told(state, task.values)
+    return told if told is not state else replace(state, served=(task.step, z[0]))
+
+
 def _served(local: Local, state: Station) -> Effects:
     """Ask what the graph says of the newest window."""
     newest = local.newest()
     if newest is None:
         return ()
     number, x = newest
-    (h,) = local.run("encode", p=state.p, x=x)
+    (h,) = local.run("encode", p=state.chosen, x=x)
     return (Signal(local.client, 0, SERVE, number, h),)
 
 

@@ -307,6 +307,8 @@ _ASPIRE = Ask(
 _RSA = Ask(("gradient",), ("z",), _PULL, Up.WEIGHTS, (LOSS,), personal=True, patient=True)
 
 _TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
+_KEPT = Number("kept", 0, 2**31)  # the round whose models the fleet found best so far
+_VALIDATION = Number("validation", 0.0, 3.4e38, measured=True)
 _PERSONAL = Ask(  # w is this device's own mixture, which only draws
     ("gradient",),
     ("w",),
@@ -318,11 +320,11 @@ _PERSONAL = Ask(  # w is this device's own mixture, which only draws
         Number("received", *_FLAG),  # begin at w all the same
         Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
         Number("choice", 0, 2),  # forecast with the last model, one's own best, the fleet's best
-        Number("kept", 0, 2**31),  # the round whose models the fleet found best so far
+        _KEPT,
         Number("tune", *_FLAG),  # when the run is over, as many steps once more without a pull
     ),
     Up.WEIGHTS,
-    (LOSS, Number("validation", 0.0, 3.4e38, measured=True)),
+    (LOSS, _VALIDATION),
     personal=True,
     patient=True,
 )
@@ -342,28 +344,46 @@ _SPLIT: Contract = {
             Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
             Number("received", *_FLAG),  # begin at w
             Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
+            Number("choice", 0, 2),  # forecast with the last model, or with the fleet's best
+            _KEPT,
         ),
         Up.WEIGHTS,
-        (LOSS,),
+        (LOSS, _VALIDATION),
         personal=True,
         patient=True,
     ),
-    "ready": Ask(numbers=(_ORDER,), up=Up.SIGNAL, report=(_FIRST, _LAST), perishable=True),
+    "ready": Ask(
+        numbers=(_ORDER,),
+        up=Up.SIGNAL,
+        report=(  # with the fleet's choice also of the windows held back, if there are any
+            _FIRST,
+            _LAST,
+            replace(_FIRST, name="held_first", needed=False),
+            replace(_FIRST, name="held_last", needed=False),
+        ),
+        perishable=True,
+    ),
     "encode": Ask(
         ("encode",),
         ("ids",),
-        (_ORDER, _HALF, Number("frozen", *_FLAG)),  # no step of the device's follows
+        (
+            _ORDER,
+            _HALF,
+            Number("frozen", *_FLAG),  # no step of the device's follows
+            Number("held", *_FLAG),  # of windows held back; ``judge`` follows
+        ),
         Up.SIGNAL,
         perishable=True,
     ),
     "decode": Ask(("decode",), ("z",), (_ORDER, _HALF), Up.SIGNAL, (LOSS,), perishable=True),
     "keep": Ask((), ("z",), (_ORDER, _HALF), perishable=True),
+    "judge": Ask(("decode",), ("z",), (_ORDER, _HALF), perishable=True),
     "finish": Ask(  # without its array: alone
         ("encode_vjp",), ("hgrad",), (_ORDER, _HALF), perishable=True
     ),
     "local": Ask(numbers=(_ORDER, STEPS, Number("batch", 1, 65536)), perishable=True),
     "share": Ask(numbers=(_ORDER,), perishable=True),
-    "serve": Ask(("encode",), ("z",), (_HALF,), Up.SIGNAL, perishable=True),
+    "serve": Ask(("encode",), ("z",), (_HALF, _KEPT), Up.SIGNAL, perishable=True),
 }
 """Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
 

@@ -332,3 +332,24 @@ def test_what_cannot_work_is_refused_before_anything_connects(world, said, key, 
     with pytest.raises(AssertionError):
         sites(world, **said)
     assert re.search(key, capsys.readouterr().err)
+
+
+def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
+    """Over the wire: a daemon is killed on the way, and what is served is the chosen round's."""
+    one = sites(world, rounds=3, turns={"judge": 2}, choice="fleet", tune=True)
+    for path in one.folder.glob("home-*.toml"):
+        table = tomllib.loads(path.read_text("utf-8")) | {"learn": {"part": "train"}}
+        path.write_text(toml(table))
+    start_all(one)
+    one.until(lambda: one.daemon.state.version == 1)
+    one.kill_daemon()
+    one.start_daemon()
+    state = finish(one)
+    losses = [report["validation"] for report in reports(one)]
+    assert state.kept == 1 + int(np.argmin(losses))
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    is_last = state.kept == 3  # the one of which no round tells any more
+    for client in one.clients.values():
+        one.until(lambda c=client: (c.state.chosen.tobytes() == c.state.p.tobytes()) == is_last)
+        one.until(lambda c=client: c.forecast().source == "model")
+        assert client.status()["counts"]["bytes down judge"] > 3 * 2 * 8 * 16 * 32 * 4
