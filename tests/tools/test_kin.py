@@ -5,9 +5,11 @@ import argparse
 import numpy as np
 import pytest
 
-from tools.experiments import kin_pages, language, milan_graph, synthetic_graph
+from aggregator.graph import Site
+from edge_sdk.bundle import Bundle, Trust
+from tools.experiments import kin_pages, language, near, real_graphs, synthetic_graph
 from tools.experiments.kin import Course, Field, course
-from tools.experiments.milan_graph import beside
+from tools.experiments.near import beside
 from tools.experiments.nets import Net
 from tools.experiments.synthetic_graph import Samples
 
@@ -82,6 +84,34 @@ def test_squares_border_on_squares_of_their_row_and_column():
     assert not beside("cell_4199", "cell_4200")
 
 
+def told(method, losses, **way):
+    """What a run of figure 10.1 leaves behind."""
+    way = {"fading": False, "linear": False, "rate": synthetic_graph.RATE} | way
+    shown = [[i, 0.0, loss, 1.0 / i] for i, loss in enumerate(losses, start=1)]
+    return {"figure": "10.1", "method": method, "seed": 0, "shown": shown, **way}
+
+
+def test_rounds_are_counted_to_a_loss_that_all_reach():
+    runs = [told("fedavg", [5.0, 2.0, 1.0]), told("dfl_gt", [5.0, 4.0, 3.0])]
+    runs += [told("dfl_sgd", [5.0, 3.5, 2.5])]
+    needed = kin_pages._needed(runs, [0], kin_pages.HELD)
+    assert needed == {"fedavg": [2.0], "dfl_gt": [3.0], "dfl_sgd": [3.0]}
+    runs[1] = told("dfl_gt", [5.0, 4.0, np.inf])
+    assert np.isnan(kin_pages._needed(runs, [0], kin_pages.HELD)["fedavg"]).all()
+    claim = kin_pages._faster(runs, [0], kin_pages.HELD, "order")
+    assert not claim.holds
+
+
+def test_steps_that_are_too_long_are_tried_and_named():
+    made = list(synthetic_graph.ways(quick=False))
+    assert {rate for net, fading, rate in made if not fading} == set(synthetic_graph.RATES)
+    runs = [told(x, [1.0, 0.5], rate=rate) for x in synthetic_graph.SPEEDS for rate in (0.1, 0.2)]
+    runs[1] = told("fedavg", [1.0, 1e9], rate=0.2)
+    lines = kin_pages._by_step(runs, [0])
+    assert lines[2].endswith("| 0 of 1 |")
+    assert lines[3].endswith("| 1 of 1 |")
+
+
 @pytest.mark.slow
 def test_a_quick_run_writes_a_page_with_every_claim(tmp_path):
     options = argparse.Namespace(
@@ -89,24 +119,41 @@ def test_a_quick_run_writes_a_page_with_every_claim(tmp_path):
     )
     assert kin_pages.main(options) == 0
     page = (tmp_path / "E7.md").read_text()
-    assert page.count("reproduced**") == 7
+    assert page.count("reproduced**") == 13
     assert "<img" in (tmp_path / "E7.html").read_text()
     options.kept = True
     assert kin_pages.main(options) == 0
 
 
-def test_real_runs_are_judged_in_every_seed():
-    def run(name, seed, rmse):
-        shown = [{"round": 1, "said": 8.0, "RMSE": rmse, "MAE": rmse / 2}]
-        return {"name": name, "seed": seed, "rate": 0.1, "shown": shown}
+def real(name, seed, score):
+    shown = [{"round": 1, "said": 8.0, "QS": score, "MAE": score / 2}]
+    said = {"title": "some sites", "said": "Two sites.", "score": "QS"}
+    return {"name": name, "seed": seed, "rate": 0.1, "shown": shown, **said}
 
-    runs = [run("local", s, 2.0) for s in (0, 1)]
-    runs += [run("FedAvg", s, 3.0) for s in (0, 1)]
-    runs += [run("FeSEM", 0, 1.0), run("FeSEM", 1, 2.5)]
+
+def test_real_runs_are_judged_in_every_seed():
+    runs = [real("local", s, 2.0) for s in (0, 1)]
+    runs += [real("FedAvg", s, 3.0) for s in (0, 1)]
+    runs += [real("FeSEM", 0, 1.0), real("FeSEM", 1, 2.5), real("BiG-FL", 0, 0.5)]
     lines = kin_pages.real(runs).lines
     (row,) = [x for x in lines if x.startswith("| FeSEM")]
     assert row.endswith("| **no** | yes |  |")
-    assert milan_graph.file("BiG-FL, phi = I", 0, 5) == "milan-BiG-FL,phi=I-r5-s0.json"
+    assert "- FeSEM does not help against local." in lines
+    assert "- BiG-FL is better than all marks." in lines
+    assert real_graphs.file("milan", "BiG-FL, phi = I", 0, 5) == "milan-BiG-FL,phi=I-r5-s0.json"
+
+
+def test_a_map_is_solved_for_only_where_a_model_has_its_curvature():
+    kind = real_graphs.KINDS["BiG-FL"]
+    for name, solves in (("cells-mlp-1", True), ("chargers-1", False)):
+        place = argparse.Namespace(bundle=Bundle.open(name, trust=Trust()))
+        assert ("solver" not in real_graphs._settings(kind, place)) is solves
+
+
+def test_sites_are_linked_to_the_nearest_wherever_they_are():
+    sites = [Site(0.0, 179.9), Site(0.0, -179.9), Site(0.0, 170.0)]  # across the date line
+    links = synthetic_graph.nearest("abc", near.on_the_globe(sites), 1)
+    assert links == {("a", "b"), ("a", "c")}
 
 
 def test_a_speaker_learns_down_its_slope_and_knows_its_curvature():
