@@ -197,6 +197,24 @@ class Calibration:
             ends = np.concatenate([ends, served[None]])
         return replace(settled, upto=row, rows=rows, ends=ends)
 
+    def waiting(self, told: Floats, aim: Aim) -> Calibration:
+        """Let an interval wait that was told late from the newest row; one that waits stays.
+
+        Args:
+            told: Quantiles, ``(horizon, levels)``.
+            aim: What the interval is held to.
+
+        >>> told, aim = np.array([[0.0, 0.5, 1.0]]), Aim(0.1, 0.1)
+        >>> one = Calibration.new(1).after(7, 0.3, None, aim).waiting(told, aim)
+        >>> one.rows.tolist(), one.waiting(told + 1, aim).ends.tolist()
+        ([7], [[[0.0, 1.0]]])
+        """
+        if self.upto in self.rows or not np.isfinite(told).all():
+            return self
+        ends = self.served(told, aim).astype(np.float32)[None]
+        rows = np.append(self.rows, np.int64(self.upto))
+        return replace(self, rows=rows, ends=np.concatenate([self.ends, ends]))
+
     def _settled(self, row: int, value: float, aim: Aim) -> Calibration:
         ahead = row - self.rows - 1
         due = np.flatnonzero((ahead >= 0) & (ahead < self.horizon))

@@ -4,13 +4,16 @@ A calibration is judged on readings that its model had not seen: the shell bring
 before every round that learns. Only its beginning cannot be: it is made on the newest windows there
 are, by the model as it is, and made again whenever the model moves, until it has lived through as
 many rows of its own. Where the newest readings are held back from learning, that is honest too.
+
+Where a server's graph helps with forecasts, and sometimes does not answer, there are intervals of
+two kinds, and each has a calibration of its own: misses of the one say nothing of the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,18 +36,22 @@ class Kept:
         bundle: Digest of the bundle whose quantiles it moves.
         model: Digest of the vector it was begun with.
         since: Number of the newest row when it was begun.
+        aided: The same for intervals that a server's graph helped with; None before the first.
     """
 
     calibration: Calibration
     bundle: bytes
     model: bytes
     since: int
+    aided: Calibration | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return it as named arrays, to be saved; ``from_arrays`` is the way back."""
         own = {"bundle": self.bundle, "model": self.model}
         marks = {name: np.frombuffer(digest, np.uint8) for name, digest in own.items()}
-        return {**self.calibration.arrays(), **marks, "since": np.array(self.since)}
+        aided = {} if self.aided is None else self.aided.arrays()
+        more = {f"aided_{name}": array for name, array in aided.items()}
+        return {**self.calibration.arrays(), **marks, "since": np.array(self.since), **more}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Kept:
@@ -54,7 +61,9 @@ class Kept:
             KeyError: An array is missing.
         """
         bundle, model = (arrays[name].tobytes() for name in ("bundle", "model"))
-        return cls(Calibration.from_arrays(arrays), bundle, model, int(arrays["since"]))
+        more = {n.partition("_")[2]: a for n, a in arrays.items() if n.startswith("aided_")}
+        aided = Calibration.from_arrays(more) if more else None
+        return cls(Calibration.from_arrays(arrays), bundle, model, int(arrays["since"]), aided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +95,32 @@ class Follower:
         numbers = row_numbers(frame)
         model = hashlib.sha256(vector.tobytes()).digest()
         if kept is None or self._is_void(kept, model, int(numbers[-1])):
-            fresh = Calibration.new(frame.window.horizon)
-            kept = Kept(fresh, self.bundle, model, int(numbers[-1]))
+            fresh, aided = Calibration.new(frame.window.horizon), self._still(kept, numbers)
+            kept = Kept(fresh, self.bundle, model, int(numbers[-1]), aided)
         first = int(np.searchsorted(numbers, kept.calibration.upto, side="right"))
         rows = np.arange(max(first, len(frame) - self.warm), len(frame), dtype=np.int64)
         after, _ = self._walk(kept.calibration, frame, rows, tell)
-        return Kept(after, kept.bundle, kept.model, kept.since)
+        return replace(kept, calibration=after)
+
+    def aid(self, kept: Kept, frame: Frame, told: Floats | None) -> Kept:
+        """Bring the calibration of helped intervals up to the newest row.
+
+        Only what was served counts here, for nobody knows what a server that was silent would have
+        said. It begins with the ends where the other one has them. That the model moves makes it no
+        worse: no interval was told of a reading that had been learned from.
+
+        Args:
+            kept: What was kept.
+            frame: Channels and readings; at least one row.
+            told: Quantiles that are about to be served from the newest row; None if none are.
+        """
+        numbers, one = row_numbers(frame), kept.aided
+        if one is None:
+            one = replace(Calibration.new(frame.window.horizon), moved=kept.calibration.moved)
+        rows = np.arange(len(frame), dtype=np.int64)[numbers > one.upto][-self.warm :]
+        nothing = np.full((len(rows), frame.window.horizon, 1), np.nan)
+        one, _ = rolled(one, numbers[rows], frame.raw[rows], nothing, self.aim)
+        return replace(kept, aided=one if told is None else one.waiting(told, self.aim))
 
     def served(self, frame: Frame, origins: Ints, tell: Tell) -> Floats:
         """Return the intervals that would have been served from origins, ``(n, horizon, 2)``.
@@ -105,6 +134,12 @@ class Follower:
         rows = np.arange(begin, int(origins[-1]) + 1, dtype=np.int64)
         _, ends = self._walk(Calibration.new(frame.window.horizon), frame, rows, tell)
         return np.asarray(ends[origins - begin])
+
+    def _still(self, kept: Kept | None, numbers: Ints) -> Calibration | None:
+        """Return the helped calibration of one that is begun anew, where it is still good."""
+        if kept is None or kept.aided is None or kept.bundle != self.bundle:
+            return None
+        return kept.aided if kept.aided.upto <= int(numbers[-1]) else None
 
     def _is_void(self, kept: Kept, model: bytes, newest: int) -> bool:
         """Whether it belongs to another bundle, to a clock that was wrong, or to a young model."""

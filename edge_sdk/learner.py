@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_sdk.almanac import Floats, Ints
-from edge_sdk.calibration import Aim
+from edge_sdk.calibration import Aim, Calibration
 from edge_sdk.chance import keyed
 from edge_sdk.config import Config
 from edge_sdk.forecast import POINT, Forecast, SourceOf, fan, least, predict, rolling
@@ -224,9 +224,8 @@ class Learner:
         p, frame = self.vector(state), self.frame()
         graph, source = self._helped(state)
         if len(frame) and self._follows:
-            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p, graph))
-        held = (self.kept.calibration, self._follower.aim) if self.kept and self._follows else None
-        told = predict(graph, p, frame, self.levels, held)
+            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
+        told = predict(graph, p, frame, self.levels, self._moved(p, graph))
         return replace(told, source=source) if told.source == "model" else told
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
@@ -243,6 +242,18 @@ class Learner:
             return partial(aided, z=z.astype(np.float32)), "model"
         return alone, "without graph"
 
+    def _moved(self, p: Vector, graph: Graph) -> tuple[Calibration, Aim] | None:
+        """Return how far the ends are moved of an interval that a graph is about to tell."""
+        if self.kept is None or not self._follows:
+            return None
+        follower, frame = self._follower, self.frame()
+        if graph is self.bundle.graphs["forecast"]:
+            return self.kept.calibration, follower.aim
+        newest = np.array([len(frame) - 1], np.int64)
+        self.kept = follower.aid(self.kept, frame, fan(graph, p, frame, newest, self.levels)[0])
+        assert self.kept.aided is not None
+        return self.kept.aided, follower.aim
+
     def helped_at(self, state: Any) -> int | None:  # noqa: ANN401 - as above
         """Return the number of the window of which a server's graph spoke last, if it did."""
         feeds = {} if isinstance(state, Fitted) else self.half.model(state)
@@ -258,6 +269,8 @@ class Learner:
         frame, p = self.frame(), self.vector(state)
         if self.kept.calibration.upto < int(frame.times[-1]) // self.series.step:
             self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
+            if self.kept.aided is not None:
+                self.kept = self._follower.aid(self.kept, frame, None)
 
     def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
         """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.
@@ -305,16 +318,12 @@ class Learner:
         )
         return Follower(aim, said.warm, self.manifest.digest)
 
-    def _teller(self, p: Vector, newest: Graph | None = None) -> Callable[[Ints], Floats]:
-        """Return what tells quantiles from origins: from the newest row, by a graph of its own."""
-        return partial(self._told, p, newest)
+    def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
+        """Return what tells quantiles from origins, without any help."""
+        return partial(self._told, p)
 
-    def _told(self, p: Vector, newest: Graph | None, origins: Ints) -> Floats:
-        frame, alone = self.frame(), self.bundle.graphs["forecast"]
-        told = fan(alone, p, frame, origins, self.levels)
-        if newest not in (None, alone) and len(origins) and origins[-1] == len(frame) - 1:
-            told[-1:] = fan(newest, p, frame, origins[-1:], self.levels)  # as it will be served
-        return told
+    def _told(self, p: Vector, origins: Ints) -> Floats:
+        return fan(self.bundle.graphs["forecast"], p, self.frame(), origins, self.levels)
 
     def _origins(self, begin: float, end: float) -> Ints:
         frame = self.frame()

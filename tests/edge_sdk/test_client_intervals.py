@@ -209,6 +209,12 @@ def test_the_interval_that_waits_for_its_reading_is_the_one_that_was_served(flee
 
     monkeypatch.setattr(type(client.learner), "_helped", lambda *_: (aided, "model"))
     told = client.forecast()
-    waiting = client.learner.kept.calibration.ends[-1]
-    assert np.allclose(waiting, told.interval)
-    assert told.calibrated == 56
+    kept = client.learner.kept
+    assert np.allclose(kept.aided.ends[-1], told.interval)
+    assert not np.allclose(kept.calibration.ends[-1], told.interval)
+    assert told.calibrated == 0  # of such none has been put to the test yet
+    assert client.forecast().interval.tolist() == told.interval.tolist()
+    observe(client, 1, at=60)
+    assert client.forecast().calibrated == 1
+    monkeypatch.undo()
+    assert client.forecast().calibrated == 57

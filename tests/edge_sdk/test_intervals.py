@@ -126,3 +126,56 @@ def test_a_past_interval_knows_nothing_of_what_came_after_it():
     assert np.array_equal(ends[:21], changed[:21])
     assert (changed[22:, 0, 1] > ends[22:, 0, 1]).all()
     assert FOLLOWER.served(frame_of(values), origins[:0], Telling()).shape == (0, 2, 2)
+
+
+class TestHelpedAndAlone:
+    """Where a server is silent now and then, each kind of interval keeps its own promise."""
+
+    ROWS = 700
+    HELPED = np.array([[0.0, 0.2, 0.4], [0.0, 0.2, 0.4]])  # too narrow; alone: 0 to 1, too wide
+
+    def lived(self, every):
+        """Misses above, by kind, of a device that the server helps with that chance."""
+        rng = np.random.default_rng(3)
+        values, served = rng.exponential(0.3, self.ROWS), {"helped": [], "alone": []}
+        kept, tell = FOLLOWER.follow(None, frame_of(values[:50]), OLD, Telling()), Telling()
+        for end in range(51, self.ROWS - 2):
+            kept = self.shifted(kept, values, end, tell)
+            is_helped = rng.random() < every
+            if is_helped:
+                kept = FOLLOWER.aid(kept, self.frame, self.HELPED)
+            ends = (kept.aided if is_helped else kept.calibration).ends[-1]
+            served["helped" if is_helped else "alone"].append(values[end] > ends[0, 1])
+        return {kind: float(np.mean(missed)) for kind, missed in served.items()}, kept
+
+    def shifted(self, kept, values, end, tell):
+        self.frame = frame_of(
+            np.r_[np.full(max(0, end - 60), np.nan), values[max(0, end - 60) : end]]
+        )
+        kept = FOLLOWER.follow(kept, self.frame, OLD, tell)
+        return kept if kept.aided is None else FOLLOWER.aid(kept, self.frame, None)
+
+    @pytest.mark.parametrize("every", [0.2, 0.8])
+    def test_neither_misses_more_than_it_says(self, every):
+        missed, kept = self.lived(every)
+        assert missed["helped"] <= 0.12 + 0.02 / every
+        assert missed["alone"] <= 0.12
+        assert kept.aided.moved[0, 1] > kept.calibration.moved[0, 1] + 0.3
+
+    def test_both_outlive_the_process_and_the_helped_one_a_model_that_moves(self):
+        frame = frame_of(np.full(60, 0.5))
+        kept = FOLLOWER.aid(FOLLOWER.follow(None, frame, OLD, Telling()), frame, self.HELPED)
+        again = Kept.from_arrays(kept.arrays())
+        assert again.aided.ends.tolist() == kept.aided.ends.tolist()
+        anew = FOLLOWER.follow(again, frame, NEW, Telling())
+        assert anew.model != kept.model
+        assert anew.aided.ends.tolist() == kept.aided.ends.tolist()
+        other = replace(FOLLOWER, bundle=b"c" * 32).follow(again, frame, OLD, Telling())
+        assert other.aided is None
+
+    def test_it_begins_where_the_other_has_its_ends(self):
+        frame = frame_of(np.full(60, 3.0))
+        kept = FOLLOWER.follow(None, frame, OLD, Telling())
+        helped = FOLLOWER.aid(kept, frame, self.HELPED).aided
+        assert helped.moved.tolist() == kept.calibration.moved.tolist()
+        assert helped.tried == 0
