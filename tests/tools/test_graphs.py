@@ -140,7 +140,21 @@ def test_a_rise_is_counted_against_the_same_seed_unharmed():
     both = [graph_claims.rises([calm, worse], "PFGL", "ipm", 1, honest=x)[0] for x in (True, False)]
     assert both == [pytest.approx(0.1), pytest.approx(0.5)]
     claims = graph_claims.of_e2([told("PFGL", 1.0), told("No_FL", 1.01), hit])
-    assert [x.holds for x in claims] == [True, False]
+    assert [x.holds for x in claims] == [True, True, False, False]
+    assert ["honest" in x.text for x in claims] == [False, True, False, True]
+
+
+def test_attacks_are_judged_set_by_set():
+    rows = []
+    for dataset, score in ((ev.BOULDER, 1.5), (ev.CALTECH, 1.0)):
+        at = {"dataset": dataset}
+        lie = {"experiment": "e2", "attack": "flipping", "liars": 1}
+        rows += [told("PFGL", 1.0, **at), told("PFGL", score, **at, **lie)]
+    found = [x for x in graph_claims.of_e2(rows) if "all stations" in x.text]
+    assert [(x.text.split(":")[0], x.holds) for x in found] == [
+        (ev.TITLES[ev.BOULDER], False),
+        (ev.TITLES[ev.CALTECH], True),
+    ]
 
 
 def test_who_learnt_from_the_choosing_part_is_no_mark(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -208,11 +209,20 @@ def _over(r: Mapping[str, Any], leave: Sequence[str]) -> float:
 
 
 def _free(results: Results, name: str) -> list[Mapping[str, Any]]:
-    return where(results, name=name, attack="", dataset=ev.BOULDER, horizon=6, stations=None)
+    return where(results, name=name, attack="", horizon=6, stations=None)
 
 
 def of_e2(results: Results) -> list[Claim]:
-    """Judge what liars do."""
+    """Judge what liars do, set by set; the attacks on each are of eight stations."""
+    sets = dict.fromkeys(r["arm"]["dataset"] for r in results if r["arm"]["experiment"] == "e2")
+    return [
+        replace(claim, text=f"{ev.TITLES[dataset]}: {claim.text}")
+        for dataset in sets
+        for claim in _of_attacks(where(results, dataset=dataset))
+    ]
+
+
+def _of_attacks(results: Results) -> list[Claim]:
     claims = []
     for attack in LOUD:
         for crowd in (1, 4):
@@ -252,7 +262,7 @@ def _still_better(results: Results, name: str, attack: str, crowd: int) -> list[
         ]
         if pairs:
             said = ", ".join(f"{ours:.4f} and {theirs:.4f}" for ours, theirs in pairs)
-            text = f"and stays below No_FL: {attack}, {crowd} of 8, {whose}"
+            text = f"{name} stays below No_FL: {attack}, {crowd} of 8, {whose}"
             claims.append(Claim(text, all(ours < theirs for ours, theirs in pairs), said))
     return claims
 

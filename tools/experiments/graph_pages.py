@@ -24,8 +24,8 @@ _HINDSIGHT = (
 )
 
 _OWN_MODEL = (
-    "QS at p=6 on Boulder over all eight stations; each is scored with its **own** model, a liar "
-    "with its honest one. In brackets the rise, that of the honest stations, and the paper's."
+    "QS at p=6 over all eight stations; each is scored with its **own** model, a liar with its "
+    "honest one. In brackets the rise, that of the honest stations, and the paper's."
 )
 
 
@@ -193,27 +193,26 @@ def _fans(results: Results) -> list[str]:
 def e2(results: Results) -> Page:
     """Attacks."""
     hit = [r for r in results if r["arm"]["experiment"] == "e2"]
-    kinds = list(dict.fromkeys((r["arm"]["attack"], r["arm"]["liars"]) for r in hit))
+    lines = [_states(results), "", _OWN_MODEL]
+    for dataset in dict.fromkeys(r["arm"]["dataset"] for r in hit):
+        lines += ["", f"### {ev.TITLES[dataset]}", "", *_attacked(where(results, dataset=dataset))]
+    return Page("E2: PFGL under attack", graph_claims.of_e2(results), [*lines, "", *_weights(hit)])
+
+
+def _attacked(results: Results) -> list[str]:
+    """QS of each row under each attack, on one set."""
+    hit = [r for r in results if r["arm"]["experiment"] == "e2"]
+    kinds = sorted({(r["arm"]["attack"], r["arm"]["liars"]) for r in hit})
     names = [x for x in FIELD if any(r["arm"]["name"] == x for r in hit)]
-    body = [["none", "", *(_free(results, x) for x in names)]]
+    body = [["none", "", *(_calm(results, x) for x in ("No_FL", *names))]]
     for attack, crowd in kinds:
         cells = [_hit(results, x, attack, crowd) for x in names]
-        body.append([attack, str(crowd), *cells])
-    lines = [
-        _states(results),
-        "",
-        _OWN_MODEL,
-        "",
-        *table(("attack", "liars", *names), body),
-        "",
-        *_weights(hit),
-    ]
-    return Page("E2: PFGL under attack", graph_claims.of_e2(results), lines)
+        body.append([attack, str(crowd), "", *cells])
+    return table(("attack", "liars", "No_FL", *names), body)
 
 
-def _free(results: Results, name: str) -> str:
-    found = [r for r in where(results, name=name, attack="") if r["arm"]["dataset"] == ev.BOULDER]
-    found = [r for r in found if r["arm"]["horizon"] == 6 and r["arm"]["stations"] is None]
+def _calm(results: Results, name: str) -> str:
+    found = where(results, name=name, attack="", horizon=6, stations=None)
     if not found:
         return ""
     theirs = TABLE_V["", 0].get(name)

@@ -38,6 +38,9 @@ ATTACKED = ("PFGL", "LSTM-FedAvg", "LSTM-PFL", "CNFGNN")
 SPARED = ("PFGL, residual", "PFGL, unmasked")
 """Without the server's guard that also keeps out of the graph whom most others leave out."""
 
+BESIEGED = (ev.BOULDER, ev.CALTECH)
+"""Sets of eight stations that are attacked."""
+
 BEYOND = (
     ("alie", 2),
     ("ipm:epsilon=2", 2),
@@ -96,16 +99,19 @@ def _e1(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
 
 
 def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
-    """On the stand-in for the paper's set, six steps ahead; unharmed runs are those of E1."""
-    yield from (_arm(options, seed, name) for name in ("No_FL", *ATTACKED, *SPARED))
-    for name in ATTACKED:
-        for attack in LIES:
-            for crowd in CROWDS:
-                yield _arm(options, seed, name, experiment="e2", attack=attack, liars=crowd)
-    for name in SPARED:
-        for attack in LIES[:2]:
-            for crowd in CROWDS:
-                yield _arm(options, seed, name, experiment="e2", attack=attack, liars=crowd)
+    """Six steps ahead, on the stand-in for the paper's set; unharmed runs are those of E1.
+
+    What has a residual path also on the set where neighbours help.
+    """
+    for dataset in (x for x in BESIEGED if x in options.sites):
+        at: dict[str, Any] = {"dataset": dataset}
+        names = ("No_FL", *ATTACKED, *SPARED) if dataset == ev.BOULDER else ("No_FL", SPARED[0])
+        yield from (_arm(options, seed, name, **at) for name in names)
+        for name in names[1:]:
+            for attack in LIES if name in ATTACKED else LIES[:2]:
+                for crowd in CROWDS:
+                    lie: dict[str, Any] = {"experiment": "e2", "attack": attack, "liars": crowd}
+                    yield _arm(options, seed, name, **at, **lie)
     for attack, crowd in BEYOND:
         yield _arm(options, seed, "PFGL", experiment="e2", attack=attack, liars=crowd)
 
@@ -191,7 +197,8 @@ def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     if name == "e1":
         return [r for r in found if r["arm"]["experiment"] == "e1"]
-    main = [r for r in found if r["arm"]["dataset"] == ev.BOULDER and r["arm"]["horizon"] == 6]
+    sets = BESIEGED if name == "e2" else (ev.BOULDER,)
+    main = [r for r in found if r["arm"]["dataset"] in sets and r["arm"]["horizon"] == 6]
     own = [r for r in main if r["arm"]["experiment"] == name]
     shared = {"e2": ("No_FL", *ATTACKED, *SPARED), "e4": ("PFGL", "PFGL, LSTM encoder")}.get(
         name, ()
