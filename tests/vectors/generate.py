@@ -211,6 +211,7 @@ def tasks() -> list[Case]:
         down("task", task),
         down("task-by-digest", replace(task, round=43, attempt=1, step=3, blob=b"")),
         down("task-without-vectors", replace(task, ask="share", vals={}, **plain)),
+        down("task-solve", replace(task, round=44, ask="solve", vals={"of": 43.0, "own": 0.5})),
     ]
 
 
@@ -229,6 +230,7 @@ def uplink() -> list[Case]:
     return [
         up("update", UPDATE),
         up("update-vals", replace(UPDATE, seq=13, vals={"loss": 0.125, "eps": 2.0}, flags=2)),
+        up("update-solution", replace(UPDATE, round=44, seq=14, part="q")),
         down("receipt", messages.Receipt(life=3, seq=12, ref=ref, code=0, run=7, round=41)),
         down("refusal", messages.Refusal(code=40, wait=30_000, ref=ref)),
         up("offer", offer),
