@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any
 
 from firmware_sim.faults import Faults, Troubled
 from firmware_sim.ports.ocpp import SUBPROTOCOL, Ask, Seen, Speaker, Version
 from firmware_sim.ports.websocket import Conversation
-from firmware_sim.profiles.charging import Session, Site, sessions
+from firmware_sim.profiles.charging import Session, Site, recorded, sessions
 from firmware_sim.profiles.weather import DAY
 
 _QUARTER = 900
@@ -41,6 +42,9 @@ class Order:
         password: For basic authentication.
         faults: What goes wrong.
         truth: CSV of what every socket's register really said; None writes none.
+        region: Chargers of one region have their busy days together.
+        zone: Whose clock drivers live by.
+        like: ``SET/DEVICE`` of shipped readings that its sockets share; empty generates.
     """
 
     url: str
@@ -55,6 +59,9 @@ class Order:
     password: str = ""
     faults: Faults = field(default_factory=Faults)
     truth: Path | None = None
+    region: str = "north"
+    zone: tzinfo = UTC
+    like: str = ""
 
 
 @dataclass(slots=True)
@@ -97,13 +104,16 @@ class Socket:
         """Draw the cars, those of the day before included: one may still be there."""
         first = int(self.order.start // DAY)
         last = int((self.order.start + self.order.seconds) // DAY)
-        found = (
-            car
-            for day in range(first, last + 1)
-            for car in sessions(self.order.seed, self.number, self.order.site, day)
-        )
+        found = (car for day in range(first, last + 1) for car in self._day(day))
         end = self.order.start + self.order.seconds
         self.cars = [car for car in found if self.order.start <= car.arrival < end]
+
+    def _day(self, day: int) -> list[Session]:
+        order = self.order
+        if order.like:
+            return recorded(order.like, 1 / order.sockets, day)
+        seed, region, zone = order.seed, order.region, order.zone
+        return sessions(seed, self.number, order.site, day, region=region, zone=zone)
 
     def wh(self, moment: float) -> float:
         """Return the register."""
@@ -255,7 +265,7 @@ def run(order: Order, speaker: Speaker | None = None) -> Told:
         if order.speed > 0:
             _wait_until(began + (moment - order.start) / order.speed, link)
         shown = trouble.clock(moment, order.start)
-        if shown is None:
+        if shown is None or trouble.browns():
             link.hang_up()  # it reboots; what its meter shows, it can still tell later
         seen = sockets[number - 1].seen(moment, moment if shown is None else shown)
         told.sessions += what == "start"

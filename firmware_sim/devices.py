@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _DAY = 86_400
 
 
 def _meter(args: Namespace) -> Answer:
-    from firmware_sim.faults import Faults  # noqa: PLC0415 - numpy
+    from firmware_sim.faults import CLOCK, LINE, Faults  # noqa: PLC0415 - numpy
     from firmware_sim.metering import Order, run  # noqa: PLC0415 - as above
     from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
 
@@ -35,7 +36,7 @@ def _meter(args: Namespace) -> Answer:
         args.solar,
         args.heat_pump,
         args.gas,
-        Faults.of(faults),
+        Faults.of(faults, (*LINE, *CLOCK)),
         args.truth,
         args.like,
     )
@@ -48,18 +49,15 @@ def _meter(args: Namespace) -> Answer:
 
 
 def _station(args: Namespace) -> Answer:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - 0.5 MB
-
     from firmware_sim.processes import stoppable  # noqa: PLC0415 - numpy
     from firmware_sim.profiles.station import Station  # noqa: PLC0415 - as above
     from firmware_sim.station import Dropper, Habits  # noqa: PLC0415 - as above
 
     faults = {key: value_of(text) for key, text in pairs(args.fault, "--fault").items()}
-    try:
-        zone = ZoneInfo(args.zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise SettingsError(f"--zone {args.zone}: no such time zone") from None
-    station = Station(args.seed, args.region, args.cells, args.place, busy=args.busy, zone=zone)
+    zone, like = _zone(args.zone), args.like
+    station = Station(
+        args.seed, args.region, args.cells, args.place, busy=args.busy, zone=zone, like=like
+    )
     period = int(_duration(args.every, "--every"))
     if period < 1 or _DAY % period:
         raise SettingsError(f"--every {args.every}: does not divide a day")
@@ -81,6 +79,15 @@ def _station(args: Namespace) -> Answer:
         f", {count} {name}" for name, count in sorted(counts.items()) if name != "files"
     )
     return Answer(dict(counts), f"{counts['files']} files{wrong}")
+
+
+def _zone(name: str) -> tzinfo:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - 0.5 MB
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise SettingsError(f"--zone {name}: no such time zone") from None
 
 
 def _announce(where: dict[str, Any]) -> None:
@@ -143,7 +150,8 @@ def _meter_arguments(parser: ArgumentParser) -> None:
     add("--heat-pump", action="store_true", help="heats with electricity")
     add("--gas", action="store_true", help="with a gas meter")
     words = (
-        "duplicate, reorder, gap, noise, flip, cut, lost_clock: shares; drift: ppm; reboots: a day"
+        "duplicate, reorder, gap, noise, flip, cut, flap, lost_clock: shares; drift: ppm; "
+        "reboots, brownouts: a day"
     )
     _life_arguments(parser, "10s", "24h", words)
 
@@ -156,6 +164,8 @@ def _station_arguments(parser: ArgumentParser) -> None:
     add("--cells", type=int, default=3, help="how many (3)")
     places = ("residential", "business", "transport")
     add("--place", choices=places, default="residential", help="what is around it (residential)")
+    words = "shipped readings shape what is offered: cells, cells/NAME (generated)"
+    add("--like", default="", metavar="SET/DEVICE", help=words)
     add("--busy", type=float, default=0.7, help="of its capacity, in the busiest hour (0.7)")
     words = "late, twice, broken, lost, suspect, missing, slow: shares of the files"
     _life_arguments(parser, "15m", "24h", words)
@@ -163,7 +173,7 @@ def _station_arguments(parser: ArgumentParser) -> None:
 
 def _charger(args: Namespace) -> Answer:
     from firmware_sim.charging import Order, run  # noqa: PLC0415 - numpy
-    from firmware_sim.faults import Faults  # noqa: PLC0415 - as above
+    from firmware_sim.faults import CLOCK, Faults  # noqa: PLC0415 - as above
     from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
 
     faults = {key: value_of(text) for key, text in pairs(args.fault, "--fault").items()}
@@ -179,8 +189,11 @@ def _charger(args: Namespace) -> Answer:
         args.site,
         args.seed,
         password,
-        Faults.of(faults),
+        Faults.of(faults, ("duplicate", "gap", "flap", *CLOCK)),
         args.truth,
+        args.region,
+        _zone(args.zone),
+        args.like,
     )
     with stoppable():
         told = run(order)
@@ -197,8 +210,10 @@ def _charger_arguments(parser: ArgumentParser) -> None:
     add("--sockets", type=int, default=1, metavar="N", help="cars at a time (1)")
     sites = ("home", "workplace", "public", "depot")
     add("--site", default="home", choices=sites, help="whose habits (home)")
+    words = "cars that take what shipped readings tell: chargers, chargers/NAME (generated)"
+    add("--like", default="", metavar="SET/DEVICE", help=words)
     add("--password-file", type=Path, metavar="FILE", help="for basic authentication")
-    words = "duplicate, gap, flap, lost_clock: shares; drift: ppm; reboots: a day"
+    words = "duplicate, gap, flap, lost_clock: shares; drift: ppm; reboots, brownouts: a day"
     _life_arguments(parser, "60s", "24h", words)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,6 +13,14 @@ from edge_sdk.settings import SettingsError
 from firmware_sim.profiles.weather import draw
 
 _DAY = 86_400
+_DOWN, _ASTRAY = 60, 300  # seconds of a reboot, and that a clock stands at 1970 after it
+_NO_SHARES = ("drift", "reboots", "brownouts")
+
+LINE = ("duplicate", "reorder", "gap", "noise", "flip", "cut", "flap")
+"""What happens to telegrams on a line."""
+
+CLOCK = ("drift", "reboots", "brownouts", "lost_clock")
+"""What happens to a device's power and clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +34,11 @@ class Faults:
         noise: Share with up to 80 random bytes before them.
         flip: Share with one bit turned over.
         cut: Share that end in the middle.
-        flap: Share of messages after which the link breaks.
+        flap: Share of messages after which the link breaks, and comes back.
         drift: Parts per million that the device's clock runs fast.
         reboots: A day, at random; each one loses a minute of messages.
-        lost_clock: Share of reboots after which the clock stands at 1970 for five minutes.
+        brownouts: A day, at random; the message at hand ends in the middle, and a reboot follows.
+        lost_clock: Share of both after which the clock stands at 1970 for five minutes.
     """
 
     duplicate: float = 0.0
@@ -41,20 +50,25 @@ class Faults:
     flap: float = 0.0
     drift: float = 0.0
     reboots: float = 0.0
+    brownouts: float = 0.0
     lost_clock: float = 0.0
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Faults:
+    def of(cls, options: dict[str, Any], known: Sequence[str] = ()) -> Faults:
         """Read ``--fault`` options.
+
+        Args:
+            options: Rates by name.
+            known: What can happen to this device; everything if empty.
 
         Raises:
             SettingsError: An unknown fault, or a rate that is none.
         """
-        known = [f.name for f in fields(cls)]
+        known = known or [f.name for f in fields(cls)]
         for name, value in options.items():
             if name not in known:
                 raise SettingsError(f"--fault {name}: unknown; known: {', '.join(known)}")
-            is_rate = name not in ("drift", "reboots")
+            is_rate = name not in _NO_SHARES
             if not isinstance(value, int | float) or value < 0 or (is_rate and value > 1):
                 raise SettingsError(f"--fault {name}: {value!r} is no rate")
         return cls(**{name: float(value) for name, value in options.items()})
@@ -82,6 +96,7 @@ class Troubled:
     _down_until: float = 0.0
     _no_clock_until: float = 0.0
     _told: float | None = None
+    _is_browning: bool = False
     _chance: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,17 +106,25 @@ class Troubled:
     def clock(self, time: float, start: float) -> float | None:
         """Return what the device's clock shows at a true time; None while it reboots."""
         before, self._told = self._told, time
-        if before is not None and self._hits(
-            self.faults.reboots * (time - before) / _DAY, "reboots"
-        ):
-            self._down_until = time + 60
-            if self._hits(self.faults.lost_clock, "lost_clock"):
-                self._no_clock_until = time + 360
-        if time < self._down_until:
+        days = 0.0 if before is None else (time - before) / _DAY
+        for name in ("reboots", "brownouts"):
+            if self._hits(getattr(self.faults, name) * days, name):
+                self._is_browning |= name == "brownouts"
+                self._down_until = time + _DOWN
+                if self._hits(self.faults.lost_clock, "lost_clock"):
+                    self._no_clock_until = time + _DOWN + _ASTRAY
+        if time < self._down_until and not self._is_browning:
             return None
+        if self._is_browning:
+            return time
         if time < self._no_clock_until:
             return time - self._down_until
         return time + (time - start) * self.faults.drift * 1e-6
+
+    def browns(self) -> bool:
+        """Whether the power fails just now; asking takes it as having failed."""
+        failed, self._is_browning = self._is_browning, False
+        return failed
 
     def happens(self, name: str) -> bool:
         """Throw the dice for one fault by its name."""
@@ -109,6 +132,10 @@ class Troubled:
 
     def sent(self, message: bytes) -> Iterator[bytes]:
         """Yield what goes over the line instead of a message."""
+        if self.browns():
+            self._held = None
+            yield message[: int(self._chance.integers(len(message)))]
+            return
         if self._hits(self.faults.gap, "gap"):
             return
         if self._held is not None:

@@ -121,19 +121,23 @@ def run(order: Order, say: Callable[[dict[str, Any]], object]) -> Told:
             addresses["modbus"] = server.url
         say(addresses)
         first, shown = meter.wh(order.start), sum(now[0].imported)
-        for moment, face, messages in _life(order, meter, told):
+        for moment, face, messages, breaks in _life(order, meter, told):
             now[0] = face
             told.telegrams += 1
             told.wh = meter.wh(moment) - first
             told.shown = sum(face.imported) - shown
             _send(line, messages, told, waits=order.speed == 0)
+            if line is not None and breaks:
+                line.break_off()
         if line is not None and order.speed == 0:
             line.drain(_LINGER)
     return told
 
 
-def _life(order: Order, meter: Meter, told: Told) -> Iterator[tuple[float, Face, list[bytes]]]:
-    """Yield true time, what the meter shows, and what goes over the line, each at its time."""
+def _life(
+    order: Order, meter: Meter, told: Told
+) -> Iterator[tuple[float, Face, list[bytes], bool]]:
+    """Yield true time, what the meter shows, what goes over the line, and whether that breaks."""
     trouble = Troubled(order.faults, order.seed)
     began, zone = time.monotonic(), ZoneInfo(order.zone)
     with ExitStack() as opened:
@@ -148,7 +152,8 @@ def _life(order: Order, meter: Meter, told: Told) -> Iterator[tuple[float, Face,
             if shown is None:
                 continue
             face = meter.face(moment, shown)
-            yield moment, face, list(trouble.sent(telegram(face, zone)))
+            messages = list(trouble.sent(telegram(face, zone)))
+            yield moment, face, messages, trouble.happens("flap")
             told.faults = dict(trouble.counts)
 
 

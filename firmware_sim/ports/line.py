@@ -37,6 +37,9 @@ class Line(Protocol):
     def drain(self, patience: float) -> None:
         """Wait until what was written has been read, at most so many seconds."""
 
+    def break_off(self) -> None:
+        """Hang up on whoever reads, and be there again at once under the same address."""
+
     def close(self) -> None:
         """Hang up."""
 
@@ -60,11 +63,14 @@ class Pty:
 
     def __init__(self, link: str) -> None:
         """Open one; a symbolic link gives it a name that lasts."""
+        self._link = Path(link).absolute() if link else None
+        self._open()
+
+    def _open(self) -> None:
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)
         os.set_blocking(self._master, False)
         self._name = os.ttyname(self._slave)
-        self._link = Path(link).absolute() if link else None
         if self._link is not None:
             if self._link.is_symlink():
                 self._link.unlink()
@@ -102,6 +108,15 @@ class Pty:
         while quiet < _QUIET and time.monotonic() < end:  # the kernel hands bytes over in its time
             quiet = 0 if self._unread() else quiet + 1
             time.sleep(0.01)
+
+    def break_off(self) -> None:
+        """Be unplugged and plugged in again; without a lasting name, lose what is on its way."""
+        if self._link is None:
+            termios.tcflush(self._slave, termios.TCIOFLUSH)
+            return
+        os.close(self._master)
+        os.close(self._slave)
+        self._open()
 
     def close(self) -> None:
         """Hang up."""
@@ -160,6 +175,13 @@ class Port:
                     pass
             except OSError:
                 continue
+
+    def break_off(self) -> None:
+        """Reset all connections: what is on its way is lost."""
+        for reader in self._readers:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reader.close()
+        self._readers.clear()
 
     def close(self) -> None:
         """Hang up."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import cache
 from typing import Literal
 
-from firmware_sim.profiles.premises import is_free
+import numpy as np
+
+from firmware_sim.profiles.premises import is_free, mood
+from firmware_sim.profiles.recorded import Recorded
 from firmware_sim.profiles.weather import DAY, draw
 
 Site = Literal["home", "workplace", "public", "depot"]
@@ -64,14 +68,64 @@ class Session:
         return 60 * (self.delivered(time + 60) - self.delivered(time))
 
 
-def sessions(seed: int, socket: int, site: Site, day: int) -> list[Session]:
-    """Return the cars of a UTC day, in order, one at a time.
+@dataclass(frozen=True, slots=True)
+class Drawn(Session):
+    """A car that takes what was recorded.
+
+    Attributes:
+        given: Wh after each minute, from nothing on.
+    """
+
+    given: tuple[float, ...] = (0.0,)
+
+    def delivered(self, time: float) -> float:
+        """Return Wh given so far: all of it by the time it leaves."""
+        span = self.departure - self.arrival
+        minutes = np.minimum(60.0 * np.arange(len(self.given)), span)
+        return float(np.interp(time - self.arrival, minutes, self.given))
+
+
+def recorded(name: str, share: float, day: int) -> list[Session]:
+    """Return cars that draw what a shipped site drew on a UTC day: one for each stretch of it.
+
+    Args:
+        name: ``SET/DEVICE`` of shipped readings in kWh.
+        share: Of the site's energy, at one of its sockets.
+        day: Days since 1970.
+
+    Example:
+        >>> cars = [car for day in range(17_000, 17_010) for car in recorded("chargers", 1.0, day)]
+        >>> all(a.departure < b.arrival for a, b in zip(cars, cars[1:]))
+        True
+    """
+    kw = share * _record(name).load(day)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], kw > 0, [0]])))
+    cars: list[Session] = []
+    for number, (first, last) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+        given = np.concatenate([[0.0], np.cumsum(kw[first:last]) * 1000 / 60])
+        begin, end = (int(day * DAY + 60 * minute) for minute in (first, last))
+        watts = 1000 * float(kw[first:last].max())
+        cars.append(Drawn(begin, end - 1, float(given[-1]), watts, number, tuple(given.tolist())))
+    return cars
+
+
+@cache
+def _record(name: str) -> Recorded:
+    return Recorded(name)
+
+
+def sessions(
+    seed: int, socket: int, site: Site, day: int, *, region: str = "north", zone: tzinfo = UTC
+) -> list[Session]:
+    """Return the cars of a local day, in order, one at a time.
 
     Args:
         seed: Tells chargers apart.
         socket: From 1.
         site: Whose habits.
         day: Days since 1970; a car may stay into the next one, and nobody comes before it left.
+        region: Sites of one region have their busy days together.
+        zone: Whose clock people live by.
 
     Example:
         >>> cars = [car for day in range(19_700, 19_730) for car in sessions(1, 1, "home", day)]
@@ -83,21 +137,29 @@ def sessions(seed: int, socket: int, site: Site, day: int) -> list[Session]:
     chance = draw("cars", seed, socket, day)
     often, hour, spread = _ARRIVALS[site]
     free = is_free(date(1970, 1, 1) + timedelta(day))
+    often *= mood(region, day)
     count = int(chance.poisson(often * (0.3 if free and site != "public" else 1.0)))
+    begin, next_day = _midnight(day, zone), _midnight(day + 1, zone)
     hours = sorted(float(h) for h in chance.normal(hour, spread, count))
     cars: list[Session] = []
-    last = day * DAY + 7 * 3600 if _STAY[site] > 9 else day * DAY
+    last = begin + 7 * 3600 if _STAY[site] > 9 else begin
     for number, at in enumerate(hours):
-        arrival = max(round(day * DAY + min(max(at, 0.0), 23.0) * 3600), last + 300)
+        arrival = max(round(begin + min(max(at, 0.0), 22.9) * 3600), last + 300)
         stay = float(chance.lognormal(math.log(_STAY[site]), 0.35))
         wh = float(chance.lognormal(math.log(11_000), 0.6))
         watts = 1000 * float(chance.choice(_AC))
         fails = chance.random() < 0.04
         departure = arrival + round(120 if fails else max(900, stay * 3600))
-        latest = (day + 1) * DAY + (6 * 3600 if _STAY[site] > 9 else -300)
+        latest = next_day + (6 * 3600 if _STAY[site] > 9 else -300)
         departure = min(departure, latest)
         if departure - arrival < 60:
             continue
         cars.append(Session(arrival, departure, wh, watts, number))
         last = departure
     return cars
+
+
+def _midnight(day: int, zone: tzinfo) -> int:
+    """Return when a local day begins, in Unix seconds."""
+    local = datetime.combine(date(1970, 1, 1) + timedelta(day), time(), zone)
+    return int(local.timestamp())

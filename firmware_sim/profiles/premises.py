@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -24,15 +25,42 @@ _EVENTS = (  # kW, minutes, times a day, hours of day between which it is likely
 )
 
 _HOLIDAYS = frozenset({(1, 1), (5, 1), (12, 25), (12, 26)})
+_AFTER_EASTER = frozenset({-2, 1, 39, 50})  # Good Friday, Easter Monday, Ascension, Whit Monday
 
 
 def is_free(day: date) -> bool:
-    """Whether most people are off: weekends, and holidays that every year has on one date.
+    """Whether most people are off: weekends, holidays on one date, and those that go with Easter.
 
-    >>> is_free(date(2024, 12, 25)), is_free(date(2024, 12, 24))
-    (True, False)
+    >>> is_free(date(2024, 12, 25)), is_free(date(2024, 12, 24)), is_free(date(2024, 4, 1))
+    (True, False, True)
     """
-    return day.weekday() >= 5 or (day.month, day.day) in _HOLIDAYS
+    if day.weekday() >= 5 or (day.month, day.day) in _HOLIDAYS:
+        return True
+    return (day - easter(day.year)).days in _AFTER_EASTER
+
+
+def easter(year: int) -> date:
+    """Return Easter Sunday of the Gregorian calendar (the rule of Gauss, as Lichtenberg put it).
+
+    >>> easter(2024), easter(1981), easter(2038)
+    (datetime.date(2024, 3, 31), datetime.date(1981, 4, 19), datetime.date(2038, 4, 25))
+    """
+    century = year // 100
+    shift = 15 + (3 * century + 3) // 4 - (8 * century + 13) // 25
+    sun = 2 - (3 * century + 3) // 4
+    seed = (19 * (year % 19) + shift) % 30
+    full = 21 + seed - (seed + year % 19 // 11) // 29
+    sunday = 7 - (year + year // 4 + sun) % 7
+    return date(year, 3, 1) + timedelta(full + 7 - (full - sunday) % 7 - 1)
+
+
+def mood(region: str, day: int) -> float:
+    """Return how much more than usual everybody of a region does on a day: neighbours are alike.
+
+    The dark season adds a sixth, the light one takes it.
+    """
+    winter = math.cos(2 * math.pi * (day - 15) / 365.25)
+    return math.exp(0.15 * draw("mood", region, day).standard_normal()) * (1 + 0.16 * winter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +118,7 @@ class Premises:
         clock = (np.arange(MINUTES) + ahead) % MINUTES
         fridge = ((clock + int(home.integers(60))) % 60) < 20
         load: NDArray[np.float64] = np.asarray(base + 0.1 * fridge, np.float64)
-        busy = 1.25 if is_free(local) else 1.0
+        busy = (1.25 if is_free(local) else 1.0) * mood(self.weather.region, day)
         for kw, minutes, often, (first, last) in _EVENTS:
             for _ in range(int(today.poisson(often * busy))):
                 hour = today.triangular(first, (first + last) / 2, last)

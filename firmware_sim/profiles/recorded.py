@@ -20,6 +20,8 @@ class Recorded:
     Attributes:
         name: ``SET/DEVICE`` of the shipped sets; a set alone is its first device.
         seed: Tells meters apart.
+        unit: Of the set: kWh, or ``activity``.
+        after: So many devices after the named one, in the set's order: its neighbours.
 
     Example:
         >>> home = Recorded("homes")
@@ -30,6 +32,8 @@ class Recorded:
 
     name: str
     seed: int = 0
+    unit: str = "kWh"
+    after: int = 0
     _first: int = field(init=False)
     _days: NDArray[np.float64] = field(init=False)
 
@@ -41,10 +45,11 @@ class Recorded:
         """
         label, _, device = self.name.partition("/")
         samples = sample_set(label)
-        found = [s for s in samples.samples if not device or s.device == device]
-        if not found or samples.unit != "kWh":
-            raise SampleError(f"{self.name}: no device whose energy is recorded in kWh")
-        times, kwh = found[0].column(samples.target)
+        places = [i for i, s in enumerate(samples.samples) if not device or s.device == device]
+        if not places or samples.unit != self.unit:
+            raise SampleError(f"{self.name}: no device that is recorded in {self.unit}")
+        one = samples.samples[(places[0] + self.after) % len(samples.samples)]
+        times, kwh = one.column(samples.target)
         step = samples.step_seconds
         self._first = -(-int(times[0]) // DAY)
         slots = np.full((int(times[-1]) // DAY - self._first + 1) * (DAY // step), np.nan)
@@ -57,8 +62,13 @@ class Recorded:
         kw = np.nan_to_num(slots[:whole]) * 3600 / step
         self._days = np.repeat(kw, step // 60).reshape(-1, DAY // 60)
 
+    @property
+    def peak(self) -> float:
+        """What is not exceeded in 99.9 % of all minutes, per hour."""
+        return float(np.quantile(self._days, 0.999))
+
     def load(self, day: int) -> NDArray[np.float64]:
-        """Return kW drawn in each minute of a UTC day; what was not observed is nothing."""
+        """Return kW (or the unit, per hour) in each minute of a UTC day; unobserved is nothing."""
         return np.asarray(self._days[(day - self._first) % len(self._days)], np.float64)
 
     def generation(self, day: int) -> NDArray[np.float64]:  # noqa: ARG002 - in the record already

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, tzinfo
+from functools import cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firmware_sim.profiles.premises import is_free
+from firmware_sim.profiles.recorded import Recorded
 from firmware_sim.profiles.weather import DAY, draw
 
 Place = Literal["residential", "business", "transport"]
@@ -61,6 +63,8 @@ class Station:
         capacity: What a cell carries at most, Mbit/s.
         busy: What its busiest hour offers on an ordinary day, as a share of the capacity.
         zone: Whose clock people live by.
+        like: ``SET/DEVICE`` of shipped readings that shape what is offered; empty generates. The
+            second cell is like the device that follows in the set, and so on.
     """
 
     seed: int
@@ -70,6 +74,7 @@ class Station:
     capacity: float = 150.0
     busy: float = 0.7
     zone: tzinfo = UTC
+    like: str = ""
 
 
 class Load(NamedTuple):
@@ -129,6 +134,8 @@ def load(station: Station, begin: int, periods: int, seconds: int = 900) -> Load
 
 def _offered(station: Station, cell: int, times: NDArray[np.int64], seconds: int) -> Values:
     """Return what is offered to a cell as a share of its capacity."""
+    if station.like:
+        return station.busy * _recorded(station.like, cell, times)
     local = times + [_offset(station.zone, int(time)) for time in times]
     days, first = np.unique(local // DAY, return_inverse=True)
     factor = np.stack([_day(station, cell, int(day), seconds) for day in days])
@@ -141,6 +148,19 @@ def _offered(station: Station, cell: int, times: NDArray[np.int64], seconds: int
     growth = 1.0 + _GROWTH * (times - _EPOCH) / (365 * DAY)
     offered: Values = station.busy * shape * np.maximum(growth, 0.1) * factor[first, slot]
     return offered
+
+
+@cache
+def _record(like: str, cell: int) -> Recorded:
+    return Recorded(like, unit="activity", after=cell)
+
+
+def _recorded(like: str, cell: int, times: NDArray[np.int64]) -> Values:
+    """Return what was recorded at some times, as a share of what it is at most."""
+    record = _record(like, cell)
+    days, which = np.unique(times // DAY, return_inverse=True)
+    whole = np.stack([record.load(int(day)) for day in days])
+    return np.asarray(whole[which, times % DAY // 60] / record.peak, np.float64)
 
 
 def _offset(zone: tzinfo, time: int) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -88,7 +89,7 @@ def finished(child, patience=90):
     return json.loads(out.splitlines()[-1])
 
 
-def readings(folder, step=QUARTER, patience=3.0, *, sessions=None):
+def readings(folder, step=QUARTER, patience=10.0, *, sessions=None):
     """Read the tap's notes to their end, as the agent does: value by time, and the source."""
     sessions = [] if sessions is None else sessions
     source = SOURCES["ocpp"]({"type": "ocpp", "spool": str(folder)})
@@ -102,7 +103,7 @@ def readings(folder, step=QUARTER, patience=3.0, *, sessions=None):
                 found[reading.time] = reading.value
             if reading.stream == "ev.session.energy":
                 sessions.append(reading.value)
-            quiet = time.monotonic() + 1.0
+            quiet = time.monotonic() + 3.0
         pause.wait(0.02)
     source.close()
     return found, source
@@ -121,7 +122,7 @@ def heard(log):
     return log.read_text("utf-8").splitlines() if log.exists() else []
 
 
-def grows(log, child, patience=10.0):
+def grows(log, child, patience=60.0):
     """Wait until the back office hears more of the charger."""
     before, end = len(heard(log)), time.monotonic() + patience
     while len(heard(log)) <= before and child.poll() is None:
@@ -139,7 +140,7 @@ def test_what_a_charger_delivers_is_what_the_device_beside_it_reads(tmp_path, co
         options = ("--ocpp", version, "--for", "24h", "--speed", "0", "--sockets", "2")
         told = finished(charging(f"{url}/CP-1", *LIFE, *options, "--truth", str(true)))
         listening.send_signal(signal.SIGTERM)
-        assert listening.wait(10) == 0
+        assert listening.wait(60) == 0
     assert told["sessions"] > 2
     assert told["owed"] == 0
     rows = [json.loads(line) for line in heard(log)]
@@ -158,6 +159,29 @@ def test_what_a_charger_delivers_is_what_the_device_beside_it_reads(tmp_path, co
     assert 1000 * sum(found.values()) == pytest.approx(told["wh"], abs=2.0)
     spoken = b"".join(path.read_bytes() for path in (tmp_path / "spool").glob("*.rec"))
     assert b"DRIVER" not in spoken
+
+
+@pytest.mark.parametrize("version", ["1.6", "2.0.1"])
+def test_in_whatever_trouble_a_charger_is_what_it_delivered_is_counted_once(
+    tmp_path, config, version
+):
+    """A recorded site's cars; broken links, messages twice, power that fails, a clock in 1970."""
+    log, true = tmp_path / "office.jsonl", tmp_path / "truth.csv"
+    wrong = ("flap=0.02", "duplicate=0.1", "gap=0.05", "reboots=4", "brownouts=4", "lost_clock=1")
+    faults = [word for one in wrong for word in ("--fault", one)]
+    with office(version, log) as (port, _), tap(config(port)) as (url, _):
+        options = ("--ocpp", version, "--for", "24h", "--speed", "0", "--like", "chargers")
+        told = finished(charging(f"{url}/CP-1", *LIFE, *options, *faults, "--truth", str(true)))
+        time.sleep(0.5)
+    assert {"flap", "duplicate", "reboots", "brownouts", "lost_clock"} <= set(told["faults"])
+    assert told["connections"] > 3
+    assert told["owed"] == 0
+    found, source = readings(tmp_path / "spool")
+    assert source.normaliser.counts["clock not set"] > 0
+    wh = truth(true)
+    errors = [1000 * value - (wh[int(t) + QUARTER] - wh[int(t)]) for t, value in found.items()]
+    assert abs(sum(errors)) < 0.02 * told["wh"] + 2.0
+    assert 1000 * sum(found.values()) <= told["wh"] + 2.0
 
 
 @pytest.mark.chaos
@@ -195,7 +219,10 @@ def test_a_charger_that_was_alone_hands_its_session_over_late(tmp_path):
     """Nobody answers for half of the day; then the queue comes, and the schemas accept it."""
     log, port = tmp_path / "office.jsonl", free_port()
     options = ("--ocpp", "2.0.1", "--for", "24h", "--speed", "20000")
-    child = charging(f"ws://127.0.0.1:{port}/CP-1", *LIFE, *options)
+    with socket.create_server(("127.0.0.1", port)) as closed:
+        closed.settimeout(60)
+        child = charging(f"ws://127.0.0.1:{port}/CP-1", *LIFE, *options)
+        closed.accept()[0].close()  # its day has begun
     time.sleep(2.0)
     with office("2.0.1", log, port):
         told = finished(child)

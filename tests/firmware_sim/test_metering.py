@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 import pytest
 
 from edge_sdk.sources import SOURCES
+from firmware_sim.cli import main
 from firmware_sim.faults import Faults
 from firmware_sim.metering import Order, run
 from firmware_sim.ports.line import open_line
@@ -43,7 +45,7 @@ def heard(source, until, step=QUARTER):
     source.start()
     turns = threading.Event()
     try:
-        for _ in range(6000):
+        for _ in range(12_000):
             for reading in source.poll():
                 if reading.stream == "elec.import.energy":
                     assert readings.setdefault(reading.time, reading.value) == reading.value
@@ -77,7 +79,7 @@ def test_a_day_on_a_line_is_a_day_of_intervals_also_when_the_clock_changes(
     with metering(*options, "--truth", str(true), "--solar", "2") as (where, child):
         source = SOURCES["p1"]({"type": "p1", "url": where["p1"]})
         readings = heard(source, begin + (quarters - 1) * QUARTER)
-        child.wait(20)
+        child.wait(60)
     assert sorted(readings) == [begin + n * QUARTER for n in range(quarters)]
     assert source.rejected.total() == 0
     end, energy = begin + quarters * QUARTER, 1000 * sum(readings.values())
@@ -108,7 +110,7 @@ def test_the_client_of_dsmr_parser_reads_the_same_energy_on_a_pty(start):
     moment = datetime.fromisoformat(start).timestamp()
     order = Order(moment, 25 * 3600, every=300, speed=0, p1="pty")
     told = run(order, begin)
-    threads[0].join(20)
+    threads[0].join(60)
     times = [p.P1_MESSAGE_TIMESTAMP.value.astimezone(UTC).timestamp() for p in parsed]
     assert len(parsed) > 0.9 * told.telegrams
     assert times == [moment + 300.0 * n for n in range(301 - len(times), 301)]
@@ -136,7 +138,7 @@ def test_whatever_goes_wrong_on_the_line_no_energy_is_made_up(tmp_path):
 
     thread = threading.Thread(target=lambda: told.append(run(order, say)), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     readings = heard(source[0], begin + 95 * QUARTER)
     thread.join(30)
     assert set(told[0].faults) == {
@@ -150,6 +152,46 @@ def test_whatever_goes_wrong_on_the_line_no_energy_is_made_up(tmp_path):
     assert source[0].rejected["wrong checksum"] == 0  # counted by the framer
     assert source[0].health()["rejected"]["wrong checksum"] > 50
     assert source[0].health()["noticed"]["clock not set"] > 0
+
+
+@pytest.mark.parametrize("line", ["pty:{}/ttyP1", "tcp://127.0.0.1:{}"])
+def test_a_link_that_flaps_and_a_power_that_fails_cost_no_energy(tmp_path, line, monkeypatch):
+    """The line goes away and comes back; a telegram ends where the power did."""
+    monkeypatch.setattr("edge_sdk.sources.live._FIRST_WAIT", 0.01)
+    true, begin = tmp_path / "truth.csv", 1_700_006_400
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = line.format(tmp_path if line.startswith("pty") else port)
+    faults = Faults(flap=0.005, brownouts=12, lost_clock=1.0)
+    order = Order(begin, 86_400, 30, 0, where, seed=3, faults=faults, truth=true)
+    told, source, ready = [], [], threading.Event()
+
+    def say(found):
+        source.append(SOURCES["p1"]({"type": "p1", "url": found["p1"], "gap": "1h"}))
+        ready.set()
+
+    thread = threading.Thread(target=lambda: told.append(run(order, say)), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    readings = heard(source[0], begin + 95 * QUARTER)
+    thread.join(60)
+    assert {"flap", "brownouts", "lost_clock"} == set(told[0].faults)
+    health, wh = source[0].health(), truth(true)
+    assert health["lost"] > 0
+    assert health["noticed"]["clock not set"] > 0
+    errors = [1000 * value - (wh[int(t) + QUARTER] - wh[int(t)]) for t, value in readings.items()]
+    assert len(readings) >= 90
+    assert abs(sum(errors)) < 100  # a register bridges what was not said
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"), [("charger", "noise"), ("charger", "reorder"), ("meter", "late")]
+)
+def test_a_fault_that_a_device_cannot_have_is_refused(capsys, kind, fault):
+    words = [kind, "--fault", f"{fault}=0.1"]
+    assert main([*words, "ws://127.0.0.1:1/CP"] if kind == "charger" else words) == 2
+    assert f"--fault {fault}: unknown; known: " in capsys.readouterr().err
 
 
 def test_without_a_reader_a_meter_goes_on_alone():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firmware_sim.profiles.station import PEAKS, Station, load
+from firmware_sim.samples import sample_set
 
 MONDAY = 1_767_571_200  # 2026-01-05
 WEEK = 7 * 96
@@ -54,6 +55,18 @@ def test_what_cells_count_hangs_together() -> None:
     order = np.argsort(found.dl, axis=None)
     assert (np.diff(found.power.ravel()[order]) >= -0.2).all()  # fuller cells draw more
     assert (found.ul < found.dl).all()
+
+
+def test_a_station_may_follow_what_was_recorded_of_neighbouring_cells() -> None:
+    samples = sample_set("cells")
+    times, activity = samples.samples[0].column(samples.target)
+    begin = int(times[0]) // 86_400 * 86_400 + 86_400
+    one = load(Station(1, like="cells", cells=2), begin, 96)
+    offered = -np.log1p(-np.minimum(one.dl / (150.0 * 900), 1 - 1e-9))
+    hourly = {int(t): v for t, v in zip(times, activity, strict=True)}
+    told = np.array([hourly[begin + 900 * i // 3600 * 3600] for i in range(96)])
+    assert np.corrcoef(offered[:, 0], told)[0, 1] > 0.9999
+    assert not np.allclose(offered[:, 0], offered[:, 1])
 
 
 def test_the_noise_of_a_cell_lasts() -> None:
