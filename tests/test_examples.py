@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -298,3 +299,27 @@ def test_the_image_runs_commands_that_parse():
     words = [[w for w in words if not w.startswith("/opt")] for words in commands]
     assert sorted(line[0] for line in words) == ["run", "status"]
     assert all(line[0] in docs.commands("gridfed-edge") for line in words)
+
+
+def test_what_the_image_copies_and_starts_is_there_when_it_is_built():
+    """No engine builds it here: every path, stage, user and program it names is looked up."""
+    text = (EXAMPLES / "Containerfile").read_text("utf-8")
+    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    steps = [line.split() for line in text.splitlines() if line[:1].isupper()]
+    copied = [step for step in steps if step[0] == "COPY"]
+    assert copied[0][1:] == [f"dist/{project['name']}-*.whl", "/tmp/"]
+    assert f"pip install --no-cache-dir /tmp/{project['name']}-*.whl" in text
+    stages = {step[-1] for step in steps if step[0] == "FROM" and "AS" in step}
+    assert copied[1][1:] == [f"--from={stages.pop()}", "/opt/gridfed", "/opt/gridfed"]
+    (uid,) = re.findall(r"--uid (\d+)", text)
+    assert ["USER", uid] in steps
+    assert text.index("useradd") < text.index("USER ")
+    entry = json.loads(re.search(r"ENTRYPOINT (\[.*\])", text)[1])
+    assert Path(entry[0]).name in project["scripts"]
+    assert Path(entry[0]).parent == Path("/opt/gridfed/bin")
+    (state,) = re.findall(r"GRIDFED_EDGE_STATE=(\S+)", text)
+    assert ["VOLUME", state] in steps
+    assert f"--home-dir {state} --create-home" in text, "the volume belongs to the user"
+    version = re.findall(r"FROM \S+/python:(\d+\.\d+)", text)
+    assert len(set(version)) == 1, "what one Python installed, another would not find"
+    assert f"Programming Language :: Python :: {version[0]}" in project["classifiers"]
