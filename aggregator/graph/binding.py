@@ -167,7 +167,23 @@ def _model(section: GraphSection, activation: tuple[int, int], adjacent: Matrix)
         return Diffusion(adjacent, features, section.order)
     if find_spec("torch") is None:
         raise Misfit("run.graph.kind", "diffusion, or torch (pip install 'gridfed[train]')")
+    _check_device(section.device)
     return _hosted(section, features, steps, adjacent)
+
+
+def _check_device(name: str) -> None:
+    """Refuse an accelerator that is not there before a round finds out.
+
+    Raises:
+        Misfit: Naming the key.
+    """
+    import torch  # noqa: PLC0415 - only where it is used
+
+    kind, _, number = name.partition(":")
+    found = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= found:
+        said = f"'cpu', for torch finds {found or 'no'} CUDA devices here"
+        raise Misfit("run.graph.device", said, repr(name))
 
 
 def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> GraphModel:

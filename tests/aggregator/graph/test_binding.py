@@ -159,3 +159,13 @@ def test_every_net_pulls_back_what_finite_differences_find(kind, steps):
         ahead, behind = (model.forward(p + e * of_p, h + e * of_h, present) for e in (1e-6, -1e-6))
         wanted = ((ahead - behind) * gz).sum() / 2e-6
         assert (gp * of_p).sum() + (gh * of_h).sum() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_an_accelerator_that_is_not_there_is_refused_with_its_key(name, count, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(Misfit, match=r"run\.graph\.device.*'cpu'.*CUDA"):
+        bind(build(GraphSection, {"kind": "pfgl", "device": name}), (2, 3))
