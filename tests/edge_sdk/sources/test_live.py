@@ -20,13 +20,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from edge_sdk import cli
-from edge_sdk.errors import ConfigError
+from edge_sdk.errors import ConfigError, StoreError
 from edge_sdk.settings import SettingsError
 from edge_sdk.sources import SOURCES
 from edge_sdk.sources.links import Address
 from edge_sdk.sources.modbus import Master, crc16
 from edge_sdk.sources.recording import record, title
 from edge_sdk.sources.shape import Frame, Rejected
+from edge_sdk.store import Store
 from edge_sdk.wire import keys
 from firmware_sim.metering import Order, run
 from firmware_sim.ports.line import Port
@@ -41,7 +42,7 @@ def face(n, wh):
     return telegram(Face(BEGIN + n * 900.0, (wh, 0)), HOME)
 
 
-def until(condition, patience=10.0):
+def until(condition, patience=120.0):
     end = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < end
@@ -283,7 +284,7 @@ def test_the_command_prints_what_a_meter_says(device, tmp_path, capsys):
     order = Order(BEGIN, 3600, every=60, speed=0, p1=f"pty:{tmp_path / 'ttyP1'}")
     thread = threading.Thread(target=run, args=(order, say), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     path = device(f'type = "p1"\nurl = "{where[0]}"\nstep = "15m"')
     kept = tmp_path / "kept.rec"
     command = ["source", "test", str(path), "--json", "--count", "40", "--record", str(kept)]
@@ -313,19 +314,28 @@ def test_an_agent_stopped_and_killed_during_the_day_makes_up_and_repeats_nothing
     command += ["--start", "2023-11-15T00:00Z", "--for", "24h", "--every", "60s", "--speed", "2400"]
     meter = subprocess.Popen([*command, "--truth", str(truth)], stdout=subprocess.DEVNULL)
     path = device(f'type = "p1"\nurl = "serial://{line}"')
-    for lives, end in ((9.0, signal.SIGTERM), (5.0, signal.SIGKILL), (60.0, signal.SIGTERM)):
+    ends = ((9.0, signal.SIGTERM), (5.0, signal.SIGKILL), (60.0, signal.SIGTERM))
+    for number, (lives, end) in enumerate(ends, 1):
         agent = [sys.executable, "-m", "edge_sdk", "run", str(path), "--log", "error"]
         child = subprocess.Popen(agent, stdout=subprocess.DEVNULL)
+        until(lambda number=number: starts(tmp_path / "state") == number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             meter.wait(lives)
         time.sleep(0.5)
         child.send_signal(end)
-        assert child.wait(20) in {0, -signal.SIGKILL}
+        assert child.wait(60) in {0, -signal.SIGKILL}
     kept, wh = hours(tmp_path / "state" / "device.db"), rows(truth)
     assert len(kept) > 4
     for slot, value in kept.items():
         assert 1000 * value == pytest.approx(wh[slot * 3600 + 3600] - wh[slot * 3600], abs=150)
     assert 1000 * sum(kept.values()) <= wh[max(wh)] - wh[min(wh)] + 2.0
+
+
+def starts(state):
+    """How often an agent began to work there: before that it knows no signal."""
+    with contextlib.suppress(StoreError, sqlite3.Error), Store.open(state, read_only=True) as store:
+        return store.fact("starts")
+    return 0
 
 
 def hours(path):
