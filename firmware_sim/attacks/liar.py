@@ -100,8 +100,9 @@ class Liar:
 
             def apply(state: Any, event: Any) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
                 if not isinstance(event, Task):
-                    return half.apply(state, event)
-                self._at = event.round
+                    state, effects = half.apply(state, event)
+                    return state, tuple(self._hinted(effect) for effect in effects)
+                self._at = event.round or self._at  # what belongs to no round changes none
                 state, effects = half.apply(state, event)
                 return state, tuple(self._twisted(method, event, effect) for effect in effects)
 
@@ -121,9 +122,8 @@ class Liar:
         return replace(local, windows=windows)
 
     def _twisted(self, method: str, task: Task, effect: Effect) -> Effect:
-        if isinstance(effect, Signal) and self.bound.attack.kind == "signal":
-            is_on = self.is_lying(task.round)
-            return replace(effect, array=self.bound.act(effect.array)) if is_on else effect
+        if isinstance(effect, Signal):
+            return self._hinted(effect)
         if not isinstance(effect, Update) or task.round >= ALONE:
             return effect
         own, ask = np.asarray(effect.vector, np.float64), CONTRACTS[method][task.ask]
@@ -131,6 +131,13 @@ class Liar:
         said = self._said(part, task, own, received) if self.is_lying(task.round) else None
         self._remember(task.round, own, received)
         return effect if said is None else replace(effect, vector=_fit(said, part, effect.vector))
+
+    def _hinted(self, effect: Effect) -> Effect:
+        """Twist a signal, one of no round as well: it is in others' forecasts."""
+        is_on = self.bound.attack.kind == "signal" and self.is_lying(self._at)
+        if not (is_on and isinstance(effect, Signal) and effect.array.size):
+            return effect
+        return replace(effect, array=self.bound.act(effect.array))
 
     def _said(self, part: Up, task: Task, own: Row, received: Row) -> Row | None:
         """Return the lie of this round; None if the answer itself is not what is attacked."""

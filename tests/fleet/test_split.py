@@ -17,7 +17,7 @@ from aggregator.methods.play import drawn
 from edge_sdk import Config, Reading
 from edge_sdk.methods.optim import adam
 from edge_sdk.wire.loopback import Faults
-from firmware_sim.attacks.assault import HONEST
+from firmware_sim.attacks.assault import HONEST, Assault, Cast
 from firmware_sim.fleet import enlist
 from firmware_sim.folders import toml
 
@@ -67,12 +67,12 @@ def sites(
     return one
 
 
-def start(one, number):
+def start(one, number, role=HONEST):
     config = Config.load(one.folder / f"home-{number}.toml")
     one.clients[number] = enlist(
         one.fleet,
         config,
-        HONEST,
+        role,
         connect=lambda config, will: one.broker.link(config.id, will),
         history=lambda: demand(number),
         clock=one.clock,
@@ -353,3 +353,53 @@ def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
         one.until(lambda c=client: (c.state.chosen.tobytes() == c.state.p.tobytes()) == is_last)
         one.until(lambda c=client: c.forecast().source == "model")
         assert client.status()["counts"]["bytes down judge"] > 3 * 2 * 8 * 16 * 32 * 4
+
+
+def lied(world, attack, *, options=None, guard=3.0, rounds=2):
+    """A fleet of four in which the first one lies; its state and reports at the end."""
+    one = sites(world, devices=4, rounds=rounds, turns={"guard": guard})
+    ids = [f"home-{number}" for number in range(4)]
+    assault = Assault(attack, byzantine=0.25 if attack else 0.0, options=options or {})
+    cast = Cast.of(assault, ids, one.clock.monotonic) if attack else None
+    one.start_daemon()
+    for number, name in enumerate(ids):
+        start(one, number, HONEST if cast is None else cast.role(name))
+    state = finish(one)
+    return state, reports(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["signal_scale", "signal_flip"])
+def test_poisoned_activations_and_gradients_move_others_no_further_than_the_guard(world, attack):
+    options = {"factor": 1e6} if attack == "signal_scale" else {}
+    calm, _ = lied(world, "")
+    held, told = lied(world, attack, options=options)
+    assert [report["cohort"] for report in told] == [sorted(calm.held)] * 2
+    apart = max(np.abs(held.held[n] - calm.held[n]).max() for n in calm.held if n != "home-0")
+    assert apart < 2 * SETTINGS["rate"] * 6  # six steps of Adam, either way
+    assert np.isfinite(held.net["p"]).all()
+    if options:
+        bare, _ = lied(world, attack, options=options, guard=0.0)
+        net = [np.abs(one.net["second"] - calm.net["second"]).max() for one in (held, bare)]
+        assert net[1] > 1e6 * net[0]  # what the graph's own descent was told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["flipping", "gaussian", "ipm"])
+def test_whoever_lies_about_its_model_is_left_out_of_models_and_graph(world, attack):
+    options = {"epsilon": 2.0} if attack == "ipm" else {}
+    state, told = lied(world, attack, options=options, rounds=3)
+    assert state.masked == {"home-0": True}
+    for report in told[1:]:
+        assert set(report["dropped"]) == {"home-0"}
+        for name, row in report["credit"].items():
+            assert name == "home-0" or "home-0" not in row
+
+
+@pytest.mark.slow
+def test_a_near_copy_is_let_in_and_takes_no_more_than_almost_half(world):
+    """The limit that the documents state: nearness is rewarded."""
+    _, told = lied(world, "near_copy", rounds=3)
+    victim = told[-1]["credit"]["home-1"]
+    assert sorted(victim, key=victim.get)[-2:] == ["home-0", "home-1"]
+    assert victim["home-0"] < 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.method import ALL, Half, Signal, Task, Update
+from edge_sdk.wire.method import ALL, Due, Half, Signal, Task, Update
 from firmware_sim.attacks import bind
 from firmware_sim.attacks.coalition import ALONE, Coalition
 from firmware_sim.attacks.liar import Liar
@@ -87,3 +87,21 @@ def test_an_infinite_lie_is_as_large_as_float32_can_say():
     _, update = said(liar("scaling", options={"factor": "1e300"}), 1)
     assert np.isfinite(update.vector).all()
     assert abs(update.vector).max() > 1e38
+
+
+def test_what_it_says_for_a_forecast_is_poisoned_too_once_it_lies():
+    def asking(*_):
+        def apply(state, event):
+            if isinstance(event, Due):
+                return state, (Signal("a", 0, "serve", 7, np.ones(2, np.float32)),)
+            return state, ()
+
+        return Half(lambda p: p, apply, lambda p: {"p": p})
+
+    one = liar("signal_scale", options={"factor": "-3"}, start_round=2)
+    half = one._lying("pfgl", asking)(None)
+    asked = Due(0, "serve", 7)
+    assert half.apply(0, asked)[1][0].array.tolist() == [1, 1]
+    half.apply(0, Task("a", 2, "train"))
+    half.apply(0, Task("a", 0, "serve"))  # an answer to a forecast is of no round
+    assert half.apply(0, asked)[1][0].array.tolist() == [-3, -3]
