@@ -275,6 +275,21 @@ def test_an_aggregators_state_is_held_or_newer(fleet):
         assert "newer" in said
 
 
+@pytest.mark.parametrize("program", ["gridfed-edge", "gridfed-aggregator"])
+def test_a_process_of_an_older_version_leaves_newer_state_as_it_is(meter, fleet, program):
+    """Copied aside or not: what a downgrade finds is what the upgrade left, to the byte."""
+    path, config = Path("state/aggregator.db"), "aggregator.toml"
+    if program == "gridfed-edge":
+        Store.open(Path("state")).close()
+        path, config = Path("state/device.db"), "meter.toml"
+    age(path)
+    before, names = path.read_bytes(), sorted(Path("state").iterdir())
+    said = sentence(program, "run", config, code=MIGRATION, hint=False, by=start)
+    assert "newer" in said
+    assert path.read_bytes() == before
+    assert sorted(Path("state").iterdir()) == names
+
+
 def age(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 99")

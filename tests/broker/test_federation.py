@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import time
@@ -369,3 +370,29 @@ def spoil(database: Path) -> None:
             changed = body[:20_000] + bytes([body[20_000] ^ 1]) + body[20_001:]
             db.execute("UPDATE contents SET body = ? WHERE id = ?", (changed, name))
         assert rows
+
+
+# --- backup while running, and back -----------------------------------------------------------
+
+
+def test_a_fleet_goes_on_from_a_backup_that_was_taken_while_it_ran(begin, tmp_path):
+    """The database is lost to a ``kill -9`` and a broken disk; the devices notice another run."""
+    trial = begin(ENDLESS)
+    trial.until(lambda: trial.status()["run"]["version"] >= 2)
+    copy, state = tmp_path / "fleet.db", trial.config.parent / "aggregator"
+    trial.say("backup", str(copy))
+    at = trial.status()["run"]
+    trial.until(lambda: trial.status()["run"]["version"] >= at["version"] + 2)
+    trial.run.aggregator.signal(signal.SIGKILL)
+    trial.run.aggregator.wait(10.0)
+    trial.family.members.remove(trial.run.aggregator)
+    for path in state.glob("aggregator.db*"):
+        path.unlink()
+    trial.say("restore", str(copy))
+    trial.run.start_aggregator()
+    begun = trial.status()["run"]
+    assert begun["run"] > at["run"]
+    trial.until(lambda: trial.status()["run"]["version"] >= begun["version"] + 2)
+    trial.run.stop()
+    said = run(command("gridfed-aggregator", "audit", str(trial.config)))
+    assert "every round was recomputed to the same bits" in said
