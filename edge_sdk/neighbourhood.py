@@ -42,6 +42,7 @@ class NeighboursSection:
     robust: Literal["none", "clip", "trim"] = "none"  # what a lying neighbour can do; dfl_sgd only
     radius: Annotated[float, Between(1e-12, 1e12)] = 1.0  # clip: most that one neighbour moves us
     trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1  # trim: neighbours left out at each end
+    insist: bool = False  # dfl_sgd: never give up waiting for a neighbour's word, as dfl_gt
     every: Duration = EVERY  # from one exchange to the next
     deadline: Duration = DEADLINE  # after which a neighbour is missing
     last: Annotated[int, Between(1, FOREVER)] | None = None  # steps in all; left out: no end
@@ -96,7 +97,8 @@ def of_section(section: NeighboursSection, method: str) -> Neighbourhood:
     if section.weights and section.weights.keys() != section.keys.keys():
         raise Misfit("neighbours.weights", "one for each of neighbours.keys, or none", "others")
     if method == "dfl_gt" and section.robust != "none":
-        raise Misfit("neighbours.robust", "none: dfl_gt adds up what nobody shortens", "it")
+        said = "none with dfl_gt: trackers that are cut no longer add up to the gradients"
+        raise Misfit("neighbours.robust", said, section.robust)
     keys = {name: bytes.fromhex(key) for name, key in sorted(section.keys.items())}
     values: dict[str, float] = {
         "steps": float(section.steps),
@@ -104,6 +106,8 @@ def of_section(section: NeighboursSection, method: str) -> Neighbourhood:
         "fading": float(section.fading),
         "order": ATC if section.order == "atc" else DGD,
     }
+    if section.insist and method == "dfl_sgd":
+        values |= {"insist": 1.0}
     if section.robust == "clip":
         values |= {"robust": CLIPPED, "radius": section.radius}
     elif section.robust == "trim":

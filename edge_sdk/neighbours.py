@@ -97,7 +97,7 @@ class Neighbours:
             hood.epoch,
             spec.digest,
             spec.shared_size,
-            is_strict=method == "dfl_gt",
+            is_strict=method == "dfl_gt" or bool(hood.values.get("insist")),
             deadline=hood.deadline,
             links=dict.fromkeys(sorted(hood.keys), empty),
             pace=pace,
@@ -280,7 +280,7 @@ class Neighbours:
         if not self._is_new or ahead <= self._x.step + stride or not self._has_begun:
             return
         self._is_new = False
-        epoch = self._x.epoch + int(self._x.is_strict)
+        epoch = self._x.epoch + int(self._method == "dfl_gt")
         logger.info("joining late %s", fields(epoch=epoch, step=ahead))
         self._join(epoch, Place(ahead // len(self._turns)))
 

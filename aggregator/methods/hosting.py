@@ -100,16 +100,19 @@ class DflSgd(Exchange):
             extremes, number by number.
         radius: With ``clip``: at most so much (Euclidean) of each.
         trim: With ``trim``: so many neighbours at either end.
+        insist: Wait for a neighbour's word however long it takes, as trackers must: both ends of a
+            link then always decide alike, and who left holds neighbours up until ``drop_after``.
     """
 
     robust: Literal["none", "clip", "trim"] = "none"
     radius: Annotated[float, Between(1e-12, 1e12)] = 1.0
     trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1
+    insist: bool = False
 
     @property
     def values(self) -> dict[str, float]:
         """The numbers of ``begin``."""
-        out = Exchange.values.__get__(self)
+        out = Exchange.values.__get__(self) | ({"insist": 1.0} if self.insist else {})
         match self.robust:
             case "clip":
                 return {**out, "robust": 1.0, "radius": self.radius}
@@ -124,9 +127,24 @@ class DflGt(Exchange):
 
     Attributes:
         drop_after: Seconds after which that happens.
+        robust: Only ``none``.
     """
 
     drop_after: Seconds | None = 600.0
+    robust: Literal["none", "clip", "trim"] = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse as before, and what would spoil trackers.
+
+        Raises:
+            ValueError: As before.
+        """
+        Exchange.__post_init__(self)
+        if self.robust != "none":
+            raise ValueError(
+                f"robust: expected none with dfl_gt, for trackers that are cut no longer add up to "
+                f"the gradients; dfl_sgd can doubt a neighbour; got {self.robust}"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -446,8 +446,9 @@ _AMONG = Ask(  # the task also names the neighbours
     personal=True,
     mirrored=True,
 )
-_DOUBTING = (  # plain, clipped, trimmed
-    Number("robust", 0, 2),
+_DOUBTING = (
+    Number("insist", *_FLAG),  # wait for a neighbour's word, however long it takes
+    Number("robust", 0, 2),  # plain, clipped, trimmed
     Number("radius", 1e-12, 1e12),
     Number("trim", 0, 24),
 )

@@ -123,11 +123,16 @@ def test_over_the_wire_it_is_what_the_halves_come_to(block, method, say):
     assert any((found[NAMES[0]] != found[name]).any() for name in NAMES[1:])
 
 
-def test_a_bad_link_changes_nothing_with_trackers(block, caplog):
-    one = block("dfl_gt", Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3), seed=5, last=5)
+@pytest.mark.parametrize(("method", "say"), [("dfl_gt", {}), ("dfl_sgd", {"insist": True})])
+def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say):
+    bad = Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
+    one = block(method, bad, seed=5, last=5, **say)
     one.finish()
     counts = mixed(caplog)
     assert all(number % 2 == 0 for number in counts.values()), "both ends, or neither"
+    if method == "dfl_sgd":
+        assert not any(c._session.counts["links perhaps disagreed"] for c in one.clients.values())
+        return
     trackers = np.mean([c.state.tracker for c in one.clients.values()], axis=0)
     seen = [c.learner.spec.shared(c.state.seen) for c in one.clients.values()]
     assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)

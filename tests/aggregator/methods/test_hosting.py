@@ -126,12 +126,19 @@ def test_what_says_two_things_is_refused(changes, key):
         DflSgd(**changes)
 
 
+def test_doubting_a_neighbour_is_refused_with_trackers_and_said_why():
+    with pytest.raises(ValueError, match=r"robust: expected none with dfl_gt.*no longer add up"):
+        DflGt(robust="clip")
+    assert DflGt().values == DflSgd().values
+
+
 @pytest.mark.parametrize("name", ["dfl_sgd", "dfl_gt"])
 def test_every_number_it_says_is_in_the_contract(name):
     numbers = {number.name: number for number in CONTRACTS[name]["begin"].numbers}
     settings = [METHODS[name].settings(last=9, fading=True, order="atc")]
     if name == "dfl_sgd":
-        settings += [DflSgd(robust="clip"), DflSgd(robust="trim", trim=2)]
+        settings += [DflSgd(robust="clip"), DflSgd(robust="trim", trim=2), DflSgd(insist=True)]
+        assert settings[-1].values["insist"] == 1.0
     for one in settings:
         assert all(numbers[key].admits(value) for key, value in one.values.items())
 
@@ -164,7 +171,10 @@ def test_a_device_reads_its_own_configuration():
     assert hood.values | {"rate": 0.0} == {
         "steps": 1.0, "rate": 0.0, "fading": 0.0, "order": 1.0, "robust": 2.0, "trim": 2.0,
     }  # fmt: skip
-    with pytest.raises(Misfit, match="robust"):
+    with pytest.raises(Misfit, match=r"robust.*no longer add up"):
         of_section(section, "dfl_gt")
+    insists = NeighboursSection(keys={"b": "ab" * 32}, insist=True)
+    assert of_section(insists, "dfl_sgd").values["insist"] == 1.0
+    assert "insist" not in of_section(insists, "dfl_gt").values  # it does so anyway
     with pytest.raises(Misfit, match="weights"):
         of_section(NeighboursSection(keys={"b": "ab" * 32}, weights={"c": 0.5}), "dfl_sgd")
