@@ -39,10 +39,11 @@ class Playing(ABC):
     _state: Any
     _opened: Task | None
     _asked_for: tuple[int, float]
+    _half: float
 
     def play_nothing(self) -> None:
         """Begin with no round open and no forecast asked for."""
-        self._opened, self._asked_for = None, (-1, 0.0)
+        self._opened, self._asked_for, self._half = None, (-1, 0.0), 0.0
 
     @abstractmethod
     def handle(self, event: Task, asked: Task | None = None) -> None:
@@ -67,6 +68,8 @@ class Playing(ABC):
         calls = self._session.calls.waiting
         while calls:
             task = calls.popleft()
+            if task.arrays and task.ask != "encode":  # as these come, a forecast's shall go
+                self._half = task.values.get("half", 0.0)
             try:
                 if task.ask == SHARE:
                     self._share(task)
@@ -88,8 +91,10 @@ class Playing(ABC):
         if self._learner.helped_at(self._state) == newest[0]:
             return
         self._asked_for = newest[0], now
-        due = Due(0, SERVE, newest[0])
-        self._tell(*self._learner.play(self._state, due), Task(self.config.id, 0, SERVE))
+        due, values = Due(0, SERVE, newest[0]), {"half": self._half}
+        self._session.counts["graph asked"] += 1
+        asked = Task(self.config.id, 0, SERVE, values=values)
+        self._tell(*self._learner.play(self._state, due), asked)
 
     def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
         """Take a state over that is not saved, and send the signals that came with it."""

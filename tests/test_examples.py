@@ -12,7 +12,7 @@ import sys
 import time
 import tomllib
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,7 @@ def test_no_example_is_without_a_test():
         "charger.toml",
         "charging.toml",
         "charging-graph.toml",
+        "charging-site.toml",
         "clusters.toml",
         "gateway.toml",
         "mosquitto.conf",
@@ -127,6 +128,11 @@ def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
     turns = settings_of(config).turns
     assert (turns.schedule, turns.half) == ("alternating", True)
     assert config.run.graph.capacity >= config.run.quorum
+    site = load_with_origins(EXAMPLES / "charging-site.toml", {}).value
+    assert (site.fleet, site.bundle) == (config.fleet, config.run.bundle)
+    assert config.run.method in site.accept.methods
+    assert settings_of(config).choice == "fleet"  # by what a site holds back
+    assert site.learn.part == "train"
 
 
 def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(tmp_path):
@@ -209,6 +215,27 @@ def test_the_station_forecasts_its_traffic_from_dropped_files(tmp_path, monkeypa
     with truth.open(newline="") as text:
         last_hour = sum(float(row["dl_mbit"]) for row in list(csv.DictReader(text))[-4:])
     assert 0.2 * last_hour < told["values"][0] < 5 * last_hour
+
+
+@pytest.mark.slow
+def test_a_charging_site_forecasts_six_hours_with_intervals(tmp_path, monkeypatch, capsys):
+    """Ten days of readings and no broker: the site forecasts alone until the fleet speaks."""
+    path = tmp_path / "charging-site.toml"
+    path.write_text((EXAMPLES / "charging-site.toml").read_text("utf-8"), "utf-8")
+    keys.save_public(tmp_path / "root.pub", ROOT.public)
+    monkeypatch.setenv("GRIDFED_EDGE_BROKER", '{ url = "mqtt://127.0.0.1:1" }')
+    end = int(time.time()) // 3600 * 3600
+    hours = (datetime.fromtimestamp(at, UTC) for at in range(end - 240 * 3600, end, 3600))
+    rows = (f"{hour:%Y-%m-%dT%H:%MZ},{hour.hour / 4}" for hour in hours)
+    (tmp_path / "demand.csv").write_text("time,kwh\n" + "\n".join(rows) + "\n")
+    assert cli.main(["enrol", str(path)]) == 0
+    assert cli.main(["check", str(path)]) == 0
+    assert "reads: ev.demand.energy" in capsys.readouterr().out
+    _serve(path, 12)
+    assert cli.main(["forecast", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["values"]), told["unit"], told["source"]) == (6, "kWh", "without graph")
+    assert all(low <= high for low, high in told["interval"])
 
 
 def _serve(path, seconds):

@@ -4,7 +4,8 @@
 
 Eight sites of the shipped set learn over a real broker, by every way that the aggregator's
 configuration offers them; the bytes are those that devices counted themselves, envelopes included,
-MQTT, TLS and IP on top. What one round costs does not depend on what was measured there.
+MQTT, TLS and IP on top. What one round costs does not depend on what was measured there. A forecast
+with the graph's word is counted too: by the questions for it, one for every new window.
 """
 
 from __future__ import annotations
@@ -68,13 +69,29 @@ def ways() -> Iterator[Way]:
         yield Way(f"PFGL, {name}", "chargers-6", "pfgl", told)
 
 
-def measured(way: Way) -> tuple[float, float]:
-    """Return bytes up and down of one device and round."""
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What one device counted.
+
+    Attributes:
+        up: In one round.
+        down: In one round.
+        forecast: Both ways, for one forecast; 0 where no server has a word in it.
+    """
+
+    up: float
+    down: float
+    forecast: float
+
+
+def measured(way: Way) -> Bytes:
+    """Return the bytes of one device."""
     samples = sample_set("chargers")
     with tempfile.TemporaryDirectory(prefix="gridfed-bytes-") as out, display() as shown:
         run = FleetRun(way.scenario, samples, Path(out), shown, is_in_process=True)
         each = run.run().each
-    return each["bytes_up"], each["bytes_down"]
+    served = run.counts["bytes up serve"] + run.counts["bytes down serve"]
+    return Bytes(each["bytes_up"], each["bytes_down"], served / (run.counts["graph asked"] or 1))
 
 
 def main() -> None:
@@ -83,16 +100,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rounds-a-day", type=int, default=4, metavar="N", help="(4)")
+    parser.add_argument("--forecasts-a-day", type=int, default=24, metavar="N", help="(24)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose name has it")
     args = parser.parse_args()
-    print(
-        f"| {ITERATIONS} iterations a round, batch {BATCH} | up a round | down a round | "
-        f"both, {args.rounds_a_day} rounds a day |"
-    )
-    print("| --- | ---: | ---: | ---: |")
-    for way in ways():
-        up, down = measured(way)
-        day = args.rounds_a_day * (up + down)
-        print(f"| {way.name} | {short(up)} | {short(down)} | {short(day)} |", flush=True)
+    heads = ("up a round", "down a round", f"both, {args.rounds_a_day} rounds a day")
+    last = f"{args.forecasts_a_day} forecasts a day"
+    print(f"| {ITERATIONS} iterations a round, batch {BATCH} | {' | '.join((*heads, last))} |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for way in (x for x in ways() if args.only in x.name):
+        told = measured(way)
+        day = args.rounds_a_day * (told.up + told.down)
+        counts = (told.up, told.down, day, args.forecasts_a_day * told.forecast)
+        print(f"| {way.name} | {' | '.join(map(short, counts))} |", flush=True)
 
 
 if __name__ == "__main__":

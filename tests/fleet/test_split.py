@@ -403,3 +403,21 @@ def test_a_near_copy_is_let_in_and_takes_no_more_than_almost_half(world):
     victim = told[-1]["credit"]["home-1"]
     assert sorted(victim, key=victim.get)[-2:] == ["home-0", "home-1"]
     assert victim["home-0"] < 0.5
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_forecast_costs_one_window_each_way(world, half):
+    one = sites(world, turns={"half": half}, rounds=1)
+    start_all(one)
+    finish(one)
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    client = one.clients[0]
+    one.until(lambda: client.forecast().source == "model")
+    before = dict(client.status()["counts"])
+    client.observe(Reading("ev.demand.energy", 1_514_764_800.0 + 3600 * HOURS, 1.0))
+    one.until(lambda: client.forecast().source == "model")
+    after = client.status()["counts"]
+    assert after["graph asked"] == before["graph asked"] + 1
+    window = 16 * 32 * (2 if half else 4)
+    for way in ("bytes up serve", "bytes down serve"):
+        assert window < after[way] - before[way] < window + 200, way
