@@ -244,20 +244,24 @@ def _left(state: Hosted, name: str, settings: Exchange) -> tuple[Hosted, Effects
 
 
 def _relinked(state: Hosted, members: list[str], street: _Street) -> tuple[Hosted, Effects]:
-    """Begin the next epoch with these members, if that changes anything and they are enough."""
+    """Begin the next epoch with these members, if that changes anything.
+
+    The first one waits until they are enough; who is left goes on, however few.
+    """
     names = sorted(frozenset(members))
     links = linked(names, street.near, street.settings)
-    if links == state.links or len(names) < street.quorum:
+    if links == state.links or (not state.links and len(names) < street.quorum):
         return state, ()
     after = replace(state, round=state.round + 1, links=links)
-    return after, _told(after, names, street.settings)
+    told = [name for name in names if links[name] or state.links.get(name)]
+    return after, _told(after, told, street.settings)  # who lost its last neighbour, too
 
 
 def _told(state: Hosted, names: list[str], settings: Exchange) -> Effects:
     return tuple(
         Task(name, state.round, BEGIN, values=settings.values)
         for name in names
-        if state.links.get(name) and state.here.get(name)
+        if state.here.get(name)
     )
 
 

@@ -83,6 +83,30 @@ def test_with_trackers_who_left_is_linked_out_after_a_while():
     assert host.asked() == ["a", "b", "c"]
 
 
+def test_the_rest_go_on_even_if_they_would_have_been_too_few_to_begin():
+    host = Host(DflGt(drop_after=5.0))
+    host.come("a", "b", "c")
+    (due,) = host.hear(Member("b", present=False))
+    host.hear(due)
+    assert host.asked() == ["a", "c"]
+    assert set(host.state.links) == {"a", "c"}
+
+
+def test_who_loses_its_last_neighbour_is_told_to_go_on_alone(tmp_path):
+    (tmp_path / "road.csv").write_text("client,neighbour\na,b\nb,c\nc,d\n")
+    host = Host(DflGt(drop_after=5.0, neighbours="road.csv"), folder=tmp_path)
+    assert not host.come("a", "b")
+    host.come("d")
+    assert host.asked() == ["a", "b"], "d has nobody to begin with"
+    host.come("c")
+    (due,) = host.hear(Member("b", present=False))
+    host.hear(due)
+    assert host.asked() == ["a", "c", "d"]
+    assert host.state.links["a"] == {}
+    host.come("a")
+    assert host.asked() == ["a"]
+
+
 def test_who_is_back_in_time_keeps_its_place():
     host = Host(DflGt(drop_after=5.0))
     host.come("a", "b", "c")
