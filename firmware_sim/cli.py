@@ -31,6 +31,9 @@ EPILOGUE = """\
 """
 
 
+_APART = "--processes, and at most 16 devices or so"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; return its exit code."""
     return Program("gridfed-sim", ABOUT, COMMANDS, EPILOGUE).main(argv)
@@ -61,6 +64,7 @@ def _demo_arguments(parser: ArgumentParser) -> None:
 
 def _fleet(args: Namespace) -> Answer:
     from firmware_sim.display import display  # noqa: PLC0415 - numpy, and more
+    from firmware_sim.outages import a_minute  # noqa: PLC0415 - as above
     from firmware_sim.processes import stoppable  # noqa: PLC0415 - as above
     from firmware_sim.running import MOST_PROCESSES, FleetRun  # noqa: PLC0415 - as above
     from firmware_sim.versus import is_trial  # noqa: PLC0415 - as above
@@ -74,6 +78,9 @@ def _fleet(args: Namespace) -> Answer:
     if is_trial(chosen):
         return _trial(args, chosen, samples)
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
+    outages = a_minute({k: value_of(v) for k, v in pairs(args.fault, "--fault").items()})
+    if outages and inside:
+        raise SettingsError("--fault brownouts: only a process can lose its power", hint=_APART)
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
         with stoppable(), display(is_quiet=args.json) as shown:
@@ -88,12 +95,14 @@ def _fleet(args: Namespace) -> Answer:
                 aggregator=args.aggregator,
                 limit=args.limit,
                 seed=args.seed,
+                outages=outages,
             )
             cost = run.run()
     data: dict[str, Any] = {
         "devices": cost.devices,
         "rounds": cost.rounds,
         "in_process": inside,
+        "brownouts": run.struck,
         "seconds": cost.wall,
         "per_device_and_round": cost.each,
         "device_process": run.weighed,
@@ -232,6 +241,8 @@ def _fleet_arguments(parser: ArgumentParser) -> None:
     words = "the shipped set to use, or that --data resembles (homes)"
     add("--like", "--samples", metavar="SET", help=words)
     add("--data", type=Path, metavar="FOLDER", help="CSV files of your own, one a device")
+    words = "brownouts=N: so often a minute, kill -9 of some device's process, and a start anew"
+    add("--fault", action="append", default=[], metavar="K=V", help=words)
     words = "a TOML file with the [privacy] of every device (no mechanism)"
     add("--privacy", type=Path, metavar="FILE", help=words)
     where = parser.add_mutually_exclusive_group()

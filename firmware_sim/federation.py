@@ -15,7 +15,7 @@ from typing import Any
 
 from edge_sdk.program import TEMPORARY, Failure
 from edge_sdk.wire.broker import Broker
-from firmware_sim.folders import Prepared
+from firmware_sim.folders import Device, Prepared
 from firmware_sim.processes import Family, Running, command
 
 LOOK = 0.4  # s between two looks at the aggregator's page
@@ -203,11 +203,13 @@ class Federation:
 
     def start_devices(self) -> None:
         """Start every device as a process of its own."""
-        for device in self.prepared.devices:
-            name = f"{self.prepared.folder.name}-{device.id}"
-            options = ("--until-done", "--json")
-            arguments = command("gridfed-edge", "run", str(device.config), *options)
-            self.devices.append(self.family.start(name, arguments))
+        self.devices += [self.start_device(device) for device in self.prepared.devices]
+
+    def start_device(self, device: Device) -> Running:
+        """Start one of them; who replaces a process that has ended puts it in its place."""
+        name = f"{self.prepared.folder.name}-{device.id}"
+        options = ("--until-done", "--json")
+        return self.family.start(name, command("gridfed-edge", "run", str(device.config), *options))
 
     def watch(self, limit: float, tend: Callable[[], None] = lambda: None) -> Iterator[Progress]:
         """Yield progress until the model moved as often as it should.

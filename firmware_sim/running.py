@@ -25,6 +25,7 @@ from firmware_sim.federation import (
 from firmware_sim.fleet import Cost, Fleet, over_mqtt, populate, processor_seconds
 from firmware_sim.folders import Prepared, join, prepare
 from firmware_sim.judging import traffic_of
+from firmware_sim.outages import Outages
 from firmware_sim.processes import Family
 from firmware_sim.results import Traffic
 from firmware_sim.samples import SampleSet
@@ -58,6 +59,7 @@ class FleetRun:
         trust: Who trusted whom, where the method weighs models for one another.
         counts: What the devices of this process counted, all together.
         stall: Seconds that the model may stand still.
+        outages: How often a minute the power of some device fails, where each is a process.
     """
 
     scenario: Scenario
@@ -79,6 +81,8 @@ class FleetRun:
     counts: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
     stall: float = math.inf
+    outages: float = 0.0
+    struck: int = 0  # how often the power of a device failed
     moved: int = 0  # how often the model was last seen to have moved
     weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
 
@@ -148,7 +152,9 @@ class FleetRun:
         """Start a process a device, and wait until each holds the final model."""
         run.start_devices()
         meter = Meter(run, lambda: sum(one.measure() for one in run.devices))
-        self._watch(run, meter, lambda: None)
+        power = Outages(run, self.outages, self.seed)
+        self._watch(run, meter, power.tend)
+        self.struck = power.met
         until = time.monotonic() + CLOSING
         for device in run.devices:
             device.wait(max(0.0, until - time.monotonic()))

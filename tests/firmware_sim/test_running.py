@@ -56,6 +56,31 @@ def left_of(folder):
     return found
 
 
+def test_a_fleet_whose_power_fails_ends_its_rounds_all_the_same(tmp_path):
+    options = ["--devices", "3", "--rounds", "4", "--steps", "8", "--bundle", "load-mlp"]
+    fault = ["--processes", "--fault", "brownouts=10", "--seed", "34"]
+    done = sim("fleet", *options, *fault, "--days", "14", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["rounds"] == 4
+    assert told["brownouts"] > 0
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fault", "noise=1"], "--fault noise: unknown; known: brownouts"),
+        (["--fault", "brownouts=-1"], "-1 is no rate"),
+        (["--fault", "brownouts=1", "--in-process"], "only a process can lose its power"),
+    ],
+)
+def test_a_fault_that_no_fleet_can_have_is_refused(words, said):
+    done = sim("fleet", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize("where", ["--in-process", "--processes"])
 def test_a_fleet_runs_its_rounds_and_tells_what_they_cost(tmp_path, where):
     options = ["--devices", "3", "--rounds", "3", "--steps", "2", "--bundle", "load-mlp", where]
