@@ -10,8 +10,10 @@ import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
+_SOON = 7  # days
 QUEUE = 100_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
 QUEUE_BYTES = 1 << 30
 SMALLEST_PACKET = 66_048  # bytes: the largest payload and its packet
@@ -217,4 +219,26 @@ def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
         findings.append(f"{where}: no acl_file: a device can write in another one's name")
     if settings.get("tls_version") in {"tlsv1", "tlsv1.0", "tlsv1.1"}:
         findings.append(f"{where}: tls_version {settings['tls_version']} is broken")
-    return findings
+    return findings + _revocations(where, settings.get("crlfile", ""))
+
+
+def _revocations(where: str, name: str) -> list[str]:
+    """Look at a list of revoked certificates: one that has expired shuts everybody out."""
+    if not name or not Path(name).exists():  # the configuration may be another machine's
+        return []
+    from cryptography import x509  # noqa: PLC0415 - only where there is a list
+
+    try:
+        crl = x509.load_pem_x509_crl(Path(name).read_bytes())
+    except (OSError, ValueError):
+        return [f"{where}: crlfile {name} cannot be read: with it nobody gets in"]
+    has_zone = hasattr(crl, "next_update_utc")  # from cryptography 42 on
+    until = crl.next_update_utc if has_zone else crl.next_update
+    if until is None:
+        return []
+    days = (until.replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds() / 86_400
+    if days <= 0:
+        return [f"{where}: crlfile {name} has expired: every device is refused"]
+    if days < _SOON:
+        return [f"{where}: crlfile {name} expires within {_SOON} days: then nobody gets in"]
+    return []

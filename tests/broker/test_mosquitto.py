@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from aggregator.mosquitto import TlsFiles, check_mosquitto_config, mosquitto_config
 
@@ -30,6 +36,34 @@ def test_our_own_configurations_pass_our_own_check(tmp_path):
 def test_the_example_passes_too(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "mosquitto.conf"
     assert check_mosquitto_config(example) == ()
+
+
+@pytest.mark.parametrize(
+    ("days", "finding"),
+    [(30, ""), (3, "expires within 7 days"), (-1, "has expired: every device is refused")],
+)
+def test_a_list_of_the_revoked_that_expires_is_found_before_it_shuts_all_out(
+    tmp_path, days, finding
+):
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    made = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
+        .last_update(now - timedelta(days=60))
+        .next_update(now + timedelta(days=days))
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path / "revoked.pem"
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    found = findings(tmp_path, production(tls=replace(TLS, revoked=path)))
+    assert finding in found
+    assert bool(found) is bool(finding)
+
+
+def test_a_list_of_the_revoked_that_is_none_is_found(tmp_path):
+    path = tmp_path / "revoked.pem"
+    path.write_text("no certificates")
+    assert "cannot be read" in findings(tmp_path, production(tls=replace(TLS, revoked=path)))
 
 
 @pytest.mark.parametrize("missing", [{"tls": None}, {"access": None}])
