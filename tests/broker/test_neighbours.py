@@ -11,8 +11,9 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import pytest
 
 from edge_sdk.agent import open_sources, read_all
@@ -139,8 +140,11 @@ class Block:
             time.sleep(0.2)
 
     def model(self, name):
+        return self.half(name)["p"]
+
+    def half(self, name):
         with Store.open(self.folder / name, read_only=True) as store:
-            return store.learned().leaves["half"]["p"]
+            return store.learned().leaves["half"]
 
     def observe(self, name, client):
         read_all(open_sources(client.config), client.observe)
@@ -218,34 +222,64 @@ def check_ends(one, used, lived):
             assert 1 - sum(weights) > 0, "what a device keeps of its own makes the row 1"
 
 
-@pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
-def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
+@contextmanager
+def hosted(folder, method, **numbers):
+    """Four devices in a ring that an aggregator speaks of, and its page."""
     require("mosquitto")
     names = NAMES[:4]
     with ExitStack() as stack:
-        family = stack.enter_context(Family(tmp_path / "logs"))
-        url = start_broker(family, tmp_path / "broker", "mosquitto")
-        one = Block(tmp_path, family, url, method, names=names, reach=1)
-        host = tmp_path / "aggregator.toml"
-        numbers = {"rate": 0.02, "every": 1.0, "deadline": 6.0, "last": 8}
-        run_ = {"bundle": "load-mlp", "method": method, "quorum": 4, "settings": numbers}
+        family = stack.enter_context(Family(folder / "logs"))
+        url = start_broker(family, folder / "broker", "mosquitto")
+        one = Block(folder, family, url, method, names=names, reach=1)
+        host = folder / "aggregator.toml"
+        settings = {"rate": 0.02, "every": 1.0, "deadline": 6.0, **numbers}
+        run_ = {"bundle": "load-mlp", "method": method, "quorum": 4, "settings": settings}
         page = {"listen": f"127.0.0.1:{free_port()}"}
         table = {"fleet": "street", "state": "aggregator", "run": run_, "page": page}
         host.write_text(toml(table | {"broker": {"url": url}}))
         run(command("gridfed-aggregator", "init", str(host)))
-        (tmp_path / "root.pub").write_bytes((tmp_path / "aggregator" / "root.pub").read_bytes())
+        (folder / "root.pub").write_bytes((folder / "aggregator" / "root.pub").read_bytes())
         for name in names:
             one.configure(name, url)
-            save_public(tmp_path / f"{name}.pub", one.street.keys[name].public)
-            known = ("--public", str(tmp_path / f"{name}.pub"), "--config", str(host))
+            save_public(folder / f"{name}.pub", one.street.keys[name].public)
+            known = ("--public", str(folder / f"{name}.pub"), "--config", str(host))
             run(command("gridfed-aggregator", "enrol", name, *known))
             one.street.write(name, near=[])
         family.start("aggregator", command("gridfed-aggregator", "run", str(host)))
         for name in names:
             one.start(name)
-        one.until(lambda: all(one.step(name) >= 7 for name in names))
-        said = json.loads(fetched(page["listen"], "/status"))
+        yield one, page["listen"]
+
+
+@pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
+def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
+    with hosted(tmp_path, method, last=8) as (one, page):
+        one.until(lambda: all(one.step(name) >= 7 for name in one.running))
+        said = json.loads(fetched(page, "/status"))
         assert set(said["credit"]["home-00"]) == {"home-01", "home-03"}
         assert said["run"]["version"] == 0, "no model came to it"
-        one.until(lambda: all(one.running[name].poll() == 0 for name in names))
-    assert all(one.used()[name][7] for name in names)
+        one.until(lambda: all(running.poll() == 0 for running in one.running.values()))
+    assert all(one.used()[name][7] for name in one.running)
+
+
+def test_with_trackers_a_dead_decider_is_linked_out_and_the_rest_go_on(tmp_path):
+    """It holds its neighbours up until then; afterwards trackers add up among who is left."""
+    dead, last = "home-00", 8
+    with hosted(tmp_path, "dfl_gt", last=last, drop_after=2.0) as (one, page):
+        one.until(lambda: all(one.step(name) >= 2 for name in one.running))
+        one.kill(dead)
+        del one.running[dead]
+        one.until(lambda: all(one.step(name) >= last - 1 for name in one.running))
+        one.until(lambda: all(running.poll() == 0 for running in one.running.values()))
+        linked = json.loads(fetched(page, "/status"))["credit"]
+    left = sorted(one.running)
+    used = one.used()
+    assert set(linked) >= set(left)
+    for name in left:
+        assert set(used[name][last - 1]) == set(left) - {name}, "a ring of three"
+        assert dead not in linked[name]
+        assert f"mixed epoch=3 step={last - 1} " in one.logs[name][-1].read_text("utf-8")
+    halves = [one.half(name) for name in left]
+    trackers = [half["tracker"] for half in halves]
+    seen = [half["seen"][: len(half["tracker"])] for half in halves]  # the body comes first
+    assert np.mean(trackers, axis=0) == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
