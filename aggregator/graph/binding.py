@@ -177,10 +177,10 @@ def _check_device(name: str) -> None:
     Raises:
         Misfit: Naming the key.
     """
-    import torch  # noqa: PLC0415 - only where it is used
+    from aggregator.graph.nets.accelerators import cuda_devices  # noqa: PLC0415 - torch, only here
 
     kind, _, number = name.partition(":")
-    found = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    found = cuda_devices() if kind == "cuda" else 0
     if kind == "cuda" and int(number or 0) >= found:
         said = f"'cpu', for torch finds {found or 'no'} CUDA devices here"
         raise Misfit("run.graph.device", said, repr(name))
