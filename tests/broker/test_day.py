@@ -57,7 +57,7 @@ def test_the_counters_of_the_device_are_those_seen_from_outside(day, folder):
     payload = counts["bytes_up"] + counts["bytes_down"]
     assert 0.6 * (day.up + day.down) < payload < day.up + day.down
     assert told["memory"]["limit"] == budgets("B")["data"]
-    assert 0 < told["wake time a day"]["used"] < told["wake time a day"]["limit"]
+    assert told["wake time a day"]["used"] > 0
     if day.seen.written:  # none on a RAM disk
         whole = told["flash a day"]["used"]
         assert 0.1 * day.seen.written < whole <= day.seen.written

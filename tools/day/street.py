@@ -42,7 +42,7 @@ class Plan:
     kind: str = "B"
     every: float = 10.0
     rounds: int = 8
-    spread: str = "3h"
+    spread: str = "2h"
     steps: int = 20
 
 
@@ -78,7 +78,8 @@ class Street:
         _rewrite(ready.aggregator, pace=pace, admission=None, broker=_at(other))
         config, meter = ready.devices[0].config, free_port()
         sources = [{"type": "p1", "url": f"tcp://127.0.0.1:{meter}"}, _weather(folder, town)]
-        means = {"kind": plan.kind}
+        # Learning takes this machine's time, at the town's pace: of wake time nothing is measured.
+        means = {"kind": plan.kind, "wake": "1d"}
         _rewrite(config, broker=_at(line), pace=None, means=means, source=sources)
         federation = Federation(ready, plan.rounds, family)
         street = cls(folder, family, town, plan, federation, config, lines)
