@@ -126,6 +126,7 @@ def message(
 class _Reminder:
     at: float
     wait: float
+    anyway: bool = False  # also to who is not known to be there
 
 
 class Asking:
@@ -181,9 +182,13 @@ class Asking:
         return True
 
     def hurry(self, now: float) -> None:
-        """The link was away, and with it whatever waited to be said: remind everybody soon."""
+        """The link was away, and with it whatever waited to be said: remind everybody soon.
+
+        Once also who is not known to be there. After a restart nobody is, until its retained status
+        comes; a broker that kept our session need not send that again, and who waits says nothing.
+        """
         for device in self._reminders:
-            self._reminders[device] = _Reminder(now, REMIND)
+            self._reminders[device] = _Reminder(now, REMIND, anyway=True)
 
     def returned(self, device: str, now: float) -> None:
         """A device is back without having said hello: remind it soon."""
@@ -192,7 +197,11 @@ class Asking:
 
     def again(self, now: float, there: Container[str]) -> list[tuple[str, messages.Task]]:
         """Return the reminders that are due, for devices that are there."""
-        due = [name for name, one in self._reminders.items() if one.at <= now and name in there]
+        due = [
+            name
+            for name, one in self._reminders.items()
+            if one.at <= now and (one.anyway or name in there)
+        ]
         told = []
         for device in sorted(due):
             wait = min(RARELY, 2 * self._reminders[device].wait)

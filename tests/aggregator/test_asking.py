@@ -206,6 +206,14 @@ class TestSayingAgain:
         asking.hurry(2.0)
         assert [who for who, _ in asking.again(2.0, BOTH)] == ["meter-1", "meter-2"]
 
+    def test_after_a_lost_link_who_is_not_known_to_be_there_is_reminded_once(self, store):
+        commit(store, task("meter-1"), task("meter-2"))
+        asking = Asking(store, 1, SPEC.digest, 0.0)
+        assert asking.again(REMIND, ()) == []
+        asking.hurry(REMIND)
+        assert [who for who, _ in asking.again(REMIND, ())] == ["meter-1", "meter-2"]
+        assert asking.again(1000.0, ()) == []
+
 
 def test_the_order_of_tasks():
     plain = Asked("meter-1", 1, 2, 0, 1, 0, "step")
