@@ -325,7 +325,7 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
         ({"admission": {"quota": 500_000}}, r"admission\.quota: .*bytes in one round"),
         ({"graph": {"capacity": 4000}, "turns": {"batch": 1024}}, r"run\.graph\.capacity"),
         ({"choice": "own"}, "choice"),
-        ({"tune": True}, "tune"),
+        ({"tune": True, "rounds": None}, "tune"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_connects(world, said, key, capsys):

@@ -10,7 +10,7 @@ pytest.importorskip("onnx")
 from edge_sdk.bundle import shipped_folder, shipped_names
 from tools.bundles import write
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_exporting_again_gives_the_shipped_files(tmp_path):
