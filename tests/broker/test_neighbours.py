@@ -62,10 +62,13 @@ class Wire(threading.Thread):
 
     def accept(self):
         near, _ = self.listening.accept()
-        if not self.is_whole:
+        try:
+            if not self.is_whole:
+                raise ConnectionRefusedError
+            far = socket.create_connection(("127.0.0.1", self.port))
+        except OSError:
             near.close()
             return
-        far = socket.create_connection(("127.0.0.1", self.port))
         self.ends |= {near: far, far: near}
         for end in (near, far):
             self.chosen.register(end, selectors.EVENT_READ)
@@ -120,12 +123,14 @@ class Block:
     def stop(self):
         self.family.stop(self.running.values())
 
+    def log(self, name):
+        return "".join(log.read_text("utf-8") for log in self.logs[name])
+
     def used(self):
         """By device and exchange, who counted there."""
         found = defaultdict(dict)
-        for name, logs in self.logs.items():
-            text = "".join(log.read_text("utf-8") for log in logs)
-            for said in MIXED.finditer(text):
+        for name in self.logs:
+            for said in MIXED.finditer(self.log(name)):
                 found[name][int(said[2])] = [x for x in said[3].strip('"').split(",") if x]
         return found
 
@@ -160,17 +165,22 @@ def write_history(out, number):
 
 @pytest.fixture
 def block(tmp_path):
+    """The broker comes last, when every process is there: who came later would join later."""
     require("mosquitto")
+    port = free_port()
+    url, wire = f"mqtt://127.0.0.1:{port}", Wire(port)
     with ExitStack() as stack:
         family = stack.enter_context(Family(tmp_path / "logs"))
-        url = start_broker(family, tmp_path / "broker", "mosquitto")
-        wire = Wire(int(url.rsplit(":", 1)[1]))
         one = Block(
             tmp_path, family, url, "dfl_sgd", every="500ms", deadline="5s", last=LAST, rate=0.02
         )
-        for name in reversed(NAMES):  # who decides comes last: the others wait for its word
+        for name in NAMES:
             one.configure(name, wire.url if name == CUT else url)
             one.start(name)
+        one.until(lambda: all("link down" in one.log(name) for name in NAMES))
+        words = ("broker", "start", "--kind", "mosquitto", "--port", str(port))
+        folder = str(tmp_path / "broker")
+        family.start("broker", command("gridfed-aggregator", *words, "--folder", folder))
         yield one, wire
 
 
