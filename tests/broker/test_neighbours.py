@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [f"home-{number:02d}" for number in range(20)]
 KILLED, CUT = "home-07", "home-13"
-LAST = 60
+LAST = 110
 MIXED = re.compile(r"mixed epoch=(\d+) step=(\d+) used=(\S*)")
 
 
