@@ -254,7 +254,7 @@ def test_a_hundred_thousand_mutants_leave_nothing_behind(door, caplog):
     gc.collect()
     blocks = sys.getallocatedblocks()
     storm(door, crowd, 55_000)
-    tracemalloc.start()  # slows everything, so the last quarter only; blocks are counted free of charge
+    tracemalloc.start()  # slow, so the last quarter only; blocks are counted free
     storm(door, crowd, 1_000)
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
