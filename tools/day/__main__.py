@@ -36,6 +36,7 @@ _DAY = 86_400.0
 _LOOK = 0.05  # of our seconds between two looks at the process
 _TURN = 0.004
 _PATIENCE = 60.0
+_COMING = 180.0  # a machine that tests four things at once starts programs slowly
 
 
 @dataclass(slots=True)
@@ -107,11 +108,12 @@ def live(folder: Path, plan: Plan, pace: float) -> Day:
 
 
 def _until_up(family: Family, line: Counted) -> None:
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _COMING
     while line.down < 1000:  # its welcome and the model
         family.check()
         if time.monotonic() > until:
-            raise Failure("the device did not come up")
+            words = (f"\n{member.name}: {member.tail(3)}" for member in family.members)
+            raise Failure(f"the device did not come up ({line.down} bytes);{''.join(words)}")
         time.sleep(0.05)
 
 
