@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
+
+from edge_sdk.wire.expiry import CertificateError, expiry
 
 _SOON = 7  # days
 QUEUE = 100_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
@@ -226,18 +228,13 @@ def _revocations(where: str, name: str) -> list[str]:
     """Look at a list of revoked certificates: one that has expired shuts everybody out."""
     if not name or not Path(name).exists():  # the configuration may be another machine's
         return []
-    from cryptography import x509  # noqa: PLC0415 - only where there is a list
-
     try:
-        crl = x509.load_pem_x509_crl(Path(name).read_bytes())
-    except (OSError, ValueError):
+        days = expiry(Path(name).read_bytes(), "crl").days(time.time())
+    except (OSError, CertificateError):
         return [f"{where}: crlfile {name} cannot be read: with it nobody gets in"]
-    has_zone = hasattr(crl, "next_update_utc")  # from cryptography 42 on
-    until = crl.next_update_utc if has_zone else crl.next_update
-    if until is None:
+    if days is None:
         return []
-    days = (until.replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds() / 86_400
-    if days <= 0:
+    if days < 0:
         return [f"{where}: crlfile {name} has expired: every device is refused"]
     if days < _SOON:
         return [f"{where}: crlfile {name} expires within {_SOON} days: then nobody gets in"]

@@ -15,12 +15,12 @@ from cryptography.x509.oid import NameOID
 class Authority:
     """Signs certificates into a folder."""
 
-    def __init__(self, folder: Path, name: str):
+    def __init__(self, folder: Path, name: str, *, days: tuple[float, float] = (-1 / 24, 1.0)):
         self.folder = folder
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.file = folder / f"{name}.pem"
-        certificate = self._sign(self.name, self.key, is_authority=True)
+        certificate = self._sign(self.name, self.key, is_authority=True, days=days)
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
@@ -40,6 +40,20 @@ class Authority:
             )
         )
         return files
+
+    def revoked(self, *, days: tuple[float, float] = (-1 / 24, 1.0)) -> Path:
+        """Write a list of the revoked (nobody is) that is good between two moments."""
+        now = dt.datetime.now(dt.UTC)
+        made = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.name)
+            .last_update(now + dt.timedelta(days=days[0]))
+            .next_update(now + dt.timedelta(days=days[1]))
+            .sign(self.key, hashes.SHA256())
+        )
+        file = self.folder / "revoked.pem"
+        file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        return file
 
     def _sign(self, subject, key, *, is_authority=False, address=None, days=(-1 / 24, 1.0)):
         now = dt.datetime.now(dt.UTC)
