@@ -209,7 +209,8 @@ class Fold:
 
     def announced(self) -> tuple[Publication, ...]:
         """Announce the present state again, signed and cut anew; saved."""
-        task = replace(self._task(self.state), values=self._values)
+        task = self._task(self.state)
+        task = replace(task, values={**self._values, **task.values})
         said, contents = self._said(task, self.phase, self._remaining(), anew=True)
         self._store.announce({one.topic: one.payload for one in said}, contents)
         self._note_shown(self.state, said)
@@ -350,9 +351,12 @@ class Fold:
         )
 
     def _task(self, state: Course) -> Task:
+        """Return what is published of a state: the vector, and numbers of the task beside it."""
         name, ask = answered(CONTRACTS[self.run.config.run.method])
-        arrays = {ask.down[0] if ask.down else "w": self.run.half.model(state)["p"]}
-        return Task(ALL, state.round, name, base=state.version, arrays=arrays)
+        told = self.run.half.model(state)
+        values = {one.name: float(told[one.name]) for one in ask.numbers if one.name in told}
+        arrays = {ask.down[0] if ask.down else "w": told["p"]}
+        return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
 
     def _version(self, closed: Closed, state: Course) -> Version:
         began, report = self._opened_at, dict(closed.report)

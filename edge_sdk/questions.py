@@ -356,7 +356,7 @@ class Questions:
             round=manifest.round,
             ask=END if is_end else self.wanted.name,
             base=manifest.version,
-            values={} if is_end else manifest.vals,
+            values=manifest.vals,
             arrays={"w" if is_end else self.wanted.ask.down[0]: w},
         )
 

@@ -113,14 +113,23 @@ def personal(settings: Personalising) -> Half[Personalised]:
         return Personalised(0, 0, is_open=False, w=np.asarray(w, np.float64).copy())
 
     turns: Turns[Personalised] = Turns(settings.rounds, asked, closed, _heard)
-    return Half(init, turns.apply, model=lambda state: {"p": published(state.w)})
+
+    def model(state: Personalised) -> Mapping[str, Array]:
+        told = _choice(state, settings)
+        return {"p": published(state.w), **{name: np.array(value) for name, value in told.items()}}
+
+    return Half(init, turns.apply, model)
+
+
+def _choice(state: Personalised, settings: Personalising) -> dict[str, float]:
+    """Return of which round the models are to be kept, where the fleet chooses and has chosen."""
+    return {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
 
 
 def _tasks(state: Personalised, settings: Personalising, clients: Iterable[str]) -> Effects:
     """Ask each client with its own mixture; who has none gets what stands for all."""
     common = published(state.w)
-    more = {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
-    more |= settings.alone(state.version)
+    more = _choice(state, settings) | settings.alone(state.version)
     return tuple(
         Task(
             name,

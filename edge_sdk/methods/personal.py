@@ -75,7 +75,8 @@ def personal(local: Local, settings: Steps) -> Half[Personal]:
     The task's ``w`` is the mixture for this device. It only draws, by ``prox`` times the distance;
     the first task of all is also where the device begins. The model to forecast with is the last;
     or the one that did best on windows held back, by this device's own loss (``choice`` ``OWN``) or
-    by the fleet's, which tells in ``kept`` of which round the models were best (``FLEET``).
+    by the fleet's, which tells in ``kept`` of which round the models were best (``FLEET``): with
+    the next task, or the final model.
 
     When the run is over, the chosen model is tuned for as many steps as a round has, without any
     pull (``tune``), and kept as it was if that does it no good. Nothing of it leaves.
@@ -94,7 +95,7 @@ def personal(local: Local, settings: Steps) -> Half[Personal]:
             case Task(ask=ask, arrays={"w": w}) if ask == END and not state.answered:
                 return replace(state, p=spec.place(state.p, w)), ()
             case Task(ask=ask) if ask == END and state.answered:
-                return _tuned(local, settings, state, event), ()
+                return _tuned(local, settings, _kept(state, event.values), event), ()
         return state, ()
 
     return Half(Personal, apply, model=lambda state: {"p": state.chosen})
@@ -126,9 +127,15 @@ def _answered(
 def _told(state: Personal, asked: Scalars) -> Personal:
     """Take over what the fleet chose, and let go of a choice where there is none any more."""
     choice = asked.get("choice", LAST)
-    if choice == FLEET and state.answered and asked.get("kept", 0.0) == state.answered:
-        return replace(state, kept=state.p)
+    if choice == FLEET:
+        return _kept(state, asked)
     return replace(state, kept=None) if choice == LAST and state.kept is not None else state
+
+
+def _kept(state: Personal, asked: Scalars) -> Personal:
+    """Keep the model of the last answer if the fleet chose its round."""
+    is_ours = bool(state.answered) and asked.get("kept", 0.0) == state.answered
+    return replace(state, kept=state.p) if is_ours else state
 
 
 def _chosen(local: Local, moved: Personal, choice: float) -> tuple[Personal, float | None]:

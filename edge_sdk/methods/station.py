@@ -169,7 +169,7 @@ def station(local: Local, settings: Steps) -> Half[Station]:
             case Task(ask=ask, arrays={"w": w}) if ask == TRAIN:
                 return _opened(local, settings, state, event, w)
             case Task(ask=ask, arrays={"w": w}) if ask == END:
-                return _ended(local, state, w), ()
+                return _ended(local, _told(state, event.values), w), ()
             case Task(ask="serve", arrays={"z": z}):
                 return _spoken_of(state, event, z), ()
             case Task() if state.live is not None:
@@ -278,7 +278,7 @@ def _shared(local: Local, settings: Steps, state: Station) -> tuple[Station, Eff
 
 
 def _ended(local: Local, state: Station, w: Vector) -> Station:
-    """Let go of the round, and of what the graph said: its last word tells which model to keep."""
+    """Let go of the round, and of what the graph said if another round's model is kept."""
     if state.answered or w.shape != (local.spec.shared_size,):
         return replace(state, live=None, served=state.served if state.kept is None else None)
     return replace(state, p=local.spec.place(state.p, w), live=None)

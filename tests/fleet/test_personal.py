@@ -104,6 +104,11 @@ def test_the_fleet_chooses_a_round(world):
     losses = [report["validation"] for report in told]
     assert state.kept == 1 + int(np.argmin(losses))
     assert told[-1]["kept"] == state.kept
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    for number, client in one.clients.items():
+        mine = client.learner.spec.shared(client.state.chosen)
+        is_last = mine.tobytes() == state.held[f"home-{number}"].tobytes()
+        assert is_last == (state.kept == ROUNDS)
 
 
 def test_liars_count_nothing_from_the_second_round_on(world):

@@ -181,6 +181,8 @@ class TestServer:
             kept.append(closed(effects).report["kept"])
             assert {e.values["kept"] for e in effects if isinstance(e, Task)} == {kept[-1]}
         assert kept == [1, 2, 2]
+        assert float(half.model(state)["kept"]) == 2
+        assert "kept" not in server().model(state), "where each chooses for itself"
 
 
 class TestSettings:
@@ -350,6 +352,18 @@ class TestDevice:
         assert answer.values["validation"] == pytest.approx(float(state.p[0]))
         state, _ = half.apply(state, ask((0, 0), 4, choice=2.0, kept=2.0))
         np.testing.assert_array_equal(half.model(state)["p"], second)
+
+    @pytest.mark.parametrize("kept", [2.0, 3.0])
+    def test_of_the_last_round_the_fleet_tells_with_the_final_model(self, kept):
+        half = pulling_to((1.0, 0.0), judged=lambda p: float(p[0]))
+        state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=2.0))
+        models = {2.0: state.p}
+        state, _ = half.apply(state, ask((0, 0), 3, choice=2.0, kept=2.0))
+        models[3.0] = state.p
+        end = Task("_all", 3, END, values={"kept": kept}, arrays={"w": np.zeros(2, np.float32)})
+        after, effects = half.apply(state, end)
+        assert effects == ()
+        np.testing.assert_array_equal(half.model(after)["p"], models[kept])
 
     def test_when_the_run_is_over_the_chosen_model_is_tuned_once_without_a_pull(self):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(abs(p[0] - 1.0)))
