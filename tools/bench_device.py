@@ -57,7 +57,7 @@ class Watch(logging.Handler):
                 tell(**self.said)
                 os.kill(os.getpid(), signal.SIGTERM)
 watch = Watch()
-for name in ("edge_sdk.session", "edge_sdk.client"):
+for name in ("edge_sdk.session", "edge_sdk.answering"):
     logging.getLogger(name).addHandler(watch)
 from edge_sdk.cli import main
 main(["run", sys.argv[3]])

@@ -1,0 +1,97 @@
+"""A device among its neighbours: who they are now, and the exchange of models that a run has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_sdk.answering import Answering
+from edge_sdk.config import Config
+from edge_sdk.neighbours import Neighbours, Shell
+from edge_sdk.opening import NEIGHBOURS, hood_of
+from edge_sdk.privacy.ledger import BudgetSpent
+from edge_sdk.session import Session
+from edge_sdk.settings import seconds
+from edge_sdk.store import Store
+from edge_sdk.uplink import Pace
+from edge_sdk.wire.codec import encode
+from edge_sdk.wire.method import Task
+from edge_sdk.work import Work
+
+_LONGEST = 900.0  # s between two questions to a neighbour that does not answer
+
+
+class Gathering:
+    """Sets the exchange up with every run and neighbourhood, and drives it.
+
+    Attributes:
+        neighbours: The exchange; None where the run's method has none.
+    """
+
+    def __init__(
+        self, config: Config, *, store: Store, session: Session, work: Work, answering: Answering
+    ) -> None:
+        """Gather as the run in force asks for.
+
+        Raises:
+            ConfigError: A neighbourhood that cannot work, with the key at fault.
+        """
+        self._config, self._store, self._session = config, store, session
+        self._work, self._answering = work, answering
+        self.neighbours: Neighbours | None = None
+        self.gather()
+
+    def gather(self) -> None:
+        """Set up the exchange with the neighbours that the run's method has, if it has some.
+
+        Raises:
+            ConfigError: As the constructor.
+        """
+        role, seen = self._work.learner.role, self._session.seen
+        self.neighbours = None
+        hood = hood_of(self._config, self._store, role.method, seen.run)
+        if hood is None:
+            self._session.meet({})
+            return
+        learned = self._store.learned()
+        is_ours = learned is not None and learned.run == seen.run
+        self.neighbours = Neighbours(
+            hood,
+            role.method,
+            me=self._config.id,
+            run=seen.run,
+            spec=self._work.learner.spec,
+            session=self._session,
+            store=self._store,
+            shell=Shell(
+                state=lambda: self._work.state,
+                think=self._think,
+                take_over=self._work.stand,
+                keep=self._answering.keep,
+            ),
+            pace=Pace(max(seconds(self._config.pace.answer), hood.deadline / 4), _LONGEST),
+            kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
+        )
+
+    def exchange(self) -> None:
+        """Go on with the neighbours; a device that may tell nothing more only listens."""
+        session = self._session
+        if session.begin is not None:
+            task, session.begin = session.begin, None
+            if self.neighbours is None or task.round > self.neighbours.hood.epoch:
+                self._store.file_paper(NEIGHBOURS, encode(task))
+                self.gather()
+        if self.neighbours is None:
+            return
+        try:
+            self.neighbours.serve()
+        except BudgetSpent as error:
+            self._work.spending.stop(error)
+
+    def within(self, timeout: float) -> float:
+        """Return how long to wait at most, so that the exchange goes on in time."""
+        if self.neighbours is None:
+            return timeout
+        return max(0.0, min(timeout, self.neighbours.next_due - self._session.now))
+
+    def _think(self, state: Any, task: Task) -> Any:  # noqa: ANN401 - the half's own type
+        return self._work.learner.play(state, task)[0]

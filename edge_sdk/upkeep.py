@@ -1,0 +1,119 @@
+"""What a device writes down by the clock, and what it can spare: flash wears out, batteries drain.
+
+Readings wait in memory until there are many, or a minute has passed. What was written and how long
+the device was awake is booked by the hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+
+from edge_sdk.allowance import Allowance
+from edge_sdk.clock import Clock
+from edge_sdk.errors import StoreFull
+from edge_sdk.intervals import Kept
+from edge_sdk.learner import Learner
+from edge_sdk.means import MeansSection
+from edge_sdk.opening import keep_intervals
+from edge_sdk.program import fields
+from edge_sdk.session import Session
+from edge_sdk.store import Store
+from edge_sdk.thrift import Thrift, peak_kib
+
+logger = logging.getLogger(__name__)
+
+_READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed
+_BOOK_EVERY = 3600.0  # s until it is kept how much was written
+
+
+class Upkeep:
+    """Keeps a device's readings, and the device to its means."""
+
+    def __init__(self, means: MeansSection, store: Store, session: Session, clock: Clock) -> None:
+        """Go on where the process before this one ended."""
+        self._store, self._session, self._clock = store, session, clock
+        self._flushed = self._booked = session.now
+        flash = Allowance(store.fact("flash day"), store.fact("flash"))
+        wake = Allowance(store.fact("wake day"), store.fact("wake"))
+        self._thrift = Thrift(means, flash, wake, now=session.now)
+        self._kept: Kept | None = None
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def flush_in_time(self, learner: Learner) -> None:
+        """Flush when readings have waited long, though none may follow them for an hour."""
+        overdue = self._session.now - self._flushed > self._thrift.patience
+        waiting = learner.series.unsaved
+        if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
+            self.flush(learner)
+
+    def flush(self, learner: Learner) -> None:
+        """Write readings that only memory holds, and what the intervals were made of them."""
+        rows = learner.series.pending()
+        self._flushed = self._session.now
+        self._keep_intervals(learner)
+        if self._session.now - self._booked > _BOOK_EVERY:
+            self._booked = self._session.now
+            self.book()
+        if not rows:
+            return
+        try:
+            self._store.add_readings(rows)
+        except StoreFull:  # readings go first; what is owed stays
+            self._session.counts["readings not kept"] += len(rows)
+        learner.series.saved(rows)
+
+    def remembered(self, name: str) -> bytes | None:
+        """Return what a source wrote down before a restart, or None."""
+        return self._store.paper(f"source {name}")
+
+    def remember(self, notes: Mapping[str, bytes]) -> None:
+        """Write what sources must know after a restart, by name; readings are flushed before."""
+        try:
+            for name, note in notes.items():
+                if note != self.remembered(name):
+                    self._store.file_paper(f"source {name}", note)
+        except StoreFull:
+            self._session.counts["notes not kept"] += 1
+
+    def book(self) -> None:
+        """Keep what was written today, and the most memory there ever was, for the report."""
+        self._thrift.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
+        flash, wake = self._thrift.flash, self._thrift.wake
+        told = {"flash day": flash.day, "flash": flash.used}
+        told |= {"wake day": wake.day, "wake": wake.used}
+        with contextlib.suppress(StoreFull):
+            self._store.set_facts(**told, peak=peak_kib())
+
+    def _keep_intervals(self, learner: Learner) -> None:
+        """Write the calibration if it moved; a lost one is made again from the readings."""
+        kept = learner.kept
+        if kept is None or kept is self._kept:
+            return
+        try:
+            keep_intervals(kept, self._store)
+        except StoreFull:
+            self._session.counts["calibrations not kept"] += 1
+        else:
+            self._kept = kept
+
+    # --- what can be spared -----------------------------------------------------------------------
+
+    def live(self, *, awake: bool) -> None:
+        """Book how the time since the last call was spent."""
+        self._thrift.live(self._session.now, self._session.time_for_days, awake=awake)
+
+    def held(self) -> str:
+        """Say why nothing is learned now, though it could be: what the device cannot spare."""
+        session, before = self._session, self._thrift.held
+        held = self._thrift.look(session.now, self._clock.wall() / 1000, session.time_for_days)
+        if held and held != before:
+            logger.info("learning waits %s", fields(why=held))
+        return held
+
+    @property
+    def why_held(self) -> str:
+        """What ``held`` said last."""
+        return self._thrift.held

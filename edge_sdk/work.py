@@ -1,0 +1,165 @@
+"""The bundle at work on a device's readings, what it learned, and how another takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_sdk.clock import Clock
+from edge_sdk.config import Config
+from edge_sdk.downlink import Wanted
+from edge_sdk.errors import EdgeError
+from edge_sdk.learner import Bundle, Learner
+from edge_sdk.methods import Factory
+from edge_sdk.methods.steps import Fitted
+from edge_sdk.opening import recall, set_up, take_over
+from edge_sdk.program import fields
+from edge_sdk.questions import Found
+from edge_sdk.series import Series
+from edge_sdk.session import Session
+from edge_sdk.spending import Spending
+from edge_sdk.store import Store
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.method import CONTRACTS, Ask, Contract, answered
+
+logger = logging.getLogger(__name__)
+
+
+class GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened
+    """The training at hand is of no use any more."""
+
+
+class Work:
+    """What a device learns with now. Session and account are told whenever that changes.
+
+    Attributes:
+        learner: The bundle at work on the readings, in the role that the run gives it.
+        spending: The account of what was told, under that role's mechanism.
+        state: What the run's half has learned.
+        alone: What was learned alone since, on a copy; None if nothing was.
+    """
+
+    learner: Learner
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: Config,
+        methods: Mapping[str, Factory],
+        *,
+        store: Store,
+        session: Session,
+        clock: Clock,
+        turn: Callable[[], None],
+    ) -> None:
+        """Put a bundle to work as the run announced last asks for, and recall what was learned.
+
+        Args:
+            bundle: Verified.
+            config: What the device is told.
+            methods: The device halves by name.
+            store: The device's.
+            session: The device's.
+            clock: Where time is read from.
+            turn: Called between two minibatches; may raise ``GivenUp``.
+
+        Raises:
+            EdgeError: It cannot be used here.
+        """
+        self._config, self._methods, self._turn = config, methods, turn
+        self._store, self._session, self._clock = store, session, clock
+        self.spending = Spending(store, session, clock)
+        self.state: Any = None
+        self.alone: Fitted | None = None
+        self._put(bundle, session.announced)
+        self.recall()
+
+    @property
+    def latest(self) -> Any:  # noqa: ANN401 - the half's own type, or what was learned alone
+        """What to forecast with."""
+        return self.state if self.alone is None else self.alone
+
+    def stand(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
+        """Take over what a round of the fleet made of the state: what was learned alone is old."""
+        self.state, self.alone = state, None
+
+    # --- what the run makes of it -----------------------------------------------------------------
+
+    @property
+    def contract(self) -> Contract:
+        """What the run's method asks of devices."""
+        return CONTRACTS[self.learner.role.method]
+
+    @property
+    def ask(self) -> Ask:
+        """What is answered with an update."""
+        return answered(self.contract)[1]
+
+    @property
+    def shares(self) -> bool:
+        """Whether answers go to the fleet: none does where nothing is shared."""
+        return self.learner.spec.shared_size > 0
+
+    @property
+    def is_common(self) -> bool:
+        """Whether everybody is asked at once: then a newer round makes an older one useless."""
+        return not self.ask.personal
+
+    # --- bundles and runs -------------------------------------------------------------------------
+
+    def follow(self, found: Found) -> bool:
+        """Put an announced run into force; install its bundle first if it is another one.
+
+        Returns:
+            Whether it is in force: a bundle that cannot run here leaves everything as it was.
+        """
+        self._session.bundle = None
+        try:
+            bundle = take_over(self._config, found, self.learner.bundle)
+            self._put(bundle, found.announced, self.learner.series)
+        except (EdgeError, Refused) as error:
+            self._session.counts["bundles refused"] += 1
+            logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
+            return False
+        self._session.adopt(found)
+        self.recall()
+        said = found.announced
+        told = {"run": said.run, "bundle": said.name, "method": said.method}
+        logger.info("run in force %s", fields(**told))
+        return True
+
+    def recall(self) -> None:
+        """Take over what was learned before, if it was learned for this layout."""
+        self.state, learned = recall(self.learner, self._store)
+        if learned is not None and learned.run == self._session.seen.run:
+            turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
+            self._session.learned(turn, learned.version)
+
+    def begin_anew(self) -> None:
+        """Forget what was learned alone since a store was lost: its noise is not told under."""
+        self._session.lost = False
+        self.learner.forget()
+        self.alone = None
+        self.recall()
+
+    def _put(
+        self, bundle: Bundle, announced: m.Bundle | None, series: Series | None = None
+    ) -> None:
+        """Put a bundle to work as the announced run, or the bundle alone, asks for."""
+        learner = set_up(
+            self._config,
+            self._store,
+            bundle,
+            announced,
+            self._methods,
+            present=series,
+            clock=self._clock.wall,
+        )
+        learner.turn = self._turn
+        self.learner = learner
+        self.spending.begin(learner.mechanism)
+        self._session.at_work, self._session.holds = None, bundle.digest
+        spec, most = learner.spec, self._config.accept.max_steps
+        self._session.wanted = Wanted(spec.digest, spec.shared_size, self.contract, most)
