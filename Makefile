@@ -8,7 +8,7 @@ SPREAD := -n $(TESTERS) --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts docs bench chaos lowest torch oracles clean
+.PHONY: help demo test check format lint types contracts docs bench chaos lowest emulated torch oracles clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,12 +47,15 @@ chaos: $(VENV)/.sim ## 200 devices, everything fails for minutes, then the histo
 lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryptography, msgpack, and no onnxruntime
 	@PYTHONPATH=. $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch" $(PYTEST)
 
+emulated: $(VENV)/.sim ## the device's versions on an emulated Cortex-A53 (needs apt and Debian 12's packages; else says why)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.emulated $(EMULATED)
+
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 
 oracles: $(VENV)/.oracles ## add second oracles: peers for rules, privacy, graphs, telegrams and charge points, torch-geometric for graphs
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-lowest site demo-run chaos-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-arm64 site demo-run chaos-run runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gridfed needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 demo" % sys.version_info[:2])'

@@ -1,0 +1,173 @@
+"""``make emulated``: what a device does, on an emulated Cortex-A53, with the lock file's wheels.
+
+    python -m tools.emulated [--cpu cortex-a53] [--onnxruntime VERSION] [--json]
+
+The first time it makes a board in ``.venv-arm64``, of Debian's packages and Python's wheels; no
+root is needed. Where none can be made it says why and ends with 0. Where there is one it ends with
+1 if a check fails, if the versions are not those of ``constraints/device.txt``, or if the emulated
+core lets an engine live that is known to die on the real one: then it proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tools.emulated.board import FOLDER, LOCK, ROOT, Absent, Board, Unfit, pins
+from tools.emulated.probe import CHECKS
+
+CPU = "cortex-a53"
+FATAL, LIVES = "1.21.0", "cortex-a76"
+"""An engine that stops at an illegal instruction on small cores, and a core that has it."""
+
+_ENGINE = "onnxruntime"
+_IMPORT = ("-c", f"import {_ENGINE}")
+
+
+@dataclass(slots=True)
+class Found:
+    """What the board did.
+
+    Attributes:
+        cpu: The emulated core.
+        said: By check, what it found; in order, as far as it came.
+        versions: Of the packages that did it.
+        pace: Processor seconds by what was done; ``here`` the same without an emulator.
+        wrong: Why this is a failure, a sentence each.
+    """
+
+    cpu: str
+    said: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    pace: dict[str, float] = field(default_factory=dict)
+    here: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+def judged(cpu: str, done: subprocess.CompletedProcess[str], wanted: Mapping[str, str]) -> Found:
+    """Read what a probe wrote, up to where it ended; ``wanted`` are the locked versions."""
+    found = Found(cpu)
+    for line in done.stdout.splitlines():
+        told = json.loads(line)
+        found.versions.update(told.get("versions", {}))
+        found.pace.update(told.get("pace", {}))
+        if "said" in told:
+            found.said[told["check"]] = told["said"]
+        if "wrong" in told:
+            found.wrong.append(f"{told['check']}: {told['wrong']}")
+    if done.returncode and not found.wrong:
+        at = next((name for name in CHECKS if name not in found.said), "the pace")
+        found.wrong.append(f"{at}: {_ending(done)}")
+    other = {name for name, version in found.versions.items() if wanted.get(name) != version}
+    found.wrong += [
+        f"{name} {found.versions[name]} is not the locked one" for name in sorted(other)
+    ]
+    return found
+
+
+def _ending(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:
+        number = signal.Signals(-done.returncode)
+        return f"ended by {number.name} ({signal.strsignal(number)})"
+    return (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+
+
+def with_engine(lock: str, version: str) -> str:
+    """Return what a lock file names, with another version of the engine."""
+    return "".join(f"{name}=={v}\n" for name, v in (pins(lock) | {_ENGINE: version}).items())
+
+
+def doubt(board: Board, lock: str) -> str:
+    """Return why this board proves nothing, or nothing: a known bad engine must die, and only here.
+
+    Raises:
+        Absent: The wheel is not to be had.
+    """
+    fatal = with_engine(lock, FATAL)
+    board.install(fatal)
+    small, large = (board.run(cpu, fatal, *_IMPORT) for cpu in (CPU, LIVES))
+    if small.returncode != -signal.SIGILL:
+        return f"{_ENGINE} {FATAL} did not stop at an illegal instruction on a {CPU}"
+    return f"{_ENGINE} {FATAL} {_ending(large)} on a {LIVES}" if large.returncode else ""
+
+
+def here() -> dict[str, float]:
+    """Return the pace of this machine, with what is installed in this environment."""
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    probe = [sys.executable, "-m", "tools.emulated.probe"]
+    done = subprocess.run(
+        probe, cwd=ROOT, env=os.environ | alone, capture_output=True, text=True, check=False
+    )
+    return judged("", done, {}).pace
+
+
+def page(found: Found) -> str:
+    """Return it as tables: a check a row, then how many times as long as here things took."""
+    rows = [f"on an emulated {found.cpu}", "", "| check | found |", "| --- | --- |"]
+    rows += [f"| {name} | {said} |" for name, said in found.said.items()]
+    ratios = {
+        name: took / found.here[name] for name, took in found.pace.items() if name in found.here
+    }
+    if ratios:
+        rows += [
+            "",
+            "| emulated, of the same here; not a board's speed | times |",
+            "| --- | ---: |",
+        ]
+        rows += [f"| {name} | {ratio:.0f} |" for name, ratio in ratios.items()]
+    return "\n".join([*rows, "", *(f"WRONG: {why}" for why in found.wrong)])
+
+
+def _tried(args: argparse.Namespace) -> Found:
+    """Make what is missing of the board, run the probe on it, and doubt the board itself."""
+    board, lock = Board(args.board), LOCK.read_text("utf-8")
+    if args.onnxruntime:
+        lock = with_engine(lock, args.onnxruntime)
+    board.make()
+    board.install(lock)
+    done = board.run(args.cpu, lock, "-m", "tools.emulated.probe")
+    found = judged(args.cpu, done, pins(lock))
+    found.here = here() if found.pace else {}
+    if not args.onnxruntime and args.cpu == CPU:
+        try:
+            why = doubt(board, lock)
+            found.wrong += [why] if why else []
+            found.said["can it fail?"] = why or f"{_ENGINE} {FATAL} dies here, lives on a {LIVES}"
+        except Absent as absent:
+            found.said["can it fail?"] = f"not tried: {absent}"
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the probe, print what it found, and return an exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.emulated",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cpu", default=CPU, help=f"as the emulator names it ({CPU})")
+    parser.add_argument("--onnxruntime", metavar="VERSION", help="another than the locked one")
+    parser.add_argument("--board", type=Path, default=FOLDER, help=f"folder ({FOLDER.name})")
+    parser.add_argument("--json", action="store_true", help="print all of it")
+    args = parser.parse_args(argv)
+    try:
+        found = _tried(args)
+    except Absent as why:
+        print(f"emulated: skipped, no board here. {why}")
+        return 0
+    except Unfit as why:
+        print(f"emulated: FAILED. {why}")
+        return 1
+    print(json.dumps(asdict(found)) if args.json else page(found))
+    return 1 if found.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
