@@ -115,7 +115,7 @@ class Work:
         Returns:
             Whether it is in force: a bundle that cannot run here leaves everything as it was.
         """
-        self._session.bundle = None
+        self._session.bundle, layout = None, self.learner.spec.whole_digest
         try:
             bundle = take_over(self._config, found, self.learner.bundle)
             self._put(bundle, found.announced, self.learner.series)
@@ -125,6 +125,8 @@ class Work:
             return False
         self._session.adopt(found)
         self.recall()
+        if self.learner.spec.whole_digest != layout:
+            self.alone = None  # it fits the old one only
         said = found.announced
         told = {"run": said.run, "bundle": said.name, "method": said.method}
         logger.info("run in force %s", fields(**told))

@@ -1,0 +1,78 @@
+"""The account of what was told: reckoned before, taken over after, and what stops the telling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from edge_sdk.privacy.ledger import BudgetSpent
+
+
+def budgeted(make, **budget):
+    mechanism = {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 1.0}
+    budget = {"epsilon": 50.0, "delta": 1e-6, **budget}
+    return make(privacy={"mode": "honest", "mechanism": mechanism, "budget": budget})
+
+
+def started(make, **budget):
+    return budgeted(make, **budget).device.start()
+
+
+def parts(client):
+    return client._work.spending, client._session
+
+
+def spend(session, releases):
+    up = session.up
+    session.up = replace(up, numbers=replace(up.numbers, spent=releases))
+
+
+def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round(make):
+    spending, session = parts(started(make))
+    spend(session, 3)
+    charges, account = spending.cost(1)
+    assert [charge.releases for charge in charges] == [3, 1]
+    assert account.told == 4
+    assert spending.account.told == 0, "nothing is charged before it is saved"
+    spending.paid(account)
+    charges, account = spending.cost(1)
+    assert [charge.releases for charge in charges] == [1]
+
+
+def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothing(make):
+    spending, _ = parts(started(make, releases=1))
+    _, account = spending.cost(1)
+    spending.paid(replace(account, most=1))
+    with pytest.raises(BudgetSpent, match="1 of 1 releases"):
+        spending.cost(1)
+    charges, account = spending.cost(0)
+    assert charges == ()
+    assert account.told == 1
+
+
+def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make, caplog):
+    spending, session = parts(started(make))
+    session.most = 2
+    spend(session, 2)
+    spending.watch()
+    spending.watch()
+    spending.stop("again")
+    assert session.why_stopped == "budget"
+    assert not spending.may_release
+    assert caplog.text.count("budget spent") == 1
+    session.most = 3
+    spending.watch()
+    assert session.forbidden == ""
+
+
+def test_every_start_is_charged_where_an_image_may_have_been_restored(make):
+    fleet = budgeted(make, at_start=2)
+    for starts in (1, 2):
+        client = fleet.device.start()
+        assert client._work.spending.account.told == 2 * starts
+        assert sum(charge.releases for charge in client._store.ledger()) == 2 * starts
+        assert client._store.numbers().spent == 2 * starts
+        assert math.isfinite(client._work.spending.account.epsilon())
+        fleet.device.kill()
