@@ -7,44 +7,38 @@ nothing happened and the same round is learned again to the same bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.program import fields
 from edge_sdk.runtime import GraphError
-from edge_sdk.sealing import record, sealed
+from edge_sdk.sealing import record
 from edge_sdk.session import Session
 from edge_sdk.store import Store
 from edge_sdk.upkeep import Upkeep
 from edge_sdk.uplink import Entry, Numbers
 from edge_sdk.wire.codec import Leaf
-from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.method import END, Task, Update
 from edge_sdk.work import GivenUp, Work
 
 logger = logging.getLogger(__name__)
+
+Seal = Callable[[Update, Task, Numbers], Entry]
+"""Makes what is owed of an update, the task it answers, and the numbers before it."""
 
 
 class Answering:
     """What turns a task into something learned and, perhaps, an answer that is owed."""
 
     def __init__(
-        self,
-        config: Config,
-        signer: Signer,
-        *,
-        store: Store,
-        session: Session,
-        work: Work,
-        upkeep: Upkeep,
+        self, *, store: Store, session: Session, work: Work, upkeep: Upkeep, seal: Seal
     ) -> None:
-        """Hold on to what a round is learned with, saved in and sent by."""
-        self._config, self._signer = config, signer
+        """Hold on to what a round is learned with, saved in, sealed and sent by."""
         self._store, self._session, self._work, self._upkeep = store, session, work, upkeep
+        self._seal = seal
 
     def is_ready(self, task: Task) -> bool:
         """Whether a task may be learned now: the final model always may.
@@ -109,7 +103,7 @@ class Answering:
         released = [spending.mechanism.release(update) for update in updates]
         numbers = session.up.numbers
         numbers = replace(numbers, spent=numbers.spent + len(released))
-        entry = self._sealed(released[0], task, numbers) if released else None
+        entry = self._seal(released[0], task, numbers) if released else None
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = record(state, task, work.learner, session.seen)
         self._store.save(learned=learned, numbers=numbers, entry=entry, charges=charges)
@@ -134,7 +128,8 @@ class Answering:
         charges, account = spending.cost(releases)
         numbers, seen = session.up.numbers, session.seen
         numbers = replace(numbers, spent=numbers.spent + releases)
-        here = Task(self._config.id, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
+        me = work.learner.config.id
+        here = Task(me, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
         learned = record(state, here, work.learner, seen)
         learned = replace(learned, leaves={**learned.leaves, "gossip": leaves})
         self._store.save(learned=learned, numbers=numbers, charges=charges)
@@ -142,14 +137,3 @@ class Answering:
         work.state = state
         spending.paid(account)
         spending.mechanism.begin()
-
-    def _sealed(self, update: Update, task: Task, numbers: Numbers) -> Entry:
-        return sealed(
-            update,
-            task,
-            numbers,
-            run=self._session.seen.run,
-            learner=self._work.learner,
-            config=self._config,
-            signer=self._signer,
-        )

@@ -24,12 +24,13 @@ from edge_sdk.opening import connect, load_ring, load_signer, open_bundle
 from edge_sdk.playing import Playing
 from edge_sdk.program import fields
 from edge_sdk.questions import Found
+from edge_sdk.sealing import sealed
 from edge_sdk.series import Reading
 from edge_sdk.session import Connect, Session
 from edge_sdk.store import Store
 from edge_sdk.upkeep import Upkeep
-from edge_sdk.wire.keys import Signer
-from edge_sdk.wire.method import END, Task
+from edge_sdk.uplink import Entry, Numbers
+from edge_sdk.wire.method import END, Task, Update
 from edge_sdk.wire.transport import Transport
 from edge_sdk.work import GivenUp, Work
 
@@ -66,18 +67,18 @@ class Client:
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
-        signer, ring = load_signer(config.keys.device), load_ring(config.keys)
+        self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
         self._store = Store.open(config.state)
         try:
-            self._session = Session(config, self._store, self._clock, signer, ring)
-            self._begin(signer, methods)
+            self._session = Session(config, self._store, self._clock, self._signer, ring)
+            self._begin(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport, self._session.judged_at))
         except BaseException:
             self._store.close()
             raise
 
-    def _begin(self, signer: Signer, methods: Mapping[str, Factory]) -> None:
+    def _begin(self, methods: Mapping[str, Factory]) -> None:
         """Put together what a device does, each part upon those before it."""
         config, store, session = self.config, self._store, self._session
         upkeep = self._upkeep = Upkeep(config.means, store, session, self._clock)
@@ -92,7 +93,7 @@ class Client:
             turn=self._between_batches,
         )
         answering = self._answering = Answering(
-            config, signer, store=store, session=session, work=work, upkeep=upkeep
+            store=store, session=session, work=work, upkeep=upkeep, seal=self._sealed
         )
         self._playing = Playing(config.id, session, work, answering)
         self._gathering = Gathering(
@@ -261,7 +262,7 @@ class Client:
             self._follow(session.bundle)
         self._playing.play()
         self._gathering.exchange()
-        if session.task is not None and self._answering.is_ready(session.task):
+        if session.task is not None and self._is_answerable(session.task):
             task, session.task = session.task, None
             self._learn(task)
         elif self._alone.is_time(among_neighbours=self._gathering.neighbours is not None):
@@ -271,8 +272,22 @@ class Client:
     def _has_work(self) -> bool:
         """Whether there is more to do than to listen."""
         session = self._session
-        ready = session.task is not None and self._answering.is_ready(session.task)
+        ready = session.task is not None and self._is_answerable(session.task)
         return ready or session.bundle is not None or bool(session.calls.waiting)
+
+    def _is_answerable(self, task: Task) -> bool:
+        return self._answering.is_ready(task)
+
+    def _sealed(self, update: Update, task: Task, numbers: Numbers) -> Entry:
+        return sealed(
+            update,
+            task,
+            numbers,
+            run=self._session.seen.run,
+            learner=self.learner,
+            config=self.config,
+            signer=self._signer,
+        )
 
     def _learn(self, task: Task) -> None:
         """Learn a round; one that has turns is only opened."""
