@@ -29,7 +29,7 @@ def desk(tmp_path):
 
 def ask(desk, device="meter-1", number=9, base=8):
     asked = Asked(device, 1, number, 0, 0, base, "train")
-    desk.store._put_tasks([asked])
+    desk.store.commit(1, {}, 0, asked=[asked])
     return asked
 
 

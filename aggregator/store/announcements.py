@@ -1,0 +1,94 @@
+"""What is said to all: retained topics, the numbers they carry, and bodies that may be pulled."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+
+from aggregator.records import Content
+from aggregator.store.schema import fact, put_fact
+
+_SERIAL = "serial"  # the fact: no number above it was ever handed out
+_SERIALS = 256  # announcement numbers taken at a time
+_CONTENTS = 2  # bodies of a kind kept for pulls: the current one, and the one before
+
+
+def retained(db: sqlite3.Connection) -> dict[str, bytes]:
+    """Return every retained topic and its signed payload."""
+    return dict(db.execute("SELECT topic, payload FROM announcements ORDER BY topic").fetchall())
+
+
+def get(db: sqlite3.Connection, topic: str) -> bytes:
+    """Return the signed payload of one retained topic; empty if it has none."""
+    found = db.execute("SELECT payload FROM announcements WHERE topic = ?", (topic,)).fetchone()
+    return bytes(found[0]) if found else b""
+
+
+def put(db: sqlite3.Connection, published: Mapping[str, bytes]) -> None:
+    """Keep what is published under its topic; an empty payload clears one."""
+    db.executemany("INSERT OR REPLACE INTO announcements VALUES (?, ?)", list(published.items()))
+
+
+def reserve(db: sqlite3.Connection) -> range:
+    """Take the next numbers; whoever opens the file after a crash gets later ones.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> reserve(db), reserve(db)
+        (range(1, 257), range(257, 513))
+    """
+    first = fact(db, _SERIAL) + 1
+    put_fact(db, _SERIAL, first + _SERIALS - 1)
+    return range(first, first + _SERIALS)
+
+
+def leap(db: sqlite3.Connection, by: int) -> None:
+    """Leave numbers out."""
+    put_fact(db, _SERIAL, fact(db, _SERIAL) + by)
+
+
+def content(db: sqlite3.Connection, ref: bytes) -> Content | None:
+    """Return a body that may be pulled, by the first 16 bytes of its digest."""
+    found = db.execute("SELECT kind, id, body, chunk FROM contents WHERE id = ?", (ref,)).fetchone()
+    return None if found is None else Content(*found)
+
+
+def put_contents(db: sqlite3.Connection, contents: Iterable[Content]) -> None:
+    """Keep bodies for pulls, and drop older ones of their kind that nobody may ask for.
+
+    The last two of a kind stay, and every one that an open task points to.
+    """
+    for one in contents:
+        if one.kind == "task":
+            _put_task(db, one)
+        else:
+            _put_common(db, one)
+
+
+def _put_common(db: sqlite3.Connection, content: Content) -> None:
+    rank = int(db.execute("SELECT coalesce(max(rank), 0) FROM contents").fetchone()[0]) + 1
+    db.execute(
+        "INSERT OR REPLACE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, ?, ?, ?)",
+        (content.id, content.kind, rank, content.chunk, content.body),
+    )
+    db.execute(
+        "DELETE FROM contents WHERE kind = ? AND rank NOT IN"
+        " (SELECT rank FROM contents WHERE kind = ? ORDER BY rank DESC LIMIT ?)"
+        " AND id NOT IN (SELECT content FROM tasks WHERE state = 'open')",
+        (content.kind, content.kind, _CONTENTS),
+    )
+
+
+def _put_task(db: sqlite3.Connection, content: Content) -> None:
+    """Keep one body for all who are told the same, as long as one of them works on it."""
+    db.execute(
+        "INSERT OR IGNORE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, 0, ?, ?)",
+        (content.id, content.kind, content.chunk, content.body),
+    )
+    db.execute(
+        "DELETE FROM contents WHERE kind = 'task'"
+        " AND id NOT IN (SELECT content FROM tasks WHERE state = 'open')"
+    )

@@ -1,0 +1,70 @@
+"""Who is enrolled, and what each device was told to do and has not receipted yet."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from aggregator.records import Client
+from edge_sdk.wire.messages import Command
+
+
+def clients(db: sqlite3.Connection) -> list[Client]:
+    """Return all enrolled devices, by id."""
+    return [
+        Client(name, tuple(bytes.fromhex(key) for key in json.loads(sign)), *rest)
+        for name, sign, *rest in db.execute(
+            "SELECT id, sign, generation, state, why FROM clients ORDER BY id"
+        )
+    ]
+
+
+def put(db: sqlite3.Connection, client: Client) -> None:
+    """Enrol a device, or change what is known of it."""
+    sign = json.dumps([key.hex() for key in client.sign])
+    db.execute(
+        "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)",
+        (client.id, sign, client.generation, client.state, client.why),
+    )
+
+
+def put_command(db: sqlite3.Connection, device: str, command: Command) -> None:
+    """Keep a command until the device receipts it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> put_command(db, "meter-1", Command(1, "stop", {}, None))
+        >>> put_command(db, "meter-1", Command(2, "resume", {}, None))
+        >>> finish_command(db, "meter-1", 1, 0), finish_command(db, "meter-1", 1, 0)
+        (True, False)
+        >>> [command.op for command in open_commands(db, "meter-1")]
+        ['resume']
+    """
+    args = json.dumps(dict(command.args))
+    db.execute(
+        "INSERT INTO commands (device, num, op, args, until) VALUES (?, ?, ?, ?, ?)",
+        (device, command.num, command.op, args, command.until),
+    )
+
+
+def open_commands(db: sqlite3.Connection, device: str) -> list[Command]:
+    """Return the commands a device has not yet receipted, oldest first."""
+    return [
+        Command(num, op, json.loads(args), until)
+        for num, op, args, until in db.execute(
+            "SELECT num, op, args, until FROM commands WHERE device = ? AND done = 0 ORDER BY num",
+            (device,),
+        )
+    ]
+
+
+def finish_command(db: sqlite3.Connection, device: str, num: int, code: int) -> bool:
+    """Note a command's receipt; False if there is no such open command."""
+    changed = db.execute(
+        "UPDATE commands SET done = 1 + ? WHERE device = ? AND num = ? AND done = 0",
+        (code, device, num),
+    ).rowcount
+    return bool(changed)

@@ -1,0 +1,51 @@
+"""What can be wrong with the database, and how what SQLite says of it is told."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import ClassVar
+
+from edge_sdk.program import MIGRATION, TEMPORARY, Failure
+
+
+class StoreError(Failure):
+    """The database cannot be used."""
+
+
+class StoreBusyError(StoreError):
+    """Another process holds the database."""
+
+    exit_code: ClassVar[int] = TEMPORARY
+
+
+class StoreNewerError(StoreError):
+    """The database was written by a newer version of this program."""
+
+    exit_code: ClassVar[int] = MIGRATION
+
+
+class StoreFullError(StoreError):
+    """The disk is full or failing; nothing was recorded."""
+
+    exit_code: ClassVar[int] = TEMPORARY
+
+
+def spoken(error: sqlite3.Error, path: Path) -> StoreError:
+    """Return what to raise instead of an error of SQLite's.
+
+    Example:
+        >>> full = sqlite3.OperationalError("database or disk is full")
+        >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
+        >>> type(spoken(full, Path("fleet.db"))).__name__
+        'StoreFullError'
+        >>> type(spoken(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
+        'StoreError'
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return StoreFullError(
+            f"{path}: the disk is full or failing: {error}",
+            hint="free some space; devices keep what they have not yet been receipted",
+        )
+    return StoreError(f"{path}: {error}")

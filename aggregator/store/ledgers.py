@@ -1,0 +1,111 @@
+"""The numbers of devices: a ledger each, and a row for every number that was settled."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+
+from aggregator.ledger import Key, Ledger, Row
+
+
+def get(db: sqlite3.Connection, device: str) -> Ledger:
+    """Return a device's numbers; a new device has empty ones."""
+    found = db.execute(
+        "SELECT cur, hid, hid_life, hid_open, open, spent, cmd FROM ledgers WHERE device = ?",
+        (device,),
+    ).fetchone()
+    if found is None:
+        return Ledger()
+    cur, hid, life, listed, still, spent, cmd = found
+    return Ledger(cur, hid, life, _keys(listed), _keys(still), spent, cmd)
+
+
+def put(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
+    """Save a device's numbers; where a life ended, prune the rows it closes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> put(db, "meter-1", Ledger(cur=1))
+        >>> for seq in (1, 2, 3):
+        ...     settle(db, "meter-1", (1, seq), Row(bytes(32), 0, 1, seq))
+        >>> put(db, "meter-1", Ledger(cur=2, open=((1, 3),)))
+        >>> [row(db, "meter-1", (1, seq)) is None for seq in (1, 2, 3)]
+        [True, True, False]
+    """
+    before = db.execute("SELECT cur FROM ledgers WHERE device = ?", (device,)).fetchone()
+    db.execute(
+        "INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (device, *_columns(ledger)),
+    )
+    if before is not None and before[0] != ledger.cur:
+        _prune(db, device, ledger)
+
+
+def raise_commands(db: sqlite3.Connection, devices: Iterable[str], by: int) -> None:
+    """Let the highest command number of some devices rise; whoever has no ledger gets one."""
+    db.executemany(
+        "INSERT INTO ledgers (device, cur, hid, hid_life, hid_open, open, spent, cmd)"
+        " VALUES (?, 0, x'', 0, '[]', '[]', 0, ?)"
+        " ON CONFLICT (device) DO UPDATE SET cmd = cmd + excluded.cmd",
+        [(device, by) for device in devices],
+    )
+
+
+def settle(db: sqlite3.Connection, device: str, key: Key, row: Row) -> None:
+    """Keep how a number was settled; SQLite refuses one that is settled already."""
+    db.execute(
+        "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (device, *key, row.digest, row.code, row.run, row.round),
+    )
+
+
+def row(db: sqlite3.Connection, device: str, key: Key) -> Row | None:
+    """Return how a number was settled."""
+    found = db.execute(
+        "SELECT digest, code, run, round FROM rows WHERE device = ? AND life = ? AND seq = ?",
+        (device, *key),
+    ).fetchone()
+    return None if found is None else Row(*found)
+
+
+def held(db: sqlite3.Connection, device: str) -> int:
+    """Return how many settled numbers are kept for a device."""
+    return int(db.execute("SELECT count(*) FROM rows WHERE device = ?", (device,)).fetchone()[0])
+
+
+def settled(db: sqlite3.Connection) -> dict[tuple[str, int, int], Row]:
+    """Return how every number was settled that is still kept, by device, life and number."""
+    found = db.execute("SELECT device, life, seq, digest, code, run, round FROM rows")
+    return {(device, life, seq): Row(*rest) for device, life, seq, *rest in found}
+
+
+def _prune(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
+    """A life ended: only what may still be asked for keeps its row."""
+    for life, seq in db.execute(
+        "SELECT life, seq FROM rows WHERE device = ?", (device,)
+    ).fetchall():
+        if (life, seq) not in ledger.open and life < ledger.cur:
+            db.execute(
+                "DELETE FROM rows WHERE device = ? AND life = ? AND seq = ?",
+                (device, life, seq),
+            )
+
+
+def _columns(ledger: Ledger) -> tuple[object, ...]:
+    return (
+        ledger.cur,
+        ledger.hid,
+        ledger.hid_life,
+        json.dumps(ledger.hid_open),
+        json.dumps(ledger.open),
+        ledger.spent,
+        ledger.cmd,
+    )
+
+
+def _keys(text: str) -> tuple[Key, ...]:
+    return tuple((life, seq) for life, seq in json.loads(text))

@@ -1,0 +1,104 @@
+"""The tables: whether a file has them, which schema it is of, and its own few facts."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from aggregator.store.errors import StoreError, StoreNewerError
+
+APPLICATION = 0x47464147  # "GFAG"
+SCHEMA = 2
+
+_TASKS = """
+CREATE TABLE IF NOT EXISTS tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
+    base INTEGER NOT NULL, ask TEXT NOT NULL,
+    vals TEXT NOT NULL, content BLOB NOT NULL, state TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tasks_content ON tasks (content) WHERE state = 'open';
+"""
+
+_TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE clients (id TEXT PRIMARY KEY, sign TEXT NOT NULL, generation INTEGER NOT NULL,
+    state TEXT NOT NULL, why TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE ledgers (device TEXT PRIMARY KEY, cur INTEGER NOT NULL, hid BLOB NOT NULL,
+    hid_life INTEGER NOT NULL, hid_open TEXT NOT NULL, open TEXT NOT NULL, spent INTEGER NOT NULL,
+    cmd INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (device TEXT NOT NULL, life INTEGER NOT NULL, seq INTEGER NOT NULL,
+    digest BLOB NOT NULL, code INTEGER NOT NULL, run INTEGER NOT NULL, round INTEGER NOT NULL,
+    PRIMARY KEY (device, life, seq)) WITHOUT ROWID;
+CREATE TABLE journal (position INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL,
+    run INTEGER NOT NULL, round INTEGER NOT NULL, device TEXT, life INTEGER, seq INTEGER,
+    turn INTEGER, facts BLOB NOT NULL, vector BLOB);
+CREATE UNIQUE INDEX journal_number ON journal (device, life, seq) WHERE kind = 'update';
+CREATE UNIQUE INDEX journal_turn ON journal (device, run, turn) WHERE kind = 'update';
+CREATE TABLE runs (run INTEGER PRIMARY KEY, method TEXT NOT NULL, settings TEXT NOT NULL,
+    bundle TEXT NOT NULL, spec BLOB NOT NULL, layout BLOB NOT NULL, upto INTEGER NOT NULL,
+    anchor INTEGER NOT NULL, timers BLOB NOT NULL);
+CREATE TABLE leaves (run INTEGER NOT NULL, path TEXT NOT NULL, position INTEGER NOT NULL,
+    value BLOB, PRIMARY KEY (run, path, position)) WITHOUT ROWID;
+CREATE TABLE versions (run INTEGER NOT NULL, round INTEGER NOT NULL, version INTEGER NOT NULL,
+    moved INTEGER NOT NULL, position INTEGER NOT NULL, digest BLOB NOT NULL, report TEXT NOT NULL,
+    time INTEGER NOT NULL, PRIMARY KEY (run, round)) WITHOUT ROWID;
+CREATE TABLE announcements (topic TEXT PRIMARY KEY, payload BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE contents (id BLOB PRIMARY KEY, kind TEXT NOT NULL, rank INTEGER NOT NULL,
+    chunk INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT NULL,
+    args TEXT NOT NULL, until INTEGER, done INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (device, num)) WITHOUT ROWID;
+"""
+
+
+def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
+    """Make the tables of an empty file, or bring those of an older one up to date.
+
+    Args:
+        db: A connection that begins no transaction by itself.
+        path: For what is said of it.
+        read_only: Look only; an older file is read as it is.
+
+    Raises:
+        StoreNewerError: A newer version wrote it; it is untouched.
+        StoreError: It is no database of ours; it is untouched.
+    """
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    schema = db.execute("PRAGMA user_version").fetchone()[0]
+    is_empty = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if application != APPLICATION and not (is_empty and not read_only):
+        raise StoreError(f"{path}: not an aggregator's database")
+    if schema > SCHEMA:
+        raise StoreNewerError(
+            f"{path}: written by a newer version (schema {schema}, ours is {SCHEMA})",
+            hint="run that version, or restore a backup from before it",
+        )
+    if read_only:
+        return
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    if is_empty:
+        db.executescript(
+            f"BEGIN IMMEDIATE; {_TABLES}{_TASKS}"
+            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
+        )
+    elif schema == 1:  # the tasks of single devices came with schema 2
+        db.executescript(f"BEGIN IMMEDIATE; {_TASKS} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def fact(db: sqlite3.Connection, name: str) -> int:
+    """Return a number the file keeps of itself; 0 before it was put.
+
+    Example:
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> put_fact(db, "serial", 256)
+        >>> fact(db, "serial"), fact(db, "restored")
+        (256, 0)
+    """
+    found = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    return int(found[0]) if found else 0
+
+
+def put_fact(db: sqlite3.Connection, name: str, value: int) -> None:
+    """Keep a number of the file itself."""
+    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))

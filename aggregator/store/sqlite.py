@@ -1,0 +1,373 @@
+"""The door to the file: what belongs together, and that it is on disk before anybody hears of it.
+
+Every public method that writes is one transaction on disk before it returns (write-ahead log,
+``synchronous=FULL``); none begins or ends anywhere else. This is the database of a single process,
+which holds its file alone; ``records.Store`` says what another one would have to do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from aggregator.ledger import Key, Ledger, Row
+from aggregator.records import Applied, Asked, Client, Content, Entry, Run, Saved, Timer, Version
+from aggregator.store import announcements, devices, file, journal, ledgers, runs, states, tasks
+from aggregator.store.errors import StoreError, spoken
+from aggregator.store.runs import Reach
+from aggregator.store.schema import fact, put_fact
+from edge_sdk.wire.codec import Leaf
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.messages import Command
+from edge_sdk.wire.method import Event, Update
+
+SERIAL_LEAP = 2**20  # after a restore: beyond anything that was announced before it
+
+
+class SqliteStore:
+    """One fleet's file. Open it with ``SqliteStore.open``; close it, or use it in a ``with``.
+
+    Example:
+        >>> import tempfile
+        >>> with SqliteStore.open(Path(tempfile.mkdtemp()) / "fleet.db") as store:
+        ...     store.put_client(Client("meter-1", (bytes(32),)))
+        ...     [client.id for client in store.clients()]
+        ['meter-1']
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: Path, held: ExitStack) -> None:
+        """Take over an open connection and what ends with it; use ``open``."""
+        self._db = db
+        self._held = held
+        self._serials = iter(range(0))
+        self.path = path
+
+    # --- opening and closing
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> SqliteStore:
+        """Open a file, making it and its folder if missing.
+
+        Args:
+            path: The database file.
+            read_only: Look only, beside a running daemon; takes no lock and makes nothing.
+
+        Raises:
+            StoreBusyError: Another process holds it.
+            StoreNewerError: A newer version wrote it.
+            StoreError: It is no database of ours, or cannot be opened.
+        """
+        with ExitStack() as held:
+            if not read_only:
+                held.enter_context(file.alone(path))
+            db = held.enter_context(closing(file.connect(path, read_only=read_only)))
+            return cls(db, path, held.pop_all())
+
+    def close(self) -> None:
+        """Close the file and let another process have it."""
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        """Return the store itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Begin a transaction, and end it: on disk, or as if nothing had happened."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise spoken(error, self.path) from error
+
+    # --- the file
+
+    def backup(self, path: Path) -> None:
+        """Write a consistent copy while the daemon runs.
+
+        The copy knows that it is one: whoever opens it to continue sees ``was_restored``.
+        """
+        file.copy(self._db, path)
+
+    @property
+    def was_restored(self) -> bool:
+        """Whether this file is a backup that nobody has adopted yet (A9)."""
+        return bool(fact(self._db, file.RESTORED))
+
+    def adopt(self) -> None:
+        """Continue from a backup: numbers that devices may have seen larger leap ahead.
+
+        Those are the numbers of announcements and of commands; the caller begins a new run.
+        """
+        with self._writing() as db:
+            announcements.leap(db, SERIAL_LEAP)
+            everybody = [client.id for client in devices.clients(db)]
+            ledgers.raise_commands(db, everybody, SERIAL_LEAP)
+            put_fact(db, file.RESTORED, 0)
+        self._serials = iter(range(0))
+
+    def integrity(self) -> list[str]:
+        """Return what SQLite finds wrong with the file; nothing if it is sound."""
+        return file.faults(self._db)
+
+    def size(self) -> int:
+        """Return the bytes of the file and of its write-ahead log."""
+        return file.size(self.path)
+
+    # --- devices and their numbers
+
+    def clients(self) -> list[Client]:
+        """Return all enrolled devices, by id."""
+        return devices.clients(self._db)
+
+    def put_client(self, client: Client) -> None:
+        """Enrol a device, or change what is known of it."""
+        with self._writing() as db:
+            devices.put(db, client)
+
+    def ledger(self, device: str) -> Ledger:
+        """Return a device's numbers; a new device has empty ones."""
+        return ledgers.get(self._db, device)
+
+    def save_ledger(self, device: str, ledger: Ledger) -> None:
+        """Save a device's numbers and prune the rows they close."""
+        with self._writing() as db:
+            ledgers.put(db, device, ledger)
+
+    def row(self, device: str, key: Key) -> Row | None:
+        """Return how a number was settled."""
+        return ledgers.row(self._db, device, key)
+
+    def held(self, device: str) -> int:
+        """Return how many settled numbers are kept for a device."""
+        return ledgers.held(self._db, device)
+
+    def settled(self) -> dict[tuple[str, int, int], Row]:
+        """Return how every number was settled that is still kept, by device, life and number."""
+        return ledgers.settled(self._db)
+
+    def issue(
+        self,
+        device: str,
+        op: str,
+        args: Mapping[str, float] | None = None,
+        until: int | None = None,
+    ) -> Command:
+        """Give a device its next command; it is sent until the device receipts it."""
+        with self._writing() as db:
+            ledgers.raise_commands(db, (device,), 1)
+            num = ledgers.get(db, device).cmd
+            command = Command(num, op, dict(args or {}), until)
+            devices.put_command(db, device, command)
+        return command
+
+    def issued(self, device: str) -> list[Command]:
+        """Return the commands a device has not yet receipted."""
+        return devices.open_commands(self._db, device)
+
+    def command_done(self, device: str, num: int, code: int) -> bool:
+        """Note a command's receipt; False if there is no such open command."""
+        with self._writing() as db:
+            return devices.finish_command(db, device, num, code)
+
+    # --- updates, and the tasks they answer
+
+    def append(
+        self, device: str, ledger: Ledger, key: Key, row: Row, update: Update
+    ) -> tuple[Row, Entry | None]:
+        """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4)."""
+        with self._writing() as db:
+            entry = journal.put_update(db, row.run, update, device=device, key=key)
+            if entry is None:
+                row = Row(row.digest, Reason.TWICE_IN_ROUND, row.run, row.round)
+            else:
+                tasks.finish(db, device, row.run, row.round, "answered")
+            ledgers.put(db, device, ledger)
+            ledgers.settle(db, device, key, row)
+        return row, entry
+
+    def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Row:
+        """Settle a number with a final refusal (A4)."""
+        with self._writing() as db:
+            tasks.finish(db, device, row.run, row.round, "refused")
+            ledgers.put(db, device, ledger)
+            ledgers.settle(db, device, key, row)
+        return row
+
+    def asked(self, device: str, run: int) -> Asked | None:
+        """Return a device's newest task in a run, answered or not."""
+        return tasks.get(self._db, device, run)
+
+    def tasks(self, run: int, state: str = "open") -> list[Asked]:
+        """Return the newest tasks of all devices that are in a state, by device."""
+        return tasks.of_run(self._db, run, state)
+
+    def ever_asked(self, run: int) -> set[str]:
+        """Return the devices that have, or had, a task in a run."""
+        return tasks.devices(self._db, run)
+
+    # --- the journal
+
+    def record(self, run: int, event: Event) -> Entry:
+        """Write an event that is no update into the journal."""
+        with self._writing() as db:
+            return journal.put(db, run, event)
+
+    def journal(self, run: int, after: int = 0) -> Iterator[Entry]:
+        """Return a run's events behind a position, in order."""
+        return journal.entries(self._db, run, after)
+
+    def applied(self) -> Iterator[Applied]:
+        """Return every update of the journal, of all runs, in order."""
+        return journal.applied(self._db)
+
+    def waiting(self, run: int, number: int) -> int:
+        """Return how many updates a round has recorded."""
+        return journal.waiting(self._db, run, number)
+
+    # --- runs and their state
+
+    def run(self) -> Run | None:
+        """Return the latest run."""
+        return runs.latest(self._db)
+
+    def runs(self) -> list[int]:
+        """Return the numbers of all runs, oldest first."""
+        return runs.numbers(self._db)
+
+    def versions(self, run: int, last: int | None = None) -> list[Version]:
+        """Return a run's closed rounds, oldest first; only the newest ``last`` if given."""
+        return runs.versions(self._db, run, last)
+
+    def load(self, run: int) -> Saved:
+        """Return a run's state as last committed.
+
+        Raises:
+            StoreError: There is no such run.
+        """
+        _, upto, timers = self._reach(run)
+        return Saved(states.at(self._db, run, upto), upto, timers)
+
+    def first(self, run: int) -> Saved:
+        """Return the oldest state of a run from which the journal is still whole.
+
+        Raises:
+            StoreError: There is no such run.
+        """
+        anchor, _, _ = self._reach(run)
+        return Saved(states.at(self._db, run, anchor), anchor)
+
+    def _reach(self, run: int) -> Reach:
+        found = runs.reach(self._db, run)
+        if found is None:
+            raise StoreError(f"{self.path}: there is no run {run}")
+        return found
+
+    def begin(
+        self,
+        run: Run,
+        leaves: Mapping[str, Leaf],
+        published: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Begin a run with its first state, before anything of it is journalled."""
+        with self._writing() as db:
+            at = journal.end(db)
+            runs.begin(db, run, at)
+            states.put(db, run.run, at, leaves)
+            announcements.put(db, published or {})
+            tasks.forget(db, but=run.run)
+
+    def commit(
+        self,
+        run: int,
+        leaves: Mapping[str, Leaf],
+        upto: int,
+        *,
+        closed: Version | None = None,
+        timers: Sequence[Timer] = (),
+        published: Mapping[str, bytes] | None = None,
+        contents: Sequence[Content] = (),
+        asked: Sequence[Asked] = (),
+        keep_rounds: int | None = None,
+    ) -> None:
+        """Save what an event changed, with what will be announced because of it.
+
+        Args:
+            run: The run.
+            leaves: Changed leaves by path; None deletes one (``leaves.changed``).
+            upto: Journal position of the event.
+            closed: The round it closed.
+            timers: All wake-ups that are pending now.
+            published: Retained topics and their signed payloads; an empty payload clears one.
+            contents: Bodies that may be pulled from now on; the one before stays.
+            asked: Tasks of single devices, each of which replaces the one before; their contents
+                stay until the last of them is answered.
+            keep_rounds: Forget vectors and states older than so many closed rounds.
+        """
+        with self._writing() as db:
+            states.put(db, run, upto, leaves)
+            runs.advance(db, run, upto, timers)
+            if closed is not None:
+                runs.close(db, closed, upto)
+            announcements.put(db, published or {})
+            tasks.put(db, asked)
+            announcements.put_contents(db, contents)
+            if keep_rounds is not None and closed is not None:
+                _forget(db, run, keep_rounds)
+
+    # --- what is said to all
+
+    def announcements(self) -> dict[str, bytes]:
+        """Return every retained topic and its signed payload, to be published on each connect."""
+        return announcements.retained(self._db)
+
+    def announced(self, topic: str) -> bytes:
+        """Return the signed payload of one retained topic; empty if it has none."""
+        return announcements.get(self._db, topic)
+
+    def announce(self, published: Mapping[str, bytes], contents: Sequence[Content] = ()) -> None:
+        """Save announcements that belong to no event; an empty payload clears a topic."""
+        with self._writing() as db:
+            announcements.put(db, published)
+            announcements.put_contents(db, contents)
+
+    def content(self, ref: bytes) -> Content | None:
+        """Return a body that may be pulled, by the first 16 bytes of its digest."""
+        return announcements.content(self._db, ref)
+
+    def next_serial(self) -> int:
+        """Return the next announcement number; numbers rise for ever, with gaps."""
+        serial = next(self._serials, None)
+        if serial is None:
+            with self._writing() as db:
+                taken = announcements.reserve(db)
+            self._serials = iter(taken)
+            serial = next(self._serials)
+        return serial
+
+
+def _forget(db: sqlite3.Connection, run: int, keep_rounds: int) -> None:
+    """Move the anchor: vectors before it go, and so do states that only led up to it."""
+    anchor = runs.lift_anchor(db, run, keep_rounds)
+    if anchor is not None:
+        journal.forget(db, anchor)
+        states.forget(db, run, anchor)

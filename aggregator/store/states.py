@@ -1,0 +1,53 @@
+"""The state of a run at a position of the journal, of which only what changed is written."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+
+from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
+
+
+def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> None:
+    """Write what an event changed; None deletes a leaf from there on.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> put(db, 1, 0, {"round": 0, "pending": 1})
+        >>> put(db, 1, 5, {"round": 1, "pending": None})
+        >>> at(db, 1, 4) == {"round": 0, "pending": 1}, at(db, 1, 5)
+        (True, {'round': 1})
+    """
+    db.executemany(
+        "INSERT OR REPLACE INTO leaves VALUES (?, ?, ?, ?)",
+        [
+            (run, path, position, None if leaf is None else pack_leaves({"leaf": leaf}))
+            for path, leaf in leaves.items()
+        ],
+    )
+
+
+def at(db: sqlite3.Connection, run: int, position: int) -> dict[str, Leaf]:
+    """Return the state as it was at a position: of each leaf the last that was written."""
+    return {
+        path: unpack_leaves(value)["leaf"]
+        for path, value, _ in db.execute(
+            "SELECT path, value, max(position) FROM leaves WHERE run = ? AND position <= ?"
+            " GROUP BY path",
+            (run, position),
+        )
+        if value is not None
+    }
+
+
+def forget(db: sqlite3.Connection, run: int, before: int) -> None:
+    """Drop what only led up to the state at a position."""
+    db.execute(
+        "DELETE FROM leaves WHERE run = ? AND position < (SELECT max(later.position)"
+        " FROM leaves AS later WHERE later.run = leaves.run AND later.path = leaves.path"
+        " AND later.position <= ?)",
+        (run, before),
+    )

@@ -1,0 +1,84 @@
+"""The newest task of every device, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
+from typing import Any
+
+from aggregator.records import Asked
+
+_NAMES = tuple(f.name for f in fields(Asked))
+
+
+def get(db: sqlite3.Connection, device: str, run: int) -> Asked | None:
+    """Return a device's newest task in a run, answered or not."""
+    found = db.execute(
+        "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
+        " WHERE device = ? AND run = ?",
+        (device, run),
+    ).fetchone()
+    return None if found is None else _asked(found)
+
+
+def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[Asked]:
+    """Return the newest tasks of all devices that are in a state, by device."""
+    found = db.execute(
+        "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
+        " WHERE run = ? AND state = ? ORDER BY device",
+        (run, state),
+    ).fetchall()
+    return [_asked(row) for row in found]
+
+
+def devices(db: sqlite3.Connection, run: int) -> set[str]:
+    """Return the devices that have, or had, a task in a run."""
+    return {device for (device,) in db.execute("SELECT device FROM tasks WHERE run = ?", (run,))}
+
+
+def put(db: sqlite3.Connection, asked: Iterable[Asked]) -> None:
+    """Keep newer tasks; one that is kept already stays answered if it was.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> task = Asked("meter-1", 1, 7, 0, 0, 6, "step")
+        >>> put(db, [task])
+        >>> finish(db, "meter-1", 1, 7, "answered")
+        >>> put(db, [task])
+        >>> get(db, "meter-1", 1).state
+        'answered'
+    """
+    db.executemany(
+        "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (device) DO UPDATE"
+        " SET run = excluded.run, round = excluded.round, attempt = excluded.attempt,"
+        " step = excluded.step, base = excluded.base, ask = excluded.ask, vals = excluded.vals,"
+        " content = excluded.content, state = excluded.state WHERE (excluded.run,"
+        " excluded.round, excluded.attempt, excluded.step) <> (run, round, attempt, step)",
+        [
+            (*astuple(one)[:7], json.dumps(dict(one.values)), one.content, one.state)
+            for one in asked
+        ],
+    )
+
+
+def finish(db: sqlite3.Connection, device: str, run: int, number: int, state: str) -> None:
+    """Close a device's open task of a round."""
+    db.execute(
+        "UPDATE tasks SET state = ? WHERE device = ? AND run = ? AND round = ? AND state = 'open'",
+        (state, device, run, number),
+    )
+
+
+def forget(db: sqlite3.Connection, *, but: int) -> None:
+    """Drop the tasks of all runs but one."""
+    db.execute("DELETE FROM tasks WHERE run <> ?", (but,))
+
+
+def _asked(row: Sequence[Any]) -> Asked:
+    found = dict(zip(_NAMES, row, strict=True))
+    return Asked(**found | {"values": json.loads(found["values"])})

@@ -1,0 +1,38 @@
+"""What is said to all stays retained, what may be pulled is kept, and numbers only rise."""
+
+import pytest
+
+from aggregator.records import Content
+from aggregator.store import SqliteStore, StoreError
+from tests.aggregator.store.rig import begin
+
+
+def test_announcements_contents_and_serials(store, path):
+    begin(store)
+    store.announce({"gf/1/n/_all/model": b"one", "gf/1/n/_all/part/1": b"slot"})
+    store.announce({"gf/1/n/_all/part/1": b""})
+    for number in range(3):
+        store.announce({}, [Content("model", bytes([number] * 16), b"body", 8192)])
+    assert store.announcements() == {"gf/1/n/_all/model": b"one", "gf/1/n/_all/part/1": b""}
+    assert [store.content(bytes([n] * 16)) is not None for n in range(3)] == [
+        False,
+        True,
+        True,
+    ]
+    serials = [store.next_serial() for _ in range(3)]
+    assert serials == sorted(set(serials))
+    store.close()
+    with SqliteStore.open(path) as again:
+        assert again.next_serial() > serials[-1]
+
+
+def test_a_number_that_could_not_be_reserved_on_disk_is_not_handed_out(store, path):
+    store._db.execute("PRAGMA query_only = 1")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="readonly"):
+            store.next_serial()
+    store._db.execute("PRAGMA query_only = 0")
+    serial = store.next_serial()
+    store.close()
+    with SqliteStore.open(path) as again:
+        assert again.next_serial() > serial
