@@ -23,7 +23,8 @@ from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.plan import Plan
 from edge_sdk.session import SPENT
-from edge_sdk.store import FILE, Learned, Store
+from edge_sdk.store import Learned, Store
+from edge_sdk.storefile import FILE
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, encode
 from edge_sdk.wire.cursor import binary, text

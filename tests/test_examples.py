@@ -26,8 +26,8 @@ from aggregator.methods.pfl import PFL
 from aggregator.mosquitto import check_mosquitto_config
 from edge_sdk import cli
 from edge_sdk.config import load_with_origins
+from edge_sdk.errors import StoreNewer
 from edge_sdk.settings import SettingsError
-from edge_sdk.store import StoreNewer
 from edge_sdk.wire import keys
 from firmware_sim.profiles.station import Station
 from firmware_sim.station import Dropper, Habits

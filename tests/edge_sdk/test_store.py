@@ -1,10 +1,9 @@
-"""The device's file: all or nothing, one holder, no newer schema, and nothing lost to SIGKILL."""
+"""What a device must not forget: all or nothing, and nothing lost to SIGKILL."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -12,9 +11,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from edge_sdk.errors import StoreBusy, StoreError, StoreFull, StoreNewer
+from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.series import Row
-from edge_sdk.store import FILE, Learned, Store
+from edge_sdk.store import Learned, Store
 from edge_sdk.uplink import Entry, Numbers
 
 
@@ -122,40 +121,6 @@ def test_a_receipt_removes_exactly_its_entry(tmp_path):
         assert [e.seq for e in store.outbox()] == [2]
 
 
-def test_two_processes_cannot_hold_one_state(tmp_path):
-    with Store.open(tmp_path):
-        with pytest.raises(StoreBusy) as caught:
-            Store.open(tmp_path)
-        assert caught.value.exit_code == 75
-    Store.open(tmp_path).close()
-
-
-def test_a_reader_looks_beside_a_running_device(tmp_path):
-    with Store.open(tmp_path) as store:
-        store.set_facts(starts=4)
-        with Store.open(tmp_path, read_only=True) as reader:
-            assert reader.fact("starts") == 4
-
-
-def test_a_newer_schema_is_refused_with_exit_code_3(tmp_path):
-    Store.open(tmp_path).close()
-    with sqlite3.connect(tmp_path / FILE) as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    with pytest.raises(StoreNewer, match="newer version") as caught:
-        Store.open(tmp_path)
-    assert caught.value.exit_code == 3
-
-
-def test_somebody_elses_file_is_not_touched(tmp_path):
-    db = sqlite3.connect(tmp_path / FILE)
-    db.execute("CREATE TABLE mine (x)")
-    db.commit()
-    db.close()
-    with pytest.raises(StoreError, match="not a device's state"):
-        Store.open(tmp_path)
-
-
 def test_the_last_write_of_a_slot_wins(tmp_path):
     with Store.open(tmp_path) as store:
         store.add_readings([Row("load", 2, 1.0), Row("load", 1, 5.0)])
@@ -163,9 +128,3 @@ def test_the_last_write_of_a_slot_wins(tmp_path):
         assert list(store.readings()) == [Row("load", 1, 5.0, 0), Row("load", 2, 3.0, 0)]
         store.drop_readings(before=2)
         assert store.count_readings() == 1
-
-
-def test_every_commit_is_flushed_to_disk(tmp_path):
-    with Store.open(tmp_path) as store:
-        assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
-        assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"

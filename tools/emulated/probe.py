@@ -25,7 +25,8 @@ from edge_sdk.bundle import Trust, shipped_names
 from edge_sdk.methods.optim import adam
 from edge_sdk.runtime import ENGINE, engine_name
 from edge_sdk.series import Row
-from edge_sdk.store import FILE, Learned, Store
+from edge_sdk.store import Learned, Store
+from edge_sdk.storefile import FILE
 from edge_sdk.wire import keys
 from edge_sdk.wire.method import Array
 from tools.emulated.sealing import Wrong, encryption, sealed, signing, update

@@ -15,7 +15,8 @@ from edge_sdk.privacy.gaussian import epsilon_of
 from edge_sdk.privacy.section import PrivacySection
 from edge_sdk.series import Reading
 from edge_sdk.settings import from_table
-from edge_sdk.store import FILE, SCHEMA, Store
+from edge_sdk.store import Store
+from edge_sdk.storefile import FILE, SCHEMA
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.manifest import GraphFile
