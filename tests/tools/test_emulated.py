@@ -15,7 +15,9 @@ import pytest
 from tools.emulated.__main__ import FATAL, judged, main, page, with_engine
 from tools.emulated.board import FOLDER, LOCK, ROOT, Absent, Board, Unfit, pins, why_not_apt
 from tools.emulated.board import why_not_pip as why
+from tools.emulated.fleet import judged as judged_run
 from tools.emulated.probe import CHECKS, LOCKED
+from tools.emulated.sealing import Wrong
 
 LOCKED_HERE = pins(LOCK.read_text("utf-8"))
 PASSED = [json.dumps({"check": name, "said": "yes"}) for name in CHECKS]
@@ -36,6 +38,11 @@ def test_a_signal_is_laid_to_the_check_that_did_not_come_back(passed):
     found = judged("cortex-a53", ended(-signal.SIGILL, *PASSED[:passed]), LOCKED_HERE)
     assert found.wrong == [f"{list(CHECKS)[passed]}: ended by SIGILL (Illegal instruction)"]
     assert "WRONG: " in page(found)
+
+
+def test_a_probe_that_ends_well_and_has_not_said_all_has_failed():
+    assert judged("", ended(0), LOCKED_HERE).wrong == ["engine: ended with 0"]
+    assert judged("", ended(0, *PASSED), LOCKED_HERE).wrong == ["the pace: ended with 0"]
 
 
 def test_a_check_that_finds_something_else_is_named_once():
@@ -60,6 +67,16 @@ def test_all_passed_with_other_versions_is_not_the_locked_device():
     assert "times" not in page(found)
     last["versions"] = LOCKED_HERE
     assert judged("cortex-a53", ended(0, *PASSED, json.dumps(last)), LOCKED_HERE).wrong == []
+
+
+def test_an_agent_must_have_answered_every_round_and_owe_nothing():
+    def last(accepted=2, version=2, outbox=0):
+        return json.dumps({"counts": {"accepted": accepted}, "version": version, "outbox": outbox})
+
+    assert judged_run(0, last()).startswith("2 of 2 updates accepted")
+    for code, said in [(1, last()), (None, ""), (0, last(1)), (0, last(2, 1)), (0, last(2, 2, 1))]:
+        with pytest.raises(Wrong):
+            judged_run(code, said)
 
 
 def test_a_lock_file_that_no_board_can_install_is_not_taken_for_a_missing_network():

@@ -20,8 +20,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from edge_sdk.program import Failure
 from tools.emulated.board import FOLDER, LOCK, ROOT, Absent, Board, Unfit, pins
+from tools.emulated.fleet import learned
 from tools.emulated.probe import CHECKS
+from tools.emulated.sealing import Wrong
 
 CPU = "cortex-a53"
 FATAL, LIVES = "1.21.0", "cortex-a76"
@@ -62,13 +65,12 @@ def judged(cpu: str, done: subprocess.CompletedProcess[str], wanted: Mapping[str
             found.said[told["check"]] = told["said"]
         if "wrong" in told:
             found.wrong.append(f"{told['check']}: {told['wrong']}")
-    if done.returncode and not found.wrong:
-        at = next((name for name in CHECKS if name not in found.said), "the pace")
-        found.wrong.append(f"{at}: {_ending(done)}")
-    other = {name for name, version in found.versions.items() if wanted.get(name) != version}
-    found.wrong += [
-        f"{name} {found.versions[name]} is not the locked one" for name in sorted(other)
-    ]
+    missing = [name for name in (*CHECKS, "the pace") if name not in found.said]
+    if not found.wrong and (done.returncode or not found.pace or missing != ["the pace"]):
+        found.wrong.append(f"{missing[0]}: {_ending(done)}")
+    for name, version in found.versions.items():
+        if wanted.get(name) != version:
+            found.wrong.append(f"{name} {version} is not the locked one")
     return found
 
 
@@ -82,20 +84,6 @@ def _ending(done: subprocess.CompletedProcess[str]) -> str:
 def with_engine(lock: str, version: str) -> str:
     """Return what a lock file names, with another version of the engine."""
     return "".join(f"{name}=={v}\n" for name, v in (pins(lock) | {_ENGINE: version}).items())
-
-
-def doubt(board: Board, lock: str) -> str:
-    """Return why this board proves nothing, or nothing: a known bad engine must die, and only here.
-
-    Raises:
-        Absent: The wheel is not to be had.
-    """
-    fatal = with_engine(lock, FATAL)
-    board.install(fatal)
-    small, large = (board.run(cpu, fatal, *_IMPORT) for cpu in (CPU, LIVES))
-    if small.returncode != -signal.SIGILL:
-        return f"{_ENGINE} {FATAL} did not stop at an illegal instruction on a {CPU}"
-    return f"{_ENGINE} {FATAL} {_ending(large)} on a {LIVES}" if large.returncode else ""
 
 
 def here() -> dict[str, float]:
@@ -126,7 +114,7 @@ def page(found: Found) -> str:
 
 
 def _tried(args: argparse.Namespace) -> Found:
-    """Make what is missing of the board, run the probe on it, and doubt the board itself."""
+    """Make what is missing of the board, run the probe and then the agent, and doubt the board."""
     board, lock = Board(args.board), LOCK.read_text("utf-8")
     if args.onnxruntime:
         lock = with_engine(lock, args.onnxruntime)
@@ -134,15 +122,33 @@ def _tried(args: argparse.Namespace) -> Found:
     board.install(lock)
     done = board.run(args.cpu, lock, "-m", "tools.emulated.probe")
     found = judged(args.cpu, done, pins(lock))
-    found.here = here() if found.pace else {}
+    if found.wrong:
+        return found
+    found.here = here()
+    try:
+        found.said["a run"] = learned(board, lock, args.cpu)
+    except (Failure, Wrong) as error:
+        found.wrong.append(f"a run: {error} {getattr(error, 'hint', '')}".strip())
     if not args.onnxruntime and args.cpu == CPU:
-        try:
-            why = doubt(board, lock)
-            found.wrong += [why] if why else []
-            found.said["can it fail?"] = why or f"{_ENGINE} {FATAL} dies here, lives on a {LIVES}"
-        except Absent as absent:
-            found.said["can it fail?"] = f"not tried: {absent}"
+        _doubt(board, lock, found)
     return found
+
+
+def _doubt(board: Board, lock: str, found: Found) -> None:
+    """Try a known bad engine: it must die here, and here only, or this board proves nothing."""
+    fatal = with_engine(lock, FATAL)
+    try:
+        board.install(fatal)
+    except Absent as why:
+        found.said["can it fail?"] = f"not tried: {why}"
+        return
+    small, large = (board.run(cpu, fatal, *_IMPORT) for cpu in (CPU, LIVES))
+    if small.returncode != -signal.SIGILL:
+        found.wrong.append(f"{_ENGINE} {FATAL} met no illegal instruction on a {CPU}")
+    elif large.returncode:
+        found.wrong.append(f"{_ENGINE} {FATAL} {_ending(large)} on a {LIVES}")
+    else:
+        found.said["can it fail?"] = f"{_ENGINE} {FATAL} dies here, lives on a {LIVES}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -93,21 +93,25 @@ class Board:
                 (aside / "wheels").rename(place)
         return place
 
-    def run(
-        self, cpu: str, lock: str, *arguments: str, timeout: float = _PATIENCE
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the board's Python on an emulated core, with the wheels and this checkout to import.
+    def command(self, cpu: str, *arguments: str) -> list[str]:
+        """Return a command line that runs the board's Python on an emulated core."""
+        root = self.folder / "root"
+        python = root / "usr" / "bin" / f"python{PYTHON}"
+        return [str(self.emulator), "-L", str(root), "-cpu", cpu, str(python), "-sB", *arguments]
+
+    def environ(self, lock: str) -> dict[str, str]:
+        """Return the environment in which it imports the wheels and this checkout, and no more."""
+        paths = os.pathsep.join((str(self.wheels(lock)), str(ROOT)))
+        alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return {"PYTHONPATH": paths, "LC_ALL": "C.UTF-8", **alone}
+
+    def run(self, cpu: str, lock: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the board's Python to its end.
 
         Returns:
             Its output; ``returncode`` is negative for a signal that ended it, 124 for our patience.
         """
-        root = self.folder / "root"
-        start = [str(self.emulator), "-L", str(root), "-cpu", cpu]
-        paths = os.pathsep.join((str(self.wheels(lock)), str(ROOT)))
-        environ = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [*start, str(root / "usr" / "bin" / f"python{PYTHON}"), "-sB", *arguments]
-        environ |= {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
-        return _ended(command, environ, timeout)
+        return _ended(self.command(cpu, *arguments), self.environ(lock))
 
 
 @contextmanager
@@ -211,20 +215,18 @@ def why_not_pip(said: str) -> Absent | Unfit:
 
 
 def _said(*command: str) -> subprocess.CompletedProcess[str]:
-    done = _ended(command, os.environ | {"LC_ALL": "C"}, _PATIENCE)
+    done = _ended(command, os.environ | {"LC_ALL": "C"})
     if done.returncode == _TOO_LONG:
         raise Absent(f"{Path(command[0]).name} {done.stderr}")
     return done
 
 
-def _ended(
-    command: Sequence[str], environ: Mapping[str, str], timeout: float
-) -> subprocess.CompletedProcess[str]:
+def _ended(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run to the end, whatever that is, or until our patience has one."""
     try:
         return subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=timeout, check=False
+            command, env=environ, capture_output=True, text=True, timeout=_PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
-        why = f"took longer than {timeout:.0f} s"
+        why = f"took longer than {_PATIENCE:.0f} s"
         return subprocess.CompletedProcess(command, _TOO_LONG, "", why)
