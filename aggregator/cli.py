@@ -50,7 +50,11 @@ def _run(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--exit-when-done", action="store_true", help="end with 0 once run.rounds have moved"
     )
-    parser.add_argument("--log", default="info", help="debug, info, warning or error")
+    parser.add_argument(
+        "--log",
+        choices=("debug", "info", "warning", "error"),
+        help="instead of log.level in the file",
+    )
 
 
 def _root(parser: ArgumentParser) -> None:

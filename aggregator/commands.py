@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from argparse import Namespace
@@ -19,6 +20,7 @@ from aggregator.methods import METHODS
 from aggregator.orders import Order, apply, leave
 from aggregator.page import SCHEMA, round_line
 from aggregator.store import SqliteStore, StoreBusyError
+from aggregator.upkeep import horizon_of, offline, refuse_expired, rows
 from edge_sdk.clock import SystemClock
 from edge_sdk.program import RUNTIME, USAGE, Answer, Failure
 from edge_sdk.settings import SettingsError, shown
@@ -47,8 +49,12 @@ def run(args: Namespace) -> Answer:
             "run needs prometheus-client, which is not installed",
             hint="pip install 'gridfed[aggregator]'",
         ) from error
-    start_logging(args.log)
-    outcome = serve(configs.Config.load(args.config), exit_when_done=args.exit_when_done)
+    environ = dict(os.environ)  # what a reload sees, too: --log wins over the file for good
+    if args.log is not None:
+        environ[f"{configs.PREFIX}LOG__LEVEL"] = args.log
+    config = configs.Config.load(args.config, environ)
+    start_logging(config.log.level)
+    outcome = serve(config, exit_when_done=args.exit_when_done, environ=environ)
     return Answer(outcome, f"stopped after round {outcome['round']}, version {outcome['version']}")
 
 
@@ -56,7 +62,8 @@ def check(args: Namespace) -> Answer:
     """Bind the configuration as the daemon would, and show where each value was said."""
     loaded = configs.load_with_origins(args.config)
     bound = configs.bind(loaded.value)
-    rows = _in_force(loaded.value, loaded.origins)
+    now = SystemClock().wall() / 1000
+    expiring = rows(refuse_expired(loaded.value, now), now, horizon_of(loaded.value))
     manifest = bound.bundle.manifest
     facts = {
         "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
@@ -64,11 +71,15 @@ def check(args: Namespace) -> Answer:
         "shared": bound.spec.shared_size,
         "bytes_per_update": len(pack_tensor(ones(bound.spec.shared_size), bound.ask.enc)),
     }
-    settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]
-    width = max(len(key) for key, _, _ in rows)
-    text = "\n".join(f"{key:<{width}}  {value}  ({origin})" for key, value, origin in rows)
-    told = "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
-    return Answer({"settings": settings, **facts}, f"{text}\n\n{told}\n{args.config}: all well")
+    said = _in_force(loaded.value, loaded.origins)
+    width = max(len(key) for key, _, _ in said)
+    lines = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in said]
+    lines += ["", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+    lines += [f"{one['kind']:<{width}}  {one['file']}: {one['told']}" for one in expiring]
+    lines += [f"warning: {one['file']}: {one['told']}" for one in expiring if one["soon"]]
+    settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
+    data = {"settings": settings, **facts, "certificates": expiring}
+    return Answer(data, "\n".join([*lines, f"{args.config}: all well"]))
 
 
 def _in_force(config: configs.Config, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -411,6 +422,7 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
     }
     alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
     said: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
+    said["certificates"] = offline(config)
     said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
     return document | {name: told for name, told in said.items() if told}
 
@@ -425,6 +437,10 @@ def _prose(document: Mapping[str, Any]) -> str:
     for label, names in document.get("clusters", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'nobody'}{more}")
+    found = document.get("certificates", ())
+    lines += [f"{one['kind']} {one['file']}: {one['told']}" for one in found]
+    if "configuration" in document:
+        lines.append(f"configuration {document['configuration']}")
     for device, why in document.get("alarms", {}).items():
         lines.append(f"ALARM {device}: quarantined, {why}")
     for entry in document.get("rounds", ())[:5]:

@@ -49,6 +49,7 @@ class BrokerSection:
     ca_file: Path | None = None  # authority that signed the broker's certificate
     cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
     key_file: Path | None = None  # and its private key
+    crl: Path | None = None  # the broker's list of the revoked; only when it expires is read here
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
     keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
     reconnect_max: Duration = "15s"  # longest wait before another attempt: a fleet waits for us
@@ -68,6 +69,20 @@ class PageSection:
     """The health page."""
 
     listen: str = "127.0.0.1:9464"  # host:port, or "off"
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """What is written to the log. ``run --log`` wins."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"  # and what is graver
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsSection:
+    """What a person is told before it happens."""
+
+    expiry: Duration = "30d"  # so long before a certificate or a list of the revoked expires
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,8 @@ class Config:
     broker: BrokerSection = field(default_factory=BrokerSection)
     keys: KeysSection = field(default_factory=KeysSection)
     page: PageSection = field(default_factory=PageSection)
+    log: LogSection = field(default_factory=LogSection)
+    alerts: AlertsSection = field(default_factory=AlertsSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pace: PaceSection = field(default_factory=PaceSection)
     file: Path = field(default=Path("aggregator.toml"), init=False)  # where it was read

@@ -7,18 +7,19 @@ the state is already safe and start-up publishes it again.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from aggregator import announce, founding
+from aggregator import announce, founding, reloading
 from aggregator.announce import Ends, Publication
 from aggregator.asking import Asking, Peers
-from aggregator.config import Config, bind, broker_of
+from aggregator.config import Config, Run, bind, broker_of
 from aggregator.fold import Fold, Folded
 from aggregator.intake import Answer, Intake, Taken, Terms
 from aggregator.methods import Linked
@@ -29,9 +30,11 @@ from aggregator.page import Page, Snapshot
 from aggregator.quotas import Quotas
 from aggregator.records import Entry
 from aggregator.registry import Registry
+from aggregator.reloading import HangUps, hang_ups
 from aggregator.signals import Signals
 from aggregator.stage import Stage, Words
 from aggregator.store import SqliteStore, StoreFullError
+from aggregator.upkeep import Upkeep
 from aggregator.uploads import Room
 from aggregator.view import View
 from edge_sdk.clock import Clock, SystemClock
@@ -124,8 +127,16 @@ class Daemon:
         self._broker = None if transport else self._closing.enter_context(_found_broker(config))
         self._transport = transport or _link(config, self._broker)
         self._backlog: deque[Entry] = deque()
+        self._upkeep = Upkeep(clock)
+        self._upkeep.follow(config)
         self._view = View(
-            self._fold, self._intake, self._registry, self._store, self._transport, self._backlog
+            self._fold,
+            self._intake,
+            self._registry,
+            self._store,
+            self._transport,
+            self._backlog,
+            self._upkeep,
         )
         self._view.remember()
         self._outgoing = Outgoing(self._transport, self.metrics)
@@ -133,6 +144,7 @@ class Daemon:
         self._time_at = self._look_at = clock.monotonic()
         self._done_since: float | None = None
         self._shut_out: set[str] = set()
+        self._was_linked = False
 
     # --- life
 
@@ -152,11 +164,52 @@ class Daemon:
         told = {"fleet": self.config.fleet, "run": self._fold.number, "round": self.state.round}
         logger.info("started %s", fields(**told, version=self.state.version))
 
-    def run(self, stopping: Asked, *, exit_when_done: bool = False) -> None:
-        """Serve until asked to stop, or until the run's rounds are done."""
+    def run(
+        self,
+        stopping: Asked,
+        *,
+        exit_when_done: bool = False,
+        hung_up: HangUps | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Serve until asked to stop, or until the run's rounds are done; reload when asked to."""
         while not stopping.is_set() and not (exit_when_done and self.is_done):
             self.turn(self._patience())
+            if hung_up is not None and hung_up.take():
+                self.reload(environ)
         self._finish()
+
+    def reload(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Read the configuration again; put it into force, or keep the old one and say why.
+
+        Returns:
+            Whether it is in force.
+        """
+        if self._was_linked:  # before that, READY below would tell the manager what is not so
+            notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            run = reloading.again(self._fold.run, self._store, environ)
+        except Exception as error:  # noqa: BLE001 - no file, however odd, ends a run at work
+            self._upkeep.refused = reloading.sentence(error)
+            hint = getattr(error, "hint", "")
+            logger.warning("reload refused %s", fields(why=self._upkeep.refused, hint=hint))
+        else:
+            keys = reloading.changed(self.config, run.config)
+            self._follow(run)
+            logger.info("reloaded %s", fields(changed=",".join(keys) or "nothing"))
+        self._look()
+        if self._was_linked:
+            notify("READY=1")
+        return not self._upkeep.refused
+
+    def _follow(self, run: Run) -> None:
+        """Put a configuration into force that was checked; nothing here can fail half-way."""
+        if run.config.log != self.config.log:
+            logging.getLogger().setLevel(run.config.log.level.upper())
+        self.config, self._fold.run = run.config, run
+        self._intake.keep_to(_terms(run.config))
+        self._intake.open(self._fold.turn)
+        self._upkeep.follow(run.config)
 
     def turn(self, timeout: float = 0.0) -> None:
         """Serve the link for at most so many seconds, and do what is due."""
@@ -342,6 +395,7 @@ class Daemon:
         self._announce_time()
         self._asking.hurry(self._clock.monotonic() + TURN)
         logger.info("link up %s", fields(announcements=len(kept)))
+        self._was_linked = True
         notify("READY=1")
 
     def _announce_time(self) -> None:
@@ -368,6 +422,7 @@ class Daemon:
             self._outgoing.announce(self._fold.announced())
         if self._fold.is_done and self._done_since is None and not len(self._outgoing):
             self._done_since = now
+        self._upkeep.warn()
         self._view.measure()
         self._snapshot = self._view.snapshot()
         notify("WATCHDOG=1")
@@ -441,10 +496,12 @@ class Daemon:
         logger.info("stopped %s", fields(round=self.state.round, version=self.state.version))
 
 
-def serve(config: Config, *, exit_when_done: bool = False) -> dict[str, Any]:
+def serve(
+    config: Config, *, exit_when_done: bool = False, environ: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
     """Run a daemon until a signal comes; return where it stands."""
-    with stop_signals() as stopping, Daemon(config) as daemon:
-        daemon.run(stopping, exit_when_done=exit_when_done)
+    with stop_signals() as stopping, hang_ups(stopping) as hung_up, Daemon(config) as daemon:
+        daemon.run(stopping, exit_when_done=exit_when_done, hung_up=hung_up, environ=environ)
         return {"round": daemon.state.round, "version": daemon.state.version}
 
 

@@ -165,6 +165,12 @@ class Intake:
         """From now on judge updates against this turn."""
         self._turn = turn
 
+    def keep_to(self, terms: Terms) -> None:
+        """Judge and promise by these terms from now on."""
+        self._terms = terms
+        self._guard.follow(terms.quotas)
+        self._uploads.resize(terms.room)
+
     def take(self, message: Arrival) -> Taken:
         """Take one message from the broker; when it returns, the message may be acknowledged."""
         address = topics.parse(message.topic)

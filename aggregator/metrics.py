@@ -109,6 +109,9 @@ class Metrics:
             buckets=_ROUND_SECONDS,
             registry=own,
         )
+        self.training = Gauge(
+            "gridfed_training", "1 while rounds go on, 0 while paused or done.", registry=own
+        )
         self.moved_at = Gauge(
             "gridfed_last_moved_timestamp_seconds",
             "When a round last moved the model, Unix time.",
@@ -136,6 +139,22 @@ class Metrics:
         )
         self.store = Gauge("gridfed_store_bytes", "Size of the database.", registry=own)
         self.disk = Gauge("gridfed_disk_free_bytes", "Free space beside it.", registry=own)
+        self.expires = Gauge(
+            "gridfed_certificate_expires_timestamp_seconds",
+            "When a certificate or list of the revoked expires, Unix time; 0 if it is unreadable.",
+            ["file", "kind"],
+            registry=own,
+        )
+        self.reloaded = Gauge(
+            "gridfed_config_last_reload_successful",
+            "1 while the configuration that was read last is in force, 0 while it was refused.",
+            registry=own,
+        )
+        self.reloaded_at = Gauge(
+            "gridfed_config_last_reload_success_timestamp_seconds",
+            "When a configuration was last put into force, Unix time.",
+            registry=own,
+        )
         self.errors = Counter(
             "gridfed_internal_errors", "Messages that met a defect of ours.", registry=own
         )

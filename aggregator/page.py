@@ -289,6 +289,7 @@ def html(document: Mapping[str, Any]) -> str:
         headline="ready" if document["ready"] else escape(f"not ready: {missing or 'starting'}"),
         run=_rows(document.get("run", {})),
         devices=_rows(document.get("devices", {})) + _rows(alarms),
+        upkeep=_upkeep(document),
         clusters=_rows(_sizes(document.get("clusters", {}))),
         refused=_rows(document.get("refused", {})),
         credit=_CREDIT if document.get("credit") else "",
@@ -301,6 +302,15 @@ _CREDIT = (
     '<figure><img src="/credit.svg" alt="weights of devices over rounds">'
     "<figcaption>The darker the more; red: nothing, an outcast.</figcaption></figure>"
 )
+
+
+def _upkeep(document: Mapping[str, Any]) -> str:
+    """A table of what a person has to see to, where there is something."""
+    said = {"configuration": document["configuration"]} if "configuration" in document else {}
+    said |= {
+        f"{one['kind']} {one['file']}": one["told"] for one in document.get("certificates", ())
+    }
+    return f"<table><caption>Upkeep</caption>{_rows(said)}</table>" if said else ""
 
 
 def _sizes(clusters: Mapping[str, Sequence[str]]) -> dict[str, int]:

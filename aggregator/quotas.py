@@ -56,6 +56,16 @@ class Buckets:
         self._most = most
         self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
+    def resize(self, capacity: float, rate: float) -> None:
+        """Change what a bucket holds; what is in it stays, or what fits.
+
+        >>> bucket = Buckets(capacity=5, rate=1)
+        >>> bucket.resize(capacity=1, rate=1)
+        >>> [bucket.take("meter-1", now=0.0) for _ in range(2)]
+        [True, False]
+        """
+        self._capacity, self._rate = capacity, rate
+
     def take(self, key: Hashable, now: float, tokens: float = 1.0) -> bool:
         """Take tokens if the bucket has them; False leaves it as it is."""
         level, at = self._levels.get(key, (self._capacity, now))
@@ -82,6 +92,11 @@ class Guard:
         self._each_second = Buckets(1.0, 1.0)
         self._ignore = quotas.ignore
         self._ignored: dict[str, float] = {}
+
+    def follow(self, quotas: Quotas) -> None:
+        """Book by other quotas from now on; who is ignored stays so."""
+        self._control.resize(quotas.control, quotas.control / 60)
+        self._volume.resize(quotas.volume, quotas.volume / 3600)
 
     def is_ignored(self, device: str, now: float) -> bool:
         """Whether so many bad signatures came under this name that nothing is looked at."""

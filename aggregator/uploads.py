@@ -58,6 +58,10 @@ class Uploads:
         self._waiting: dict[str, float] = {}
         self._typical = _TYPICAL
 
+    def resize(self, room: Room) -> None:
+        """Let so many in from now on; who is being served stays."""
+        self._room = room
+
     def __len__(self) -> int:
         """How many uploads are being served."""
         return len(self._active)

@@ -18,6 +18,7 @@ from aggregator.page import Snapshot, round_line
 from aggregator.records import Version
 from aggregator.registry import Registry
 from aggregator.store import SqliteStore
+from aggregator.upkeep import Upkeep
 from edge_sdk.wire.transport import Transport
 
 DISK_FLOOR = 64 * 1024 * 1024  # bytes free below which the daemon is not ready
@@ -51,6 +52,7 @@ class View:
         store: The database.
         link: To the broker.
         backlog: Journalled events that wait for space on the disk.
+        upkeep: What a person has to see to.
         metrics: What is counted.
         closed: The newest closed rounds.
     """
@@ -61,12 +63,16 @@ class View:
     store: SqliteStore
     link: Transport
     backlog: Sized
+    upkeep: Upkeep = field(default_factory=Upkeep)
     metrics: Metrics = field(default_factory=Metrics)
     closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def remember(self) -> None:
         """Read the newest closed rounds from the store, after a start."""
         self.closed.extend(map(restored, self.store.versions(self.fold.number, REMEMBERED)))
+        for version in self.closed:
+            if version.moved:
+                self.metrics.moved_at.set(version.time / 1000)
 
     def count(self, version: Version) -> None:
         """Take note of a round that closed."""
@@ -91,6 +97,8 @@ class View:
         metrics, state = self.metrics, self.fold.state
         metrics.follow(self.intake.counts)
         metrics.round.set(state.round)
+        metrics.training.set(self.fold.phase == "train")
+        self.upkeep.measure(metrics)
         metrics.version.set(state.version)
         metrics.pending.set(state.waiting)
         metrics.clusters.clear()
@@ -144,6 +152,7 @@ class View:
             status["clusters"] = clusters
         if credit:
             status["credit"] = credit
+        status |= self.upkeep.status()
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
         return Snapshot(time.monotonic(), checks, status, self._credits())

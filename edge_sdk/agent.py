@@ -9,6 +9,7 @@ from typing import Self
 
 from edge_sdk.client import Client
 from edge_sdk.config import Config
+from edge_sdk.expiring import Reminder
 from edge_sdk.means import means_of
 from edge_sdk.program import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.series import Reading
@@ -37,14 +38,16 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """
     sources = open_sources(config)
     limit_memory(means_of(config.means).memory)
+    reminder = Reminder(config)
     with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
         finite, live = parted(sources)
         read_all(finite, client.observe, stopping.is_set)
         client.flush()
         with Ears(live, client) as ears:
-            _serve(client, ears, stopping.is_set, until_done=until_done)
+            _serve(client, ears, reminder, stopping.is_set, until_done=until_done)
         notify("STOPPING=1")
-        return client.status() | ({"sources": ears.health()} if live else {})
+        heard = {"sources": ears.health()} if live else {}
+        return client.status() | heard | reminder.status()
 
 
 def open_sources(config: Config) -> list[Source]:
@@ -139,12 +142,18 @@ def read_all(
 
 
 def _serve(
-    client: Client, ears: Ears, is_stopping: Callable[[], bool], *, until_done: bool
+    client: Client,
+    ears: Ears,
+    reminder: Reminder,
+    is_stopping: Callable[[], bool],
+    *,
+    until_done: bool,
 ) -> None:
     """The loop: listen, tick, tell the service manager, leave when asked."""
     every, told, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_done):
         client.tick(0.0 if ears.turn() else _TURN)
+        reminder.turn(client.now)
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True
         if client.why_stopped != stopped:

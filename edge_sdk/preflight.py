@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from edge_sdk import opening
+from edge_sdk import expiring, opening
 from edge_sdk.agent import open_sources
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
@@ -56,6 +56,7 @@ def check(config: Config) -> dict[str, str]:
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
         **({"neighbours": str(neighbours)} if neighbours else {}),
+        **expiring.checked(config, time.time()),
         "privacy": promise(plan),
     }
 

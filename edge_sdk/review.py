@@ -15,6 +15,7 @@ from edge_sdk.agent import open_sources, read_all
 from edge_sdk.almanac import Floats
 from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.config import Config
+from edge_sdk.expiring import days_left
 from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Learner
 from edge_sdk.means import means_of
@@ -99,7 +100,7 @@ def status(config: Config) -> dict[str, Any]:
     with Store.open(config.state, read_only=True) as store:
         numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
         announced = _announced(store)
-        plan = _plan(config, announced)
+        plan, days = _plan(config, announced), days_left(config)
         account, one = _account(store, plan), plan.release()
         told = "" if account.has_room(one) else SPENT
         return {
@@ -120,6 +121,7 @@ def status(config: Config) -> dict[str, Any]:
             "bytes": store.size(),
             "privacy": words.promise(plan),
             "budget": account.summary(one),
+            **({"certificate days left": days} if days else {}),
             **_among(learned),
         }
 

@@ -41,6 +41,8 @@ def test_no_example_is_without_a_test():
     found = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert found == {
         "Containerfile",
+        "alerts.yml",
+        "gridfed-aggregator.service",
         "gridfed-edge.service",
         "meter.toml",
         "aggregator.toml",
@@ -274,14 +276,16 @@ def test_the_neighbourhood_is_founded_and_bound(tmp_path):
 # --- the service and the image -----------------------------------------------------------------
 
 
-@pytest.fixture
-def unit(tmp_path):
-    """The unit with a program that is there: a check looks for it."""
+@pytest.fixture(params=["gridfed-edge", "gridfed-aggregator"])
+def unit(tmp_path, request):
+    """A unit with programs that are there: a check looks for them."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    text = (EXAMPLES / "gridfed-edge.service").read_text("utf-8")
-    copy = tmp_path / "gridfed-edge.service"
-    copy.write_text(text.replace("/opt/gridfed/bin/gridfed-edge", sys.executable))
+    text = (EXAMPLES / f"{request.param}.service").read_text("utf-8")
+    copy = tmp_path / f"{request.param}.service"
+    for program in (f"/opt/gridfed/bin/{request.param}", "/bin/kill"):
+        text = text.replace(program, sys.executable)
+    copy.write_text(text)
     return copy
 
 
@@ -317,6 +321,16 @@ def test_the_unit_speaks_of_keys_and_codes_that_exist(tmp_path):
     assert str(loaded.value.state) == "/var/lib/gridfed"
     assert loaded.value.keys.device.name == "device.key"
     assert {StoreNewer.exit_code, SettingsError.exit_code} == {2, 3}
+    assert "RestartPreventExitStatus=2 3" in text
+
+
+def test_the_aggregators_unit_speaks_of_keys_and_files_that_exist():
+    text = (EXAMPLES / "gridfed-aggregator.service").read_text("utf-8")
+    named = dict(re.findall(r"(GRIDFED_AGGREGATOR_\w+)=(\S+)", text))
+    config = AggregatorConfig.load(EXAMPLES / "aggregator.toml", named)
+    assert str(config.state) == "/var/lib/gridfed-aggregator"
+    assert config.broker.key_file.name in re.findall(r"LoadCredential=([\w.-]+):", text)
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in text
     assert "RestartPreventExitStatus=2 3" in text
 
 

@@ -19,7 +19,10 @@ DAY: Final = 86_400.0
 """Seconds."""
 
 HORIZON: Final = 30 * DAY
-"""Seconds before the end from which it is warned of: time enough to find who can renew it."""
+"""Seconds before the end from which it is warned of: time enough to find who can renew it.
+
+Or the last third of its life, if that is shorter: a list of the revoked lives for days.
+"""
 
 _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 _LABELS: Final = {"CERTIFICATE": "certificate", "X509 CERTIFICATE": "certificate"} | {
@@ -69,8 +72,14 @@ class Expiry:
         return now >= self.over
 
     def is_near(self, now: float, horizon: float = HORIZON) -> bool:
-        """Whether a person should hear of it: it ends within ``horizon`` seconds, or is early."""
-        return now >= self.until - horizon or now < self.since
+        """Whether a person should hear of it: it ends within ``horizon`` seconds, or is early.
+
+        >>> weekly = Expiry("crl", since=0.0, until=6 * DAY, over=6 * DAY)
+        >>> [weekly.is_near(t * DAY) for t in (-1, 0, 3, 4, 9)]
+        [True, False, False, True, True]
+        """
+        last = min(horizon, (self.until - self.since) / 3)
+        return now >= self.until - last or now < self.since
 
     def days(self, now: float) -> int | None:
         """Return whole days left, negative once it has expired; None if it never does.

@@ -101,7 +101,7 @@ def look(named: Iterable[File]) -> Iterator[Seen]:
         try:
             yield Seen(file, file.read())
         except CertificateError as error:
-            yield Seen(file, why=str(error).removeprefix(f"{file.key}: "))
+            yield Seen(file, why=str(error).removeprefix(f"{file.key}: {file.path}: "))
 
 
 @dataclass(slots=True)

@@ -113,10 +113,17 @@ def test_a_list_without_a_next_one_never_expires():
 
 @given(st.floats(0, 1e9), st.floats(0, 1e4), st.floats(0, 60))
 def test_days_left_words_and_warning_agree(now, left, horizon):
-    one = Expiry("certificate", 0.0, now + left * DAY, now + left * DAY)
+    one = Expiry("certificate", now - 1e12, now + left * DAY, now + left * DAY)
     assert one.days(now) == math.floor((one.until - now) / DAY)
     assert one.is_near(now, horizon * DAY) == (now >= one.until - horizon * DAY)
     assert ("expired" in one.told(now)) == one.is_over(now)
+
+
+@given(st.floats(0.1, 1e4), st.floats(0, 60), st.floats(0, 1))
+def test_what_lives_briefly_is_warned_of_in_its_last_third(life, horizon, spent):
+    one = Expiry("crl", 0.0, life * DAY, life * DAY)
+    now = spent * one.until
+    assert one.is_near(now, horizon * DAY) == (now >= one.until - min(horizon * DAY, one.until / 3))
 
 
 def test_a_clock_before_the_first_day_is_doubted_not_the_file():

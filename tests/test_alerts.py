@@ -1,0 +1,139 @@
+"""The alert rules that we ship: on metrics that there are, and loud at the right time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aggregator.upkeep import Upkeep
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+metrics = pytest.importorskip("aggregator.metrics", exc_type=ImportError)
+
+FILE = Path(__file__).resolve().parents[1] / "examples" / "alerts.yml"
+(GROUP,) = yaml.safe_load(FILE.read_text("utf-8"))["groups"]
+RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
+DAY = 86_400
+
+
+def exported(tmp_path) -> dict[str, set[str]]:
+    """Return every sample's name with its labels, as a daemon with one file that expires has it."""
+    from edge_sdk.wire.tlsfiles import Watch, files  # noqa: PLC0415 - as above
+
+    own = metrics.Metrics()
+    Upkeep(watch=Watch(files(tmp_path / "ca.pem"))).measure(own)
+    found: dict[str, set[str]] = {}
+    for family in own.registry.collect():
+        found.setdefault(family.name, set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_every_expression_names_an_exported_metric_and_its_labels(rule, tmp_path):
+    known = exported(tmp_path)
+    named = re.findall(r"(gridfed_\w+)(?:\{([^}]*)\})?", rule["expr"])
+    assert named
+    labels: set[str] = set()
+    for name, matchers in named:
+        assert name in known
+        assert set(re.findall(r"(\w+)=", matchers)) <= known[name]
+        labels |= known[name]
+    told = " ".join(rule["annotations"].values())
+    assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels
+
+
+def test_every_alert_says_how_grave_it_is_and_what_is_wrong():
+    for rule in RULES.values():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"].rstrip(".")[0].isprintable()
+    assert len(RULES) == len(GROUP["rules"])
+
+
+@pytest.fixture
+def promtool():
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool (of Prometheus) is not installed")
+
+    def run(*words):
+        done = subprocess.run(
+            [found, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules(promtool):
+    promtool("check", "rules", FILE)
+
+
+QUIET = {
+    "gridfed_training": "1x600",
+    "gridfed_round": "1+1x600",
+    "gridfed_last_moved_timestamp_seconds": "1+60x600",
+    "gridfed_build_info": "1x600",
+    "gridfed_broker_connected": "1x600",
+    "gridfed_disk_free_bytes": f"{2**40}x600",
+    'gridfed_certificate_expires_timestamp_seconds{file="a",kind="ca"}': f"{90 * DAY}x600",
+    'gridfed_certificate_expires_timestamp_seconds{file="r",kind="crl"}': f"{6 * DAY}x600",
+    "gridfed_config_last_reload_successful": "1x600",
+    "gridfed_devices_quarantined": "0x600",
+    "gridfed_internal_errors_total": "0x600",
+}
+LOUD = {
+    "GridfedNoRoundCloses": {"gridfed_round": "7x600"},
+    "GridfedModelStandsStill": {"gridfed_last_moved_timestamp_seconds": "1x600"},
+    "GridfedDown": {"gridfed_build_info": "_x600"},
+    "GridfedLinkDown": {"gridfed_broker_connected": "0x600"},
+    "GridfedDiskLow": {"gridfed_disk_free_bytes": f"{2**29}x600"},
+    "GridfedDiskFull": {"gridfed_disk_free_bytes": f"{2**26}x600"},
+    "GridfedCertificateExpires": {
+        'gridfed_certificate_expires_timestamp_seconds{file="a",kind="ca"}': f"{29 * DAY}x600"
+    },
+    "GridfedCertificateExpiresNow": {
+        'gridfed_certificate_expires_timestamp_seconds{file="a",kind="ca"}': "0x600"
+    },
+    "GridfedRevocationListExpires": {
+        'gridfed_certificate_expires_timestamp_seconds{file="r",kind="crl"}': f"{2 * DAY}x600"
+    },
+    "GridfedConfigurationRefused": {"gridfed_config_last_reload_successful": "0x600"},
+    "GridfedDevicesQuarantined": {"gridfed_devices_quarantined": "2x600"},
+    "GridfedDefect": {"gridfed_internal_errors_total": "0+1x600"},
+}
+
+
+def rehearsal(changes, loud):
+    """A unit test of promtool: series a minute apart from 1970 on, and what fires after 9 h."""
+    series = [{"series": name, "values": told} for name, told in {**QUIET, **changes}.items()]
+    fires = f'count by (alertname) (ALERTS{{alertname="{loud}",alertstate="firing"}}) > bool 0'
+    sample = {"labels": f'{{alertname="{loud}"}}', "value": 1}
+    anything = "count(ALERTS)"
+    wanted = [{"expr": fires, "eval_time": "9h", "exp_samples": [sample]}]
+    silent = [{"expr": anything, "eval_time": "9h", "exp_samples": []}]
+    one = {"interval": "1m", "input_series": series}
+    return one | {"promql_expr_test": wanted if loud else silent}
+
+
+def test_each_alert_fires_when_it_should_and_a_healthy_fleet_is_silent(promtool, tmp_path):
+    assert set(LOUD) == set(RULES)
+    tests = [rehearsal({}, ""), *(rehearsal(changes, loud) for loud, changes in LOUD.items())]
+    document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}
+    path = tmp_path / "rehearsal.yml"
+    path.write_text(yaml.safe_dump(document), "utf-8")
+    promtool("test", "rules", path)
+
+
+def test_a_paused_fleet_is_not_called_to_account(promtool, tmp_path):
+    paused = {"gridfed_training": "0x600"} | LOUD["GridfedNoRoundCloses"]
+    tests = [rehearsal(paused | LOUD["GridfedModelStandsStill"], "")]
+    document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": tests}
+    path = tmp_path / "rehearsal.yml"
+    path.write_text(yaml.safe_dump(document), "utf-8")
+    promtool("test", "rules", path)
