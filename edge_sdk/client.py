@@ -276,9 +276,11 @@ class Client:
         return ready or session.bundle is not None or bool(session.calls.waiting)
 
     def _is_answerable(self, task: Task) -> bool:
+        """Whether to learn a task now; who simulates a liar may let it wait."""
         return self._answering.is_ready(task)
 
     def _sealed(self, update: Update, task: Task, numbers: Numbers) -> Entry:
+        """Seal an answer; who simulates a liar may spoil it."""
         return sealed(
             update,
             task,

@@ -218,36 +218,6 @@ def test_no_more_than_hold_updates_wait_for_receipts(fleet):
     assert fleet.device.client.status()["spent"] == 2
 
 
-def test_with_nothing_shared_the_device_learns_alone_and_says_nothing(make):
-    fleet = make(pace={"answer": "1s", "alone_every": "1s"})
-    fleet.server.publish_bundle(serial=2, shared=())
-    client = fleet.device.start()
-    fleet.device.observe()
-    fleet.run(30, seconds=0.5)
-    before = client.state.p.copy()
-    fleet.run(10, seconds=0.5)
-    assert (client.state.p != before).any()
-    assert client.status()["counts"]["rounds alone"] >= 3
-    assert fleet.server.updates == []
-
-
-def test_without_an_aggregator_it_learns_on_a_copy_and_forgets_it_after(make):
-    fleet = make(accept={"alone_after": "60s"}, pace={"answer": "1s", "alone_every": "10s"})
-    client = fleet.device.start()
-    fleet.device.observe()
-    fleet.run()
-    kept = client.state.p.copy()
-    fleet.broker.cut("meter-1", stay_down=True)
-    fleet.run(40, seconds=5.0)
-    assert client.status()["alone"]
-    np.testing.assert_array_equal(client.state.p, kept)
-    fleet.broker.restore("meter-1")
-    fleet.server.open_round(0, 0, W0)
-    fleet.run(10, seconds=0.1)
-    assert not client.status()["alone"]
-    assert len(fleet.server.updates) == 1
-
-
 def test_it_forecasts_before_it_ever_met_a_server(fleet):
     client = fleet.device.start()
     assert not client.is_ready
@@ -329,13 +299,3 @@ def test_on_a_full_disk_it_lives_on_and_releases_nothing_until_there_is_room(fle
     fleet.run(30, seconds=0.5)
     assert fleet.server.updates[-1].round == 1
     assert fleet.device.client.status()["outbox"] == 0
-
-
-def test_readings_that_nothing_follows_are_written_down_after_a_minute(fleet):
-    fleet.device.start()
-    fleet.run()
-    fleet.device.observe(hours=3)
-    fleet.run(3, seconds=10.0)
-    assert fleet.device.client._store.count_readings() == 0
-    fleet.run(5, seconds=10.0)
-    assert fleet.device.client._store.count_readings() == 3
