@@ -27,6 +27,7 @@ _EMULATOR = "qemu-aarch64-static"
 _DEBIAN = (f"python{PYTHON}:arm64", "libstdc++6:arm64")
 _GLIBC = (17, 27, 28, 31, 34)  # of wheels that install where glibc is Debian 12's 2.36
 _PATIENCE, _TOO_LONG = 300.0, 124
+_FETCHING = 120.0  # a machine that is offline in a way that answers nothing must not hold CI up
 _PIN = re.compile(r"^([a-z-]+)==([\d.]+)$", re.MULTILINE)
 
 
@@ -215,18 +216,20 @@ def why_not_pip(said: str) -> Absent | Unfit:
 
 
 def _said(*command: str) -> subprocess.CompletedProcess[str]:
-    done = _ended(command, os.environ | {"LC_ALL": "C"})
+    done = _ended(command, os.environ | {"LC_ALL": "C"}, _FETCHING)
     if done.returncode == _TOO_LONG:
         raise Absent(f"{Path(command[0]).name} {done.stderr}")
     return done
 
 
-def _ended(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _ended(
+    command: Sequence[str], environ: Mapping[str, str], patience: float = _PATIENCE
+) -> subprocess.CompletedProcess[str]:
     """Run to the end, whatever that is, or until our patience has one."""
     try:
         return subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            command, env=environ, capture_output=True, text=True, timeout=patience, check=False
         )
     except subprocess.TimeoutExpired:
-        why = f"took longer than {_PATIENCE:.0f} s"
+        why = f"took longer than {patience:.0f} s"
         return subprocess.CompletedProcess(command, _TOO_LONG, "", why)
