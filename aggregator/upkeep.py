@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _RENEW = {
     "ca": "the authority that signs the broker has to be renewed; its file goes to every device",
-    "certificate": "sign another one for _agg, put it in place and start the daemon again",
+    "certificate": "sign another one for _agg and put it in place",
     "crl": "sign another list, put it in the broker's place and send the broker SIGHUP",
 }
 
@@ -27,7 +27,7 @@ _RENEW = {
 def tls_files(config: Config) -> tuple[File, ...]:
     """Return every file of the configuration that expires."""
     said = config.broker
-    return files(said.ca_file, said.cert_file, said.crl)
+    return files(said.url, said.ca_file, said.cert_file, said.crl)
 
 
 def refuse_expired(config: Config, now: float) -> list[Seen]:

@@ -23,7 +23,7 @@ _EVERY = 60.0  # seconds between two looks at the files
 
 def tls_files(config: Config) -> tuple[File, ...]:
     """Return every file of the configuration that expires."""
-    return files(config.broker.ca_file, config.broker.cert_file)
+    return files(config.broker.url, config.broker.ca_file, config.broker.cert_file)
 
 
 def checked(config: Config, now: float) -> dict[str, str]:

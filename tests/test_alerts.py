@@ -25,7 +25,7 @@ def exported(tmp_path) -> dict[str, set[str]]:
     from edge_sdk.wire.tlsfiles import Watch, files  # noqa: PLC0415 - as above
 
     own = metrics.Metrics()
-    Upkeep(watch=Watch(files(tmp_path / "ca.pem"))).measure(own)
+    Upkeep(watch=Watch(files("mqtts://broker", tmp_path / "ca.pem"))).measure(own)
     found: dict[str, set[str]] = {}
     for family in own.registry.collect():
         found.setdefault(family.name, set())

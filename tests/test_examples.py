@@ -31,6 +31,7 @@ from edge_sdk.settings import SettingsError
 from edge_sdk.wire import keys
 from firmware_sim.profiles.station import Station
 from firmware_sim.station import Dropper, Habits
+from tests.broker.authority import Authority
 from tools import docs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -60,12 +61,22 @@ def test_no_example_is_without_a_test():
     }
 
 
+def certified(path):
+    """Put authority and certificate where an example has them."""
+    broker = tomllib.loads(path.read_text("utf-8"))["broker"]
+    authority = Authority(path.parent, Path(broker["ca_file"]).stem)
+    certificate, key = authority.issue("device")
+    certificate.rename(path.parent / broker["cert_file"])
+    key.rename(path.parent / broker["key_file"])
+
+
 @pytest.fixture
 def meter(tmp_path):
     """The example in a folder of its own, with the files that it names."""
     path = tmp_path / "meter.toml"
     path.write_text((EXAMPLES / "meter.toml").read_text("utf-8"), "utf-8")
     keys.save_public(tmp_path / "root.pub", ROOT.public)
+    certified(path)
     (tmp_path / "load.csv").write_text("time,kwh,temperature,wind\n2018-01-01T08:00Z,4.6,8.9,2.6\n")
     return path
 
@@ -252,6 +263,7 @@ def test_a_neighbour_is_enrolled_and_checked(tmp_path, capsys):
     path = tmp_path / "neighbour.toml"
     path.write_text((EXAMPLES / "neighbour.toml").read_text("utf-8"), "utf-8")
     keys.save_public(tmp_path / "root.pub", ROOT.public)
+    certified(path)
     (tmp_path / "load.csv").write_text("time,kwh,temperature,wind\n2018-01-01T08:00Z,4.6,8.9,2.6\n")
     assert cli.main(["enrol", str(path)]) == 0
     assert cli.main(["check", str(path)]) == 0

@@ -6,11 +6,13 @@ import ipaddress
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path as FilePath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.tlsfiles import mark_of
 
 WINDOW: Final = 20
 """Most QoS 1 publishes in flight, whatever the server would take."""
@@ -161,6 +163,7 @@ class TlsContext(ssl.SSLContext):
     judged_at: Callable[[], float | None] | None = None
     at: float | None = None
     wrapped: ssl.SSLSocket | None = None
+    marks: tuple[object, ...] = ()
 
     def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
         """Wrap as usual."""
@@ -180,6 +183,7 @@ def tls_context(broker: Broker) -> TlsContext:
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.judged_at = broker.judged_at
+    context.marks = _marks(broker)  # before they are read: what is written meanwhile is read again
     try:
         context.load_verify_locations(cafile=broker.ca_file)
         if broker.cert_file is not None:
@@ -188,3 +192,22 @@ def tls_context(broker: Broker) -> TlsContext:
         files = ", ".join(str(f) for f in (broker.ca_file, broker.cert_file, broker.key_file) if f)
         raise LinkError(f"cannot use the TLS files {files}: {error}") from error
     return context
+
+
+def renewed(context: TlsContext, broker: Broker) -> TlsContext:
+    """Return a context of the files as they are now, so that a link outlives its certificate.
+
+    It is the one we have while no file changed, and while they do not fit: a certificate may be
+    in place a moment before its key.
+    """
+    if context.marks == _marks(broker):
+        return context
+    try:
+        return tls_context(broker)
+    except LinkError:
+        return context
+
+
+def _marks(broker: Broker) -> tuple[object, ...]:
+    named = (broker.ca_file, broker.cert_file, broker.key_file)
+    return tuple(mark_of(FilePath(fspath(name))) for name in named if name is not None)

@@ -23,7 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from edge_sdk.wire.broker import LARGEST, WINDOW, Broker, Will, tls_context
+from edge_sdk.wire.broker import LARGEST, WINDOW, Broker, Will, renewed, tls_context
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.poller import Clock, Poller
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message
@@ -319,8 +319,18 @@ class MqttLink:
             properties.WillDelayInterval = WILL_DELAY
         self._client.will_set(topic, payload, 1, retain, properties)
 
+    def _renew(self) -> None:
+        """Read the TLS files again if they changed since the last attempt."""
+        before = self._tls
+        if before is not None:
+            self._tls = renewed(before, self.broker)
+        if self._tls is not before:
+            self._counts["abandoned"] += len(self._held)  # whoever said it says it again
+            self._client = self._new_client()
+
     def _connect(self, now: float) -> None:
         self._poller.at(now + 1.0, self)  # the last words are saved first: a full disk forbids it
+        self._renew()
         self._set_will()
         self._is_connecting, self._since, self._why = True, now, ""
         self._epoch += 1

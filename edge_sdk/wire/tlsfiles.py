@@ -48,16 +48,25 @@ class File:
 
 
 def files(
-    ca_file: Path | None = None, cert_file: Path | None = None, crl: Path | None = None
+    url: str,
+    ca_file: Path | None = None,
+    cert_file: Path | None = None,
+    crl: Path | None = None,
 ) -> tuple[File, ...]:
-    """Return the files that a ``[broker]`` section names.
+    """Return the files that a ``[broker]`` section names and that its link rests on.
 
-    >>> [(file.kind, file.key) for file in files(Path("ca.pem"), crl=Path("revoked.pem"))]
-    [('ca', 'broker.ca_file'), ('crl', 'broker.crl')]
+    A link in the clear, to a broker on this machine, uses no certificate; but that broker's list
+    of the revoked decides about everybody else's.
+
+    >>> [file.key for file in files("mqtts://broker", Path("ca.pem"), crl=Path("revoked.pem"))]
+    ['broker.ca_file', 'broker.crl']
+    >>> [file.key for file in files("mqtt://127.0.0.1", Path("ca.pem"), crl=Path("revoked.pem"))]
+    ['broker.crl']
     """
+    is_tls = url.startswith("mqtts:")
     named: tuple[tuple[Kind, Path | None, str], ...] = (
-        ("ca", ca_file, "ca_file"),
-        ("certificate", cert_file, "cert_file"),
+        ("ca", ca_file if is_tls else None, "ca_file"),
+        ("certificate", cert_file if is_tls else None, "cert_file"),
         ("crl", crl, "crl"),
     )
     return tuple(File(kind, path, f"broker.{key}") for kind, path, key in named if path is not None)
@@ -126,7 +135,7 @@ class Watch:
         for gone in set(self.seen) - set(self.files):
             del self.seen[gone]
         for file in self.files:
-            mark = _mark(file.path)
+            mark = mark_of(file.path)
             if file not in self.seen or self._marks.get(file) != mark:
                 (self.seen[file],) = look([file])
                 self._marks[file] = mark
@@ -152,7 +161,7 @@ def _content(path: Path) -> bytes:
         return file.read(_LARGEST)
 
 
-def _mark(path: Path) -> object:
+def mark_of(path: Path) -> object:
     """Return what differs once a file was written or replaced; None while there is none."""
     try:
         found = path.stat()

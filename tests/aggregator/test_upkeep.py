@@ -20,7 +20,8 @@ from tests.broker.authority import Authority
 
 NAMED = (
     'url = "mqtt://127.0.0.1:1883"',
-    'url = "mqtt://127.0.0.1:1883", ca_file = "ca.pem", cert_file = "agg.crt", crl = "revoked.pem"',
+    'url = "mqtts://127.0.0.1:8883", ca_file = "ca.pem", cert_file = "agg.crt"'
+    ', crl = "revoked.pem"',
 )
 
 

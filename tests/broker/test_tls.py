@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,40 @@ def test_the_old_protocol_too(site):
 
 def test_no_certificate_no_entrance(site):
     assert attempt(site, client_id="dev1", ca_file=site.authority.file) != ""
+
+
+def test_a_link_outlives_its_certificate(site, tmp_path):
+    """One that was renewed is used at the next attempt; a key that comes later does no harm."""
+    certificate, key = site.authority.issue("dev7", days=(-2.0, -1.0))
+    mine = tmp_path / "dev7.crt", tmp_path / "dev7.key"
+    mine[0].write_bytes(certificate.read_bytes())
+    mine[1].write_bytes(key.read_bytes())
+    files = {"ca_file": site.authority.file, "cert_file": mine[0], "key_file": mine[1]}
+    settings = {"client_id": "dev7", "reconnect_min": 0.1, "reconnect_max": 0.2, **files}
+    link = MqttLink(Broker(url=site.process.url, **settings))
+    link.open()
+    try:
+        assert downs(link) >= 2
+        certificate, key = site.authority.issue("dev7")
+        mine[0].write_bytes(certificate.read_bytes())
+        assert downs(link) >= 2  # certificate and key do not fit: the old pair is shown
+        mine[1].write_bytes(key.read_bytes())
+        for _ in range(200):
+            link.poll(0.05)
+            if link.is_up:
+                break
+        assert link.is_up
+    finally:
+        link.close()
+
+
+def downs(link: MqttLink, seconds: float = 2.0) -> int:
+    """How often an attempt failed."""
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        count += sum(isinstance(happening, LinkDown) for happening in link.poll(0.05))
+        assert not link.is_up
+    return count
 
 
 def test_a_certificate_of_another_authority_is_refused(site, tmp_path):

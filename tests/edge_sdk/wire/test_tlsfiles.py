@@ -19,7 +19,9 @@ def authority(tmp_path):
 
 def of(authority, days=(-300.0, 90.5)):
     certificate, _ = authority.issue("_agg", days=days)
-    return files(authority.file, certificate, authority.revoked(days=(-30.0, 7.5)))
+    return files(
+        "mqtts://broker", authority.file, certificate, authority.revoked(days=(-30.0, 7.5))
+    )
 
 
 def test_every_file_that_is_named_is_read(authority):
@@ -27,7 +29,7 @@ def test_every_file_that_is_named_is_read(authority):
     assert [(one.file.kind, one.days(time.time())) for one in seen] == [
         ("ca", 400), ("certificate", 90), ("crl", 7),
     ]  # fmt: skip
-    assert files() == ()
+    assert files("mqtts://broker") == ()
 
 
 def test_it_is_warned_once_a_day_and_only_near_the_end(authority):
