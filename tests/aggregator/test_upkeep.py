@@ -18,11 +18,8 @@ from edge_sdk.clock import SystemClock
 from edge_sdk.wire.loopback import LoopbackBroker
 from tests.broker.authority import Authority
 
-NAMED = (
-    'url = "mqtt://127.0.0.1:1883"',
-    'url = "mqtts://127.0.0.1:8883", ca_file = "ca.pem", cert_file = "agg.crt"'
-    ', crl = "revoked.pem"',
-)
+FILES = 'ca_file = "ca.pem", cert_file = "agg.crt", crl = "revoked.pem"'
+NAMED = 'url = "mqtt://127.0.0.1:1883"', f'url = "mqtts://127.0.0.1:8883", {FILES}'
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.broker import TlsFiles, probe, start
 from edge_sdk.wire.mqtt import Broker, MqttLink
+from edge_sdk.wire.tlsfiles import files, look
 from edge_sdk.wire.topics import mosquitto_access
 from edge_sdk.wire.transport import LinkDown
 from tests.broker.authority import Authority
@@ -21,7 +22,7 @@ FLEET = "gf/1/north"
 class Site:
     """A broker with an authority, and the settings of those who come to it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, revoked: tuple[float, float] | None = None):
         self.authority = Authority(folder, "authority")
         certificate, key = self.authority.issue("broker", "127.0.0.1")
         probe_certificate, probe_key = self.authority.issue("probe")
@@ -29,8 +30,9 @@ class Site:
             authority=self.authority.file,
             certificate=certificate,
             key=key,
-            probe_certificate=probe_certificate,
-            probe_key=probe_key,
+            revoked=None if revoked is None else self.authority.revoked(days=revoked),
+            probe_certificate=None if revoked else probe_certificate,  # it may be refused, too
+            probe_key=None if revoked else probe_key,
         )
         access = folder / "access"
         access.write_text(mosquitto_access("north"))
@@ -103,6 +105,18 @@ def test_a_link_outlives_its_certificate(site, tmp_path):
         assert link.is_up
     finally:
         link.close()
+
+
+@pytest.mark.parametrize(("days", "is_in"), [((-9.0, 9.0), True), ((-9.0, -1.0), False)])
+def test_a_list_that_has_expired_shuts_everybody_out_and_is_seen_to_have(tmp_path, days, is_in):
+    """Finding 11 of the field notes: why the daemon watches a file that it does not use."""
+    one = Site(tmp_path, days)
+    try:
+        assert (attempt(one, client_id="dev1", **one.files("dev1")) == "") is is_in
+    finally:
+        one.process.stop()
+    (seen,) = look(files("mqtt://127.0.0.1", crl=one.tls.revoked))
+    assert seen.expiry.is_over(time.time()) is not is_in
 
 
 def downs(link: MqttLink, seconds: float = 2.0) -> int:
