@@ -61,13 +61,16 @@ def promtool():
     if found is None:
         pytest.skip("promtool (of Prometheus) is not installed")
 
-    def run(*words):
-        done = subprocess.run(
-            [found, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    def run(*words, given=b""):
+        words = [found, *map(str, words)]
+        done = subprocess.run(words, input=given, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
     return run
+
+
+def test_promtool_finds_nothing_wrong_with_what_is_exported(promtool):
+    promtool("check", "metrics", given=metrics.Metrics().text())
 
 
 def test_promtool_finds_nothing_wrong_with_the_rules(promtool):
