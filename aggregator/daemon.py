@@ -18,10 +18,11 @@ from typing import Any, Protocol, Self
 
 from aggregator import announce, founding, reloading
 from aggregator.announce import Ends, Publication
+from aggregator.answers import Answer, Taken
 from aggregator.asking import Asking, Peers
 from aggregator.config import Config, Run, bind, broker_of
 from aggregator.fold import Fold, Folded
-from aggregator.intake import Answer, Intake, Taken, Terms
+from aggregator.intake import Intake
 from aggregator.methods import Linked
 from aggregator.metrics import Metrics
 from aggregator.orders import Order, apply, carry_out
@@ -34,6 +35,7 @@ from aggregator.reloading import HangUps, hang_ups
 from aggregator.signals import Signals
 from aggregator.stage import Stage, Words
 from aggregator.store import SqliteStore, StoreFullError
+from aggregator.turn import Terms
 from aggregator.upkeep import Upkeep
 from aggregator.uploads import Room
 from aggregator.view import View

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from aggregator import announce, asking
 from aggregator.announce import OVERLAP, Body, Ends, Opening, Phase, Publication
 from aggregator.config import Run
-from aggregator.intake import Turn
 from aggregator.leaves import changed, digest, flatten
 from aggregator.methods import AGAIN, OPEN, Course
 from aggregator.records import Asked, Content, Entry, Timer, Version
 from aggregator.store import SqliteStore
+from aggregator.turn import Turn
 from edge_sdk.clock import Clock
 from edge_sdk.program import fields
 from edge_sdk.settings import seconds

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from aggregator.announce import Publication
-from aggregator.intake import Answer
+from aggregator.answers import Answer
 from aggregator.metrics import Metrics
 from edge_sdk.program import fields
 from edge_sdk.wire import topics

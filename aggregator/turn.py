@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aggregator.ledger import Ledger
 from aggregator.quotas import Quotas
 from aggregator.uploads import Room
 from edge_sdk.wire.admit import Limits, Opened
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import CHUNK_LIMIT, Offer
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.messages import CHUNK_LIMIT, WIRE, Hello, Offer, Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,54 @@ class Turn:
     cohort: bytes | None = None
     releases: int | None = None
     is_personal: bool = False
+
+
+def wanted(turn: Turn | None) -> Turn:
+    """Return the turn whose updates are taken now.
+
+    Raises:
+        Refused: PAUSED; nothing is recorded meanwhile.
+    """
+    if turn is None or turn.is_paused:
+        raise Refused(Reason.PAUSED, "no updates are wanted now")
+    return turn
+
+
+def welcome(
+    terms: Terms, hello: Hello, ref: bytes, ledger: Ledger, *, run: int, time: int
+) -> Welcome:
+    """Return what a device that may come in is promised.
+
+    Args:
+        terms: The promise.
+        hello: What it said.
+        ref: Which message that was.
+        ledger: Its numbers after it.
+        run: The run that is open; 0 before the first.
+        time: Server time, Unix milliseconds.
+
+    Example:
+        Only abilities that both have are promised, and the account is ours.
+
+        >>> hello = Hello(3, bytes(16), 5, False, (), (1, 1), ("zip", "tls"), "1", 1)
+        >>> said = welcome(Terms(caps=("tls",)), hello, bytes(16), Ledger(spent=7), run=0, time=1)
+        >>> said.life, said.caps, said.spent
+        (3, ('tls',), 7)
+    """
+    return Welcome(
+        hello=ref,
+        life=hello.life,
+        spent=ledger.spent,
+        time=time,
+        wire=WIRE,
+        caps=tuple(word for word in hello.caps if word in terms.caps),
+        run=run,
+        inline=terms.inline,
+        window=terms.window,
+        quota=terms.quota,
+        hold=terms.hold,
+        cmd=ledger.cmd,
+    )
 
 
 def foreseen(offer: Offer, turn: Turn) -> Reason | None:

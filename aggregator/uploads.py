@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from edge_sdk.wire.envelope import Sealed, ref
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.messages import BODY_LIMIT, Offer
-from edge_sdk.wire.transfer import IDLE, MOST_IN_FLIGHT, Receiving, Report
+from edge_sdk.wire.messages import BODY_LIMIT, Chunk, Grant, Have, Offer
+from edge_sdk.wire.transfer import IDLE, MOST_IN_FLIGHT, Receiving
 
 KEEP = int(IDLE * 1000)
 """How long a grant's reservation lasts without a new chunk, in milliseconds."""
@@ -34,9 +35,26 @@ class Room:
 class Upload:
     """One device's body on its way."""
 
+    device: str
     machine: Receiving
     offer: Offer
     began: float
+
+    def progress(self, now: float) -> Have | None:
+        """Return what to tell the device of what is here, if it is time to tell."""
+        report = self.machine.report(now)
+        if report is None:
+            return None
+        return Have(ref(self.offer.digest), report.having, report.window)
+
+    def whole(self) -> Sealed:
+        """Return the body as it would have come in one piece.
+
+        Raises:
+            Refused: BAD_DIGEST if it is not what was signed.
+        """
+        offer = self.offer
+        return Sealed(offer.of, self.device, self.machine.body(), offer.digest, offer.sig)
 
 
 class Uploads:
@@ -66,9 +84,44 @@ class Uploads:
         """How many uploads are being served."""
         return len(self._active)
 
-    def of(self, device: str) -> Upload | None:
-        """Return a device's upload."""
-        return self._active.get(device)
+    def grant(self, device: str, offer: Offer, now: float) -> Grant:
+        """Serve an offer: say what is here of it, how much may come, and for how long.
+
+        Raises:
+            Refused: As ``offered`` says.
+        """
+        upload = self.offered(device, offer, now)
+        upload.machine.report(now)  # the grant is one: the next is due later
+        return Grant(ref(offer.digest), upload.machine.having, upload.machine.window, KEEP)
+
+    def expects(self, device: str, chunk: Chunk) -> bool:
+        """Whether a chunk is of the body that this device was granted."""
+        upload = self._active.get(device)
+        return upload is not None and upload.machine.id == chunk.id
+
+    def add(self, device: str, chunk: Chunk, now: float) -> Sealed | Have | None:
+        """Take an expected chunk; return the whole body with the last one, or what to tell.
+
+        Raises:
+            Refused: BAD_CHUNK; BAD_DIGEST for a body that nobody signed, which is then forgotten.
+        """
+        upload = self._active[device]
+        upload.machine.add(chunk.id, chunk.i, chunk.blob, now)
+        if not upload.machine.is_complete:
+            return upload.progress(now)
+        try:
+            whole = upload.whole()
+        except Refused:
+            self.drop(device)
+            raise
+        self.done(device, now)
+        return whole
+
+    def abort(self, device: str, transfer: bytes | None) -> None:
+        """A device gives up the body that it was sending."""
+        upload = self._active.get(device)
+        if upload is not None and upload.machine.id == transfer:
+            self.drop(device)
 
     def offered(self, device: str, offer: Offer, now: float) -> Upload:
         """Return the upload for an offer: the running one, or a new one that replaces it.
@@ -97,7 +150,7 @@ class Uploads:
             most=self._room.chunks,
         )
         self._waiting.pop(device, None)
-        self._active[device] = Upload(machine, offer, now)
+        self._active[device] = Upload(device, machine, offer, now)
         return self._active[device]
 
     def wait(self, device: str) -> int:
@@ -118,16 +171,16 @@ class Uploads:
         """Give a device's memory back."""
         self._active.pop(device, None)
 
-    def due(self, now: float) -> list[tuple[str, Upload, Report]]:
+    def due(self, now: float) -> list[tuple[str, Have]]:
         """Return what to ask whom for now; uploads that went silent are dropped."""
         for device in [d for d, u in self._active.items() if u.machine.is_expired(now)]:
             self.drop(device)
         for device in [d for d, since in self._waiting.items() if now - since > IDLE]:
             del self._waiting[device]
         return [
-            (device, upload, report)
+            (device, have)
             for device, upload in sorted(self._active.items())
-            if (report := upload.machine.report(now)) is not None
+            if (have := upload.progress(now)) is not None
         ]
 
     @property

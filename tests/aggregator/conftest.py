@@ -26,6 +26,7 @@ from edge_sdk.wire.manifest import (
 )
 from edge_sdk.wire.messages import Hello, Model, Update
 from edge_sdk.wire.transport import LinkUp, Message
+from tests.aggregator.rig import Desk, Device
 
 ROOT = keys.from_seed(bytes(range(32)))
 
@@ -242,3 +243,17 @@ def puppets():
 @pytest.fixture
 def still_clock():
     return StillClock()
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = Desk(tmp_path)
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def device(desk):
+    device = Device(desk)
+    device.greet()
+    return device

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.intake import Intake, Terms, Turn
+from aggregator.intake import Intake
 from aggregator.records import Client
 from aggregator.registry import Registry
 from aggregator.store import SqliteStore
+from aggregator.turn import Terms, Turn
 from edge_sdk.wire import codec, envelope, keys, topics
 from edge_sdk.wire.admit import Limits, Opened
 from edge_sdk.wire.messages import KINDS, Chunk, Hello, Offer, Status, Update
@@ -96,6 +97,9 @@ class Desk:
 
     def tick(self):
         return [read(answer) for answer in self.intake.tick().answers]
+
+    def journalled(self):
+        return [entry.event for entry in self.store.journal(1)]
 
     def close(self):
         self.store.close()

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aggregator.intake import Terms
 from aggregator.quotas import Quotas
 from aggregator.store import SqliteStore
+from aggregator.turn import Terms
 from edge_sdk.wire import envelope, topics
 from edge_sdk.wire.messages import Offer
 from tests.aggregator.rig import FLEET, Desk, Device, read, ref_of, turn_of, wide

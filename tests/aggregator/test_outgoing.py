@@ -1,7 +1,7 @@
 """Announcements keep their order and wait for room; nothing is published into the void."""
 
 from aggregator.announce import Publication
-from aggregator.intake import Answer
+from aggregator.answers import Answer
 from aggregator.metrics import Metrics
 from aggregator.outgoing import Outgoing
 from edge_sdk.wire.loopback import LoopbackBroker

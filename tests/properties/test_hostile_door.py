@@ -21,8 +21,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregator.intake import Terms
 from aggregator.quotas import Quotas
+from aggregator.turn import Terms
 from edge_sdk.wire import codec, envelope, topics
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.messages import (

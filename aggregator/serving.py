@@ -1,0 +1,70 @@
+"""Chunks of common bodies for who misses them: to each its own, or one slot for a whole crowd."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from aggregator.answers import Answer, Voice
+from aggregator.crowds import Crowds
+from aggregator.downloads import Downloads
+from aggregator.records import Store
+from edge_sdk.wire import codec, envelope, topics
+from edge_sdk.wire.messages import Chunk, Have, Part
+
+
+class Serving:
+    """Who pulls what. In memory only: whoever is forgotten asks again."""
+
+    def __init__(self, store: Store, *, voice: Voice, window: int, counts: Counter[str]) -> None:
+        """Begin with nobody.
+
+        Args:
+            store: Has the contents, and the slots of the common model.
+            voice: Says single chunks.
+            window: Most chunks on their way to one device.
+            counts: SLOTS_AGAIN is counted here.
+        """
+        self._store = store
+        self._voice = voice
+        self._counts = counts
+        self._downloads = Downloads(store.content, window)
+        self._crowds = Crowds()
+
+    def missing(self, device: str, have: Have, now: float) -> tuple[Answer, ...]:
+        """Return the chunks of a common body that a device is missing.
+
+        Raises:
+            Refused: NOT_FOUND for a body that is not, or no longer, ours; MALFORMED.
+        """
+        chunks = self._downloads.wanted(device, have, now)
+        said = (self._piece(device, chunk, now) for chunk in chunks)
+        return tuple(answer for answer in said if answer is not None)
+
+    def stop(self, device: str, ref: bytes | None) -> None:
+        """A device wants no more of a body."""
+        self._downloads.stop(device, ref)
+
+    def forget(self, now: float) -> None:
+        """Forget the downloads of devices that went silent."""
+        self._downloads.forget(now)
+
+    def _piece(self, device: str, chunk: Chunk, now: float) -> Answer | None:
+        """Send one chunk; what a crowd misses is published once more in its slot instead."""
+        piece = chunk.id, chunk.i
+        slot = self._slot(chunk) if self._crowds.grows(device, piece, now) else None
+        if slot is None:
+            return self._voice.say(device, chunk)
+        if not self._crowds.is_waiting(piece, now):
+            return None
+        self._counts["SLOTS_AGAIN"] += 1
+        return slot
+
+    def _slot(self, chunk: Chunk) -> Answer | None:
+        """Return the retained slot with this very chunk, if it is of the present common model."""
+        topic = topics.part(self._voice.fleet, chunk.i)
+        payload = self._store.announced(topic)
+        if not payload:
+            return None
+        part = codec.decode(Part, envelope.unproved(payload))
+        is_it = (part.id, part.blob) == (chunk.id, chunk.blob)
+        return Answer(topic, payload, retain=True) if is_it else None

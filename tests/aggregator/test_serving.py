@@ -1,0 +1,102 @@
+"""Common bodies on their way out: what one device misses, and what a crowd does."""
+
+import pytest
+
+from aggregator import announce
+from aggregator.records import Content
+from edge_sdk.wire import envelope, topics
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.messages import Have
+from edge_sdk.wire.transfer import bitmap
+from tests.aggregator.rig import FLEET, SIGNER, Desk, Device
+
+
+class TestPull:
+    @pytest.fixture
+    def body(self, desk):
+        body = bytes(range(256)) * 100
+        content = Content("model", envelope.ref(envelope.digest(body)), body, 8192)
+        desk.store.announce({}, [content])
+        return content
+
+    def test_a_device_gets_what_it_misses(self, desk, device, body):
+        chunks = device.say(Have(body.id, b"", 2))
+        assert [c.i for c in chunks] == [0, 1]
+        chunks += device.say(Have(body.id, bitmap([0, 1], 4), 8))
+        assert b"".join(c.blob for c in chunks) == body.body
+
+    def test_progress_is_not_answered_with_what_is_on_its_way(self, desk, device, body):
+        assert [c.i for c in device.say(Have(body.id, b"", 3))] == [0, 1, 2]
+        assert [c.i for c in device.say(Have(body.id, bitmap([0], 4), 3))] == [3]
+
+    def test_a_gap_is_sent_again(self, desk, device, body):
+        device.say(Have(body.id, b"", 8))
+        desk.clock.seconds += 2
+        assert [c.i for c in device.say(Have(body.id, bitmap([0, 3], 4), 4))] == [1, 2]
+
+    def test_what_is_not_ours_is_not_found(self, desk, device):
+        (refusal,) = device.say(Have(bytes(16), b"", 1))
+        assert (refusal.code, refusal.id) == (Reason.NOT_FOUND, bytes(16))
+
+    def test_a_bitmap_that_cannot_be_is_malformed(self, desk, device, body):
+        (refusal,) = device.say(Have(body.id, bytes(9), 1))
+        assert refusal.code == Reason.MALFORMED
+
+    def test_pulling_is_no_amplifier(self, desk, device, body):
+        answers = [device.say(Have(body.id, b"", 1)) for _ in range(20)]
+        assert sum(bool(a) for a in answers) == 8
+        desk.clock.seconds += 1
+        assert len(device.say(Have(body.id, b"", 1))) == 1
+
+
+class TestCrowd:
+    """A retained slot was lost on the way to a hundred devices: one publish, not a hundred."""
+
+    @pytest.fixture
+    def crowd(self, tmp_path):
+        desk = Desk(tmp_path, devices=[f"meter-{n}" for n in range(30)])
+        yield desk, [Device(desk, f"meter-{n}") for n in range(30)]
+        desk.close()
+
+    @staticmethod
+    def slotted(desk, *, version=0):
+        run = announce.Body(version, bytes([version]) * 20_000)
+        slots = announce.slots(announce.Ends(FLEET, SIGNER), run, chunk=8192)
+        content = Content("model", run.id, run.data, 8192)
+        desk.store.announce({one.topic: one.payload for one in slots}, [content])
+        return run, slots
+
+    def test_the_twenty_first_gets_the_slot_and_the_next_ones_wait_for_it(self, crowd):
+        desk, devices = crowd
+        body, slots = self.slotted(desk)
+        said = []
+        for device in devices:
+            device.say(Have(body.id, bitmap([0, 2], 3), 8))
+            said.append(desk.taken.answers)
+        assert all(topics.parse(a.topic).kind == "chunk" for (a,) in said[:20])
+        assert said[20] == ((slots[1].topic, slots[1].payload, True),)
+        assert said[21:] == [()] * 9
+        assert desk.intake.counts["SLOTS_AGAIN"] == 1
+
+    def test_ten_seconds_later_they_are_no_crowd(self, crowd):
+        desk, devices = crowd
+        body, _ = self.slotted(desk)
+        for device in devices:
+            desk.clock.seconds += 0.6
+            assert device.say(Have(body.id, bitmap([0, 2], 3), 8))
+        assert desk.intake.counts["SLOTS_AGAIN"] == 0
+
+    def test_one_device_that_asks_often_is_no_crowd(self, crowd):
+        desk, (device, *_) = crowd
+        body, _ = self.slotted(desk)
+        for _ in range(40):
+            desk.clock.seconds += 2
+            assert device.say(Have(body.id, bitmap([0, 2], 3), 8))
+
+    def test_an_older_model_is_not_put_where_the_present_one_lies(self, crowd):
+        desk, devices = crowd
+        old, _ = self.slotted(desk, version=1)
+        self.slotted(desk, version=2)
+        for device in devices:
+            device.say(Have(old.id, bitmap([0, 2], 3), 8))
+            assert [a.retain for a in desk.taken.answers] == [False]
