@@ -1,14 +1,21 @@
 """Bodies in chunks on their way in: offered, granted, put together, asked about, forgotten."""
 
+import random
+
 import numpy as np
 import pytest
 
 from aggregator.turn import Terms
-from aggregator.uploads import Room
-from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import Refusal
+from aggregator.uploads import Room, Uploads
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.messages import Offer, Refusal
 from edge_sdk.wire.transfer import bitmap
 from tests.aggregator.rig import Desk, Device, ref_of, replace, turn_of, wide
+
+
+def offer(number, size=20_000, chunk=8192):
+    digest = bytes([number] * 32)
+    return Offer("update", digest, size, chunk, bytes(72), 1, 1, 0, bytes(16), 1, number + 1, 1)
 
 
 class TestOffer:
@@ -166,3 +173,38 @@ class TestOffer:
         device.say(device.offer(update))
         device.say(Refusal(Reason.ABORTED, 0, id=ref_of(update)))
         assert device.say(device.chunks(update)[0])[0].code == Reason.EXPIRED
+
+
+def test_waits_grow_with_the_place_in_the_queue():
+    uploads = Uploads(Room(uploads=1), random.Random(1))
+    uploads.offered("a", offer(0), 0.0)
+    for number, name in enumerate("bcdefghijklm"):
+        with pytest.raises(Refused) as caught:
+            uploads.offered(name, offer(number + 1), float(number))
+        assert caught.value.reason is Reason.BUSY
+    first = [uploads.wait("b") for _ in range(20)]
+    last = [uploads.wait("m") for _ in range(20)]
+    assert max(first) < min(last)
+    uploads.done("a", 5.0)
+    assert uploads.offered("c", offer(9), 6.0)
+
+
+def test_a_place_in_the_queue_is_given_up_by_silence():
+    uploads = Uploads(Room(uploads=1), random.Random(1))
+    uploads.offered("a", offer(0), 0.0)
+    with pytest.raises(Refused):
+        uploads.offered("b", offer(1), 0.0)
+    uploads.due(130.0)
+    assert len(uploads) == 0
+    assert uploads.next_due is None
+    assert uploads.wait("b") <= 3000
+
+
+def test_sizes_that_cannot_be_are_refused_before_anything_is_reserved():
+    uploads = Uploads(Room(), random.Random(1))
+    with pytest.raises(Refused) as caught:
+        uploads.offered("a", offer(0, size=8 * 1024 * 1024, chunk=8192), 0.0)
+    assert caught.value.reason is Reason.TOO_LARGE
+    with pytest.raises(Refused):
+        uploads.offered("a", offer(0, chunk=100), 0.0)
+    assert len(uploads) == 0
