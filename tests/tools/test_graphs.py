@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tools import reproduce
-from tools.experiments import chargers, charging, ev, graph_claims, graphs
+from tools.experiments import chargers, charging, ev, graph_claims, graph_pages, graphs
 from tools.experiments.charging import Arm
 from tools.experiments.graph_marks import marks
 
@@ -127,6 +127,23 @@ def test_a_claim_holds_in_every_seed_or_not_at_all():
     assert not claim.holds
     assert graph_claims.less(rows[:2], "PFGL", "No_FL")[0].holds
     assert "-9.1%" in graph_claims.less(rows[:2], "PFGL", "No_FL")[0].detail
+
+
+def test_runs_of_different_lengths_are_judged_apart():
+    rows = [
+        told("PFGL", 1.2, rounds=12),
+        told("No_FL", 1.1, rounds=12),
+        told("pooled", 1, rounds=0),
+    ]
+    rows += [told(x, qs, rounds=n) for n in (48, 480) for x, qs in (("PFGL", 1.0), ("No_FL", 1.1))]
+    short, longer, longest = graph_pages.parted(rows)
+    lengths = [{r["arm"]["rounds"] for r in part} for part in (short, longer, longest)]
+    assert lengths == [{0, 12}, {48}, {480}]
+    page = graph_pages.e1(rows, {})
+    held = {claim.text: claim.holds for claim in page.claims}
+    assert not held["QS of PFGL is below No_FL's"]
+    for rounds in (48, 480):
+        assert held[f"in {rounds} rounds, QS of PFGL is below No_FL's of the same length"]
 
 
 def test_a_rise_is_counted_against_the_same_seed_unharmed():

@@ -61,8 +61,20 @@ def less(results: Results, one: str, other: str, text: str = "") -> list[Claim]:
     if not found:
         return []
     holds = all(gap < 0 for gaps in found.values() for gap in gaps)
-    said = ", ".join(f"{called(t)} {np.mean(gaps):+.1%}" for t, gaps in found.items())
+    said = ", ".join(f"{called(t)} {_spread(gaps)}" for t, gaps in found.items())
     return [Claim(text or f"QS of {one} is below {other}'s", holds, said)]
+
+
+def _spread(gaps: Sequence[float]) -> str:
+    """Say a mean over seeds, and how far it goes.
+
+    >>> _spread([-0.05]), _spread([-0.05, 0.01])
+    ('-5.0%', '-2.0% (-5.0% to +1.0%, 2 seeds)')
+    """
+    mean = f"{np.mean(gaps):+.1%}"
+    if len(gaps) == 1:
+        return mean
+    return f"{mean} ({min(gaps):+.1%} to {max(gaps):+.1%}, {len(gaps)} seeds)"
 
 
 def of_e1(results: Results) -> list[Claim]:
@@ -82,11 +94,11 @@ def of_e1(results: Results) -> list[Claim]:
 
 
 def of_longer(longer: Results, results: Results) -> list[Claim]:
-    """Judge PFGL in longer runs: against No_FL of that length, and against one that converged."""
+    """Judge PFGL in runs of one greater length: against No_FL's of it, and a converged one."""
     converged = where(results, name="No_FL converged")
     claims = []
     for name in ("PFGL", RESIDUAL):
-        text = f"in longer runs, QS of {name} is below No_FL's"
+        text = f"in {longer[0]['arm']['rounds']} rounds, QS of {name} is below No_FL's"
         claims += less(longer, name, "No_FL", f"{text} of the same length")
         claims += less([*longer, *converged], name, "No_FL converged", f"{text}, converged")
     return claims

@@ -31,7 +31,7 @@ _OWN_MODEL = (
 
 def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
     """Accuracy, the paper's and ours."""
-    results, longer = parted(results)
+    results, *lengths = parted(results)
     claims = [
         *graph_claims.of_e1(results),
         *graph_claims.of_marks(results, marks),
@@ -42,9 +42,10 @@ def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
         if here := [r for r in results if r["arm"]["horizon"] == horizon]:
             lines += ["", f"### p={horizon}: QS / MIL / ICP", "", *_rows(here, horizon)]
     lines += ["", "### PFGL's gain in QS, fairly counted", "", *_gains(results)]
-    if longer:
+    for longer in lengths:
         claims += graph_claims.of_longer(longer, results)
-        lines += ["", "### Longer runs: QS / MIL / ICP", "", _states(longer), ""]
+        title = f"### Longer runs, of {longer[0]['arm']['rounds']} rounds: QS / MIL / ICP"
+        lines += ["", title, "", _states(longer), ""]
         for horizon in sorted({r["arm"]["horizon"] for r in longer}):
             here = [r for r in longer if r["arm"]["horizon"] == horizon]
             lines += [f"p={horizon}", "", *_rows(here, horizon), ""]
@@ -56,11 +57,12 @@ def e1(results: Results, marks: Marks, missing: Sequence[str] = ()) -> Page:
     return Page("E1: PFGL on real charging sites", claims, lines)
 
 
-def parted(results: Results) -> tuple[Results, Results]:
-    """Part the runs of the table's length, and those without rounds, from the longer ones."""
-    shortest = min((r["arm"]["rounds"] for r in results if r["arm"]["rounds"]), default=0)
-    longer = [r for r in results if r["arm"]["rounds"] > shortest]
-    return [r for r in results if r["arm"]["rounds"] <= shortest], longer
+def parted(results: Results) -> list[Results]:
+    """Part runs by length: first the table's, with those that have no rounds, then the longer."""
+    lengths = sorted({r["arm"]["rounds"] for r in results if r["arm"]["rounds"]})
+    first, *longer = lengths or [0]
+    short = [r for r in results if r["arm"]["rounds"] <= first]
+    return [short, *([r for r in results if r["arm"]["rounds"] == n] for n in longer)]
 
 
 def _states(results: Results) -> str:

@@ -26,8 +26,8 @@ PAPERS = ("No_FL", "LSTM-FedAvg", "LSTM-CNN-FedAvg", "LSTM-PFL", "LSTM-CNN-PFL",
 OURS = ("week, federated", "week, alone", "week, pooled")
 LONGER = ("No_FL converged", "pooled", "pooled, tuned")
 
-LENGTH = 4
-"""Times as many rounds in the longer runs of E1."""
+LENGTH, UTMOST = 4, 40
+"""Times as many rounds in the longer runs of E1; and in the longest, on its smallest set."""
 
 LONG = ("PFGL", "PFGL, residual", "No_FL")
 FRUGAL = ("PFGL, float16", "PFGL, alternating")
@@ -83,12 +83,7 @@ def _arm(
 
 
 def _e1(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
-    longer = LENGTH * options.turns
-    for dataset in options.sites:
-        for horizon in HORIZONS:
-            for name in LONG:
-                arm = _arm(options, seed, name, dataset=dataset, horizon=horizon)
-                yield replace(arm, rounds=longer)
+    yield from _longer(options, seed)
     if ev.BOULDER in options.sites:
         yield from (_arm(options, seed, name) for name in FRUGAL)
     for names in (OURS[:1], PAPERS, OURS[1:], LONGER):
@@ -96,6 +91,18 @@ def _e1(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
             for horizon in HORIZONS:
                 for name in names:
                     yield _arm(options, seed, name, dataset=dataset, horizon=horizon)
+
+
+def _longer(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
+    for dataset in options.sites:
+        for horizon in HORIZONS:
+            for name in LONG:
+                arm = _arm(options, seed, name, dataset=dataset, horizon=horizon)
+                yield replace(arm, rounds=LENGTH * options.turns)
+    if ev.PALO_ALTO in options.sites:
+        for name in LONG:
+            arm = _arm(options, seed, name, dataset=ev.PALO_ALTO)
+            yield replace(arm, rounds=UTMOST * options.turns)
 
 
 def _e2(options: argparse.Namespace, seed: int) -> Iterator[Arm]:
