@@ -156,7 +156,7 @@ def test_however_it_ends_nothing_it_started_goes_on(tmp_path, number):
 
 
 def test_an_attack_is_run_with_and_without_and_judged_on_the_honest(tmp_path):
-    options = ["--devices", "5", "--rounds", "3", "--steps", "2", "--bundle", "load-mlp"]
+    options = ["--devices", "5", "--rounds", "6", "--steps", "2", "--bundle", "load-mlp"]
     attack = ["--attack", "gaussian,nan", "--byzantine", "0.2", "--rule", "mean,trimmed_mean"]
     where = ["--days", "14", "--out", str(tmp_path)]
     done = sim("fleet", *options, *attack, *where, "--json", timeout=300)
@@ -168,8 +168,9 @@ def test_an_attack_is_run_with_and_without_and_judged_on_the_honest(tmp_path):
     assert clean["windows"] == 4 * 7 * 24
     assert clean["refused"] == noisy["refused"] == {}
     assert noisy["rise"] > 0.15, "the mean believes noise of variance 1"
-    assert set(nan["refused"]) <= {"NOT_FINITE", "LATE"}, "nobody waits for a liar's answer"
-    assert nan["refused"]
+    refused = [runs[rule, "nan"]["refused"] for rule in ("mean", "trimmed_mean")]
+    assert {reason for each in refused for reason in each} <= {"NOT_FINITE", "LATE"}
+    assert any(refused), "nobody waits for a liar's answer, but in twelve rounds one came"
     assert nan["rise"] < 0.15, "what is not finite is never believed"
     assert runs["trimmed_mean", "gaussian"]["rise"] < 0.15
     assert told["verdicts"][1].startswith("fedavg with trimmed_mean: holds under 20 % gaussian")
