@@ -191,10 +191,12 @@ class Daemon:
             notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             run = reloading.again(self._fold.run, self._store, environ)
-        except Exception as error:  # noqa: BLE001 - no file, however odd, ends a run at work
+        except Exception as error:  # no file, however odd, ends a run at work
             self._upkeep.refused = reloading.sentence(error)
-            hint = getattr(error, "hint", "")
-            logger.warning("reload refused %s", fields(why=self._upkeep.refused, hint=hint))
+            told = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
+            is_ours = not reloading.is_foreseen(error)
+            self.metrics.errors.inc(is_ours)
+            logger.warning("reload refused %s", fields(**told), exc_info=is_ours)
         else:
             keys = reloading.changed(self.config, run.config)
             self._follow(run)

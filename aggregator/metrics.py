@@ -156,7 +156,9 @@ class Metrics:
             registry=own,
         )
         self.errors = Counter(
-            "gridfed_internal_errors", "Messages that met a defect of ours.", registry=own
+            "gridfed_internal_errors",
+            "Reloads that met a defect of ours.",
+            registry=own,
         )
         info = Gauge("gridfed_build_info", "Always 1.", ["version"], registry=own)
         info.labels(installed_version()).set(1)

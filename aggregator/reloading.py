@@ -108,14 +108,22 @@ def again(run: Run, store: SqliteStore, environ: Mapping[str, str] = os.environ)
     return replace(run, config=wanted, half=bound.half, rounds=bound.rounds)
 
 
+def is_foreseen(error: Exception) -> bool:
+    """Whether a configuration was refused for a reason; anything else is a defect of ours.
+
+    >>> is_foreseen(ReloadError("fleet: no")), is_foreseen(KeyError("fleet"))
+    (True, False)
+    """
+    return isinstance(error, Failure | WireError | OSError)
+
+
 def sentence(error: Exception) -> str:
     """Say why a configuration was refused; what nobody foresaw is named as such.
 
     >>> sentence(ReloadError("fleet: no")), sentence(KeyError("fleet"))
     ('fleet: no', "unexpected KeyError: 'fleet'")
     """
-    is_foreseen = isinstance(error, Failure | WireError | OSError)
-    return str(error) if is_foreseen else f"unexpected {type(error).__name__}: {error}"
+    return str(error) if is_foreseen(error) else f"unexpected {type(error).__name__}: {error}"
 
 
 def _check(keys: Iterable[str], run: Run) -> None:

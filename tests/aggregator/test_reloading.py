@@ -162,15 +162,20 @@ def test_what_cannot_be_in_force_changes_nothing_and_says_why(fleet, caplog, old
     assert round_of(daemon, devices) == 2
 
 
-def test_a_file_that_is_gone_or_odd_ends_nothing(fleet, monkeypatch):
+def test_a_file_that_is_gone_or_odd_ends_nothing(fleet, monkeypatch, caplog):
     daemon, path, devices = fleet
+    defects = daemon.metrics.errors._value.get
     path.unlink()
     assert not daemon.reload({})
     assert "No such file" in daemon.snapshot.document()["configuration"]
+    assert defects() == 0
+    assert "Traceback" not in caplog.text
     monkeypatch.setattr(reloading, "bind", lambda _: 1 / 0)
     monkeypatch.setattr(reloading.Config, "load", lambda *_: daemon.config)
     assert not daemon.reload({})
     assert "unexpected ZeroDivisionError" in daemon.snapshot.document()["configuration"]
+    assert defects() == 1
+    assert "Traceback" in caplog.text
     assert round_of(daemon, devices) == 1
 
 
