@@ -1,7 +1,8 @@
 """The loopback page: is it alive, is it ready, what is it doing, and its metrics.
 
-A thread that only ever reads one frozen snapshot; it cannot touch the daemon. Every request has a
-deadline, so a client that sends a byte a minute holds a thread for five seconds and no longer.
+Its threads only ever read one frozen snapshot; they cannot touch the daemon. One of them reads all
+requests, each with a deadline, so a client that sends a byte a minute holds no thread, and no
+descriptor for more than five seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
+import selectors
 import socket
 import threading
 import time
@@ -16,15 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
+from queue import SimpleQueue
 from string import Template
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aggregator.heat import Credits, received, svg
 from aggregator.records import Version
-from edge_sdk.program import TEMPORARY, Failure, installed_version
+from edge_sdk.program import TEMPORARY, Failure, fields, installed_version
+
+if TYPE_CHECKING:
+    from socketserver import BaseServer
 
 SCHEMA = 1
 """Version of the status document; it rises when a key changes its meaning or goes away."""
@@ -32,7 +39,12 @@ SCHEMA = 1
 STALE = 60.0  # s without a turn of the loop: the process lives, the daemon does not
 DEADLINE = 5.0  # s for a whole request, header included
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self'"
-AT_ONCE = 8  # requests being served; who has said nothing makes room
+AT_ONCE = 4  # requests being answered
+MOST = 256  # connections whose request is not complete; as many complete ones may wait
+LARGEST = 8192  # bytes of a request
+POLL = 0.1  # s between two looks at deadlines
+
+logger = logging.getLogger(__name__)
 
 Nothing: Mapping[str, Any] = MappingProxyType({})
 
@@ -118,8 +130,6 @@ class Page:
                 f"cannot serve the page on {listen}: {error.strerror or error}",
                 hint="another process has this port; set page.listen, or stop the other daemon",
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
-        self._thread.start()
 
     @property
     def address(self) -> str:
@@ -129,9 +139,7 @@ class Page:
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(DEADLINE)
+        self._server.close()
 
 
 def split(listen: str) -> tuple[str, int]:
@@ -149,10 +157,27 @@ def split(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
+@dataclass(slots=True)
+class _Reading:
+    """A connection whose request is not complete: what came of it, and until when it may."""
+
+    until: float
+    head: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the blank line that ends a request without a body has come."""
+        return b"\r\n\r\n" in self.head or b"\n\n" in self.head
+
+
+class _Server:
+    """One thread accepts and reads all requests; ``AT_ONCE`` others answer the complete ones.
+
+    A connection that has not yet sent a request holds no thread, so however many of them are
+    opened and renewed, a request that is complete waits only for those before it. At most ``MOST``
+    connections are read at a time, beyond which the oldest is closed, and at most ``MOST`` complete
+    requests wait, beyond which new connections stay in the listener's backlog.
+    """
 
     def __init__(
         self,
@@ -160,76 +185,124 @@ class _Server(ThreadingHTTPServer):
         snapshot: Callable[[], Snapshot],
         metrics: Callable[[], bytes],
     ) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.snapshot, self.metrics = snapshot, metrics
-        self._seats = threading.BoundedSemaphore(AT_ONCE)
-        self._silent: dict[socket.socket, None] = {}  # seated, and not a request said yet
-        super().__init__(address, _Request)
+        self._listener = socket.create_server(address, family=family, backlog=MOST)
+        self._listener.setblocking(False)
+        self.server_address: tuple[Any, ...] = self._listener.getsockname()
+        self._reading: dict[socket.socket, _Reading] = {}  # oldest first
+        self._complete: SimpleQueue[tuple[socket.socket, bytes] | None] = SimpleQueue()
+        self._is_closing = threading.Event()
+        self._threads = [threading.Thread(target=self._read_all, daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._answer_all, daemon=True) for _ in range(AT_ONCE)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's own types
-        """Serve at most ``AT_ONCE`` requests; who sits there and is silent makes room."""
-        if self._seats.acquire(blocking=False) or self._make_room():
-            self._silent[request] = None
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def close(self) -> None:
+        """Stop accepting, answer what is complete, and free the port."""
+        self._is_closing.set()
+        for thread in self._threads:
+            thread.join(DEADLINE)
 
-    def _make_room(self) -> bool:
-        """Turn away who has been silent longest: open sockets must not keep a health check out."""
-        for silent in list(self._silent):
-            if self.spoken(silent):
-                with contextlib.suppress(OSError):  # it has just gone by itself
-                    silent.shutdown(socket.SHUT_RDWR)
-                return self._seats.acquire(timeout=DEADLINE)
-        return False
+    # --- the thread that reads
 
-    def spoken(self, request: socket.socket) -> bool:
-        """Note that a request has come, or that nobody waits for it; False if that was known."""
-        return self._silent.pop(request, False) is None
+    def _read_all(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._is_closing.is_set():
+                self._accept_if_room(selector)
+                for key, _ in selector.select(POLL):
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif key.fileobj in self._reading:  # else it was closed to make room
+                        self._read(selector, key.fileobj)
+                now = time.monotonic()
+                for late in [one for one, what in self._reading.items() if what.until <= now]:
+                    self._drop(selector, late)
+            for left in list(self._reading):
+                self._drop(selector, left)
+        self._listener.close()
+        for _ in range(AT_ONCE):
+            self._complete.put(None)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
-        """Give the seat back whatever became of the request."""
+    def _accept_if_room(self, selector: selectors.BaseSelector) -> None:
+        """Leave new connections in the backlog while too many requests wait for an answer."""
+        is_full = self._complete.qsize() >= MOST
+        is_accepting = self._listener in selector.get_map()
+        if is_full and is_accepting:
+            selector.unregister(self._listener)
+        elif not is_full and not is_accepting:
+            selector.register(self._listener, selectors.EVENT_READ)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.spoken(request)
-            self._seats.release()
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # it left again
+            return
+        except OSError:  # no descriptors: those that are open end within their deadline
+            time.sleep(POLL)
+            return
+        connection.setblocking(False)
+        if len(self._reading) >= MOST:
+            self._drop(selector, next(iter(self._reading)))
+        self._reading[connection] = _Reading(time.monotonic() + DEADLINE)
+        selector.register(connection, selectors.EVENT_READ)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
-        """A client that goes away in the middle is no news, and must not fill a log."""
+    def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        reading = self._reading[connection]
+        try:
+            came = connection.recv(LARGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        reading.head += came
+        if not came or len(reading.head) > LARGEST:
+            self._drop(selector, connection)
+        elif reading.is_complete:
+            selector.unregister(connection)
+            del self._reading[connection]
+            self._complete.put((connection, bytes(reading.head)))
 
+    def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._reading[connection]
+        connection.close()
 
-class _Hurried(io.RawIOBase):
-    """Reads a socket until a deadline for the whole request, not for each byte."""
+    # --- the threads that answer
 
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection, self._deadline = connection, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request took too long")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+    def _answer_all(self) -> None:
+        while (request := self._complete.get()) is not None:
+            connection, head = request
+            with connection, contextlib.suppress(OSError):  # a client that has left is no news
+                connection.settimeout(DEADLINE)
+                _Request(connection, head, self)
+                connection.shutdown(socket.SHUT_WR)
 
 
 class _Request(BaseHTTPRequestHandler):
-    server: _Server
     server_version, sys_version = "gridfed", ""
     timeout = DEADLINE
 
+    def __init__(self, connection: socket.socket, head: bytes, server: _Server) -> None:
+        self._head, self._page = head, server
+        super().__init__(connection, ("", 0), cast("BaseServer", server))
+
     def setup(self) -> None:
         super().setup()
-        hurried = _Hurried(self.connection, time.monotonic() + DEADLINE)
-        self.rfile = io.BufferedReader(hurried)
+        self.rfile.close()
+        self.rfile = io.BytesIO(self._head)
 
     def do_GET(self) -> None:
         """Answer one of the pages."""
-        self.server.spoken(self.request)
-        code, kind, body = self._answer(self.path.partition("?")[0])
+        try:
+            code, kind, body = self._answer(self.path.partition("?")[0])
+        except Exception:
+            logger.exception("page failed %s", fields(path=self.path))
+            code, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain"
+            body = b"internal error; the log has the trace\n"
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -244,14 +317,14 @@ class _Request(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def _answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
-        now = self.server.snapshot()
+        now = self._page.snapshot()
         match path:
             case "/healthz":
                 return _verdict(("the loop turns", now.is_alive(time.monotonic())))
             case "/readyz":
                 return _verdict(*now.checks.items())
         pages: Mapping[str, tuple[str, Callable[[], bytes]]] = {
-            "/metrics": ("text/plain; version=0.0.4; charset=utf-8", self.server.metrics),
+            "/metrics": ("text/plain; version=0.0.4; charset=utf-8", self._page.metrics),
             "/status": ("application/json", lambda: json.dumps(now.document()).encode()),
             "/style.css": ("text/css", lambda: _static("style.css").encode()),
             "/": ("text/html; charset=utf-8", lambda: html(now.document()).encode()),

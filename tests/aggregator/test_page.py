@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -134,6 +135,53 @@ def test_sockets_that_say_nothing_do_not_keep_a_health_check_out(served):
             stack.enter_context(silent)
         for _ in range(3):
             assert get(page, "/healthz")[0] == 200
+
+
+class TestCrowd:
+    """Forty clients that renew their connection whenever it ends, in three manners."""
+
+    CLIENTS = 40
+
+    @pytest.fixture
+    def crowded(self, served, request):
+        address, stop = split(served[0].address), threading.Event()
+
+        def renew():
+            while not stop.is_set():
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(address, timeout=5) as client,
+                ):
+                    client.sendall(request.param)
+                    client.settimeout(0.2)
+                    while client.recv(65536):
+                        pass
+
+        clients = [threading.Thread(target=renew, daemon=True) for _ in range(self.CLIENTS)]
+        for client in clients:
+            client.start()
+        yield served[0]
+        stop.set()
+        for client in clients:
+            client.join(10)
+
+    @pytest.mark.parametrize(
+        "crowded",
+        [b"", b"GET / HTT", b"GET /status HTTP/1.0\r\n\r\n"],
+        ids=["silent", "half a request", "asking"],
+        indirect=True,
+    )
+    def test_every_health_probe_is_answered(self, crowded):
+        assert [get(crowded, "/healthz")[0] for _ in range(20)] == [200] * 20
+
+
+def test_what_no_page_foresaw_is_told_and_logged(served, caplog):
+    page, held, _ = served
+    held["now"] = Snapshot(time.monotonic(), {"broker": True}, {"fleet": object()})
+    code, text = get(page, "/status")
+    assert (code, "the log has the trace" in text) == (500, True)
+    assert "page failed path=/status" in caplog.text
+    assert get(page, "/healthz")[0] == 200
 
 
 def test_port_in_use_is_one_sentence(served):
