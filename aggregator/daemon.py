@@ -42,7 +42,7 @@ from aggregator.view import View
 from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
-from edge_sdk.wire.messages import CHUNK_LIMIT, Command, Task
+from edge_sdk.wire.messages import BODY_LIMIT, CHUNK_LIMIT, Command, Task
 from edge_sdk.wire.method import CONTRACTS, Event, Member
 from edge_sdk.wire.transfer import chunk_size
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
@@ -107,7 +107,7 @@ class Daemon:
             fleet=config.fleet,
             signer=signer,
             clock=clock,
-            terms=_terms(config),
+            terms=terms_of(config),
             rng=rng,
         )
         self._fold = Fold(
@@ -211,7 +211,7 @@ class Daemon:
         if run.config.log != self.config.log:
             logging.getLogger().setLevel(run.config.log.level.upper())
         self.config, self._fold.run = run.config, run
-        self._intake.keep_to(_terms(run.config))
+        self._intake.keep_to(terms_of(run.config))
         self._intake.open(self._fold.turn)
         self._upkeep.follow(run.config)
 
@@ -509,15 +509,24 @@ def serve(
         return {"round": daemon.state.round, "version": daemon.state.version}
 
 
-def _terms(config: Config) -> Terms:
-    """A device may use an eighth of its day in one hour, and always a chunk either way."""
+def terms_of(config: Config) -> Terms:
+    """A device may use an eighth of its day in one hour, and always a chunk either way.
+
+    What one fetches at once may be more: the largest bundle and the largest model, after a loss.
+    """
     said = config.admission
     return Terms(
         inline=said.inline,
         quota=said.quota,
         hold=said.hold,
         caps=("b1", "b2"),
-        quotas=Quotas(control=said.control, volume=max(said.quota // 8, 2 * CHUNK_LIMIT)),
+        quotas=Quotas(
+            control=said.control,
+            volume=max(said.quota // 8, 2 * CHUNK_LIMIT),
+            download=max(said.quota // 8, 2 * BODY_LIMIT),
+            refill=said.quota / 8 / 3600,
+            downlink=config.pace.down_rate,
+        ),
         room=Room(uploads=said.window),
     )
 

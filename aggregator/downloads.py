@@ -37,8 +37,8 @@ class Downloads:
         self._pulls: dict[str, _Pull] = {}
         self._contents: OrderedDict[bytes, Content] = OrderedDict()
 
-    def wanted(self, device: str, have: Have, now: float) -> list[Chunk]:
-        """Return the chunks to send a device that told what it has.
+    def wanted(self, device: str, have: Have, now: float, room: int) -> list[Chunk]:
+        """Return the chunks to send a device that told what it has: at most ``room`` bytes.
 
         Raises:
             Refused: NOT_FOUND for a body that is not, or no longer, ours; MALFORMED.
@@ -53,7 +53,7 @@ class Downloads:
         self._pulls[device] = _Pull(sending, now)
         if sending.is_complete:
             self.stop(device, have.id)
-        indices = sending.due(self._window, now)
+        indices = sending.due(min(self._window, room // content.chunk), now)
         return [Chunk(have.id, i, blob=sending.piece(i)) for i in indices]
 
     def stop(self, device: str, ref: bytes | None) -> None:

@@ -327,9 +327,16 @@ class Intake:
         return Taken(signal=self.signals.take(sealed.sender, signal))
 
     def _have(self, sealed: Sealed, have: Have) -> Taken:
-        """Send the chunks of a common body that a device is missing."""
+        """Send the chunks of a common body that a device is missing, as its quota allows.
+
+        Raises:
+            Refused: QUOTA, or BUSY, where nothing may be sent now; or as ``missing`` says.
+        """
         device, now = sealed.sender, self._clock.monotonic()
         if not self._guard.may_pull(device, now):
             self.counts["PULLS_DELAYED"] += 1
             return Taken()
-        return Taken(self._serving.missing(device, have, now))
+        room = self._guard.room_for_download(device, now)
+        answers = self._serving.missing(device, have, now, room)
+        self._guard.downloaded(device, sum(len(answer.payload) for answer in answers), now)
+        return Taken(answers)

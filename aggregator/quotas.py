@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.messages import CHUNK_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,9 @@ class Quotas:
         failures: Bad signatures a minute under its name, before it is ignored.
         ignore: Seconds it is then ignored.
         pulls: Requests for content a second that are answered; as many chunks' worth may burst.
+        download: Bytes of content that are sent to one device at once.
+        refill: Bytes a second by which that grows again.
+        downlink: Bytes of content a second that are sent to all devices together.
     """
 
     control: int = 60
@@ -26,7 +30,15 @@ class Quotas:
     failures: int = 5
     ignore: float = 600.0
     pulls: float = 1.0
+    download: int = 16 * 1024 * 1024
+    refill: float = 8 * 1024 * 1024 / 3600
+    downlink: float = 5_000_000.0
 
+
+FLEET = "_all"
+"""The key of the bucket that all devices share."""
+
+BURST = 4.0  # s of the fleet's downlink that may be sent at once
 
 _BULKY = frozenset(("chunk", "signal"))
 """Kinds of which one answer has many: their bytes count, their number does not."""
@@ -77,6 +89,23 @@ class Buckets:
             self._levels.popitem(last=False)
         return is_enough
 
+    def level(self, key: Hashable, now: float) -> float:
+        """Return the tokens of a bucket; negative where more was spent than it had."""
+        level, at = self._levels.get(key, (self._capacity, now))
+        return min(self._capacity, level + max(0.0, now - at) * self._rate)
+
+    def spend(self, key: Hashable, now: float, tokens: float) -> None:
+        """Take tokens even if the bucket has fewer; what is missing is made up for later.
+
+        >>> bucket = Buckets(capacity=10, rate=1)
+        >>> bucket.spend("meter-1", now=0.0, tokens=12)
+        >>> bucket.level("meter-1", now=0.0), bucket.level("meter-1", now=5.0)
+        (-2.0, 3.0)
+        """
+        level = self.level(key, now)
+        self.take(key, now, 0.0)
+        self._levels[key] = (level - tokens, max(now, self._levels[key][1]))
+
 
 class Guard:
     """The books of one intake: who has used what, and who was answered when."""
@@ -87,6 +116,8 @@ class Guard:
         self._volume = Buckets(quotas.volume, quotas.volume / 3600)
         self._failures = Buckets(quotas.failures, quotas.failures / 60)
         self._pulls = Buckets(8.0, quotas.pulls)
+        self._downloads = Buckets(quotas.download, quotas.refill)
+        self._downlink = Buckets(BURST * quotas.downlink, quotas.downlink)
         self._minutely = Buckets(1.0, 1 / 60)
         self._hourly = Buckets(1.0, 1 / 3600)
         self._each_second = Buckets(1.0, 1.0)
@@ -97,6 +128,8 @@ class Guard:
         """Book by other quotas from now on; who is ignored stays so."""
         self._control.resize(quotas.control, quotas.control / 60)
         self._volume.resize(quotas.volume, quotas.volume / 3600)
+        self._downloads.resize(quotas.download, quotas.refill)
+        self._downlink.resize(BURST * quotas.downlink, quotas.downlink)
 
     def is_ignored(self, device: str, now: float) -> bool:
         """Whether so many bad signatures came under this name that nothing is looked at."""
@@ -124,6 +157,25 @@ class Guard:
     def may_pull(self, device: str, now: float) -> bool:
         """Whether a request for content is answered now."""
         return self._pulls.take(device, now)
+
+    def room_for_download(self, device: str, now: float) -> int:
+        """Return the bytes of content that may be sent to a device now.
+
+        Raises:
+            Refused: QUOTA where the device has used its own; BUSY where all devices together have.
+        """
+        own = self._downloads.level(device, now)
+        if own < CHUNK_LIMIT:
+            raise Refused(Reason.QUOTA, f"{device}: too many bytes fetched")
+        shared = self._downlink.level(FLEET, now)
+        if shared <= 0:
+            raise Refused(Reason.BUSY, "the fleet's downlink is used up")
+        return int(max(CHUNK_LIMIT, min(own, shared)))
+
+    def downloaded(self, device: str, size: int, now: float) -> None:
+        """Book bytes of content that are sent to a device."""
+        self._downloads.spend(device, now, size)
+        self._downlink.spend(FLEET, now, size)
 
     def may_answer(self, device: str, reason: Reason, now: float) -> bool:
         """Whether a refusal is said aloud: an answer must not be an amplifier.

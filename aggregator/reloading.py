@@ -28,7 +28,7 @@ LIVE: Mapping[str, str] = {
     "admission.quota": "at once, at the door; a device hears of it with its next welcome",
     "admission.releases": "at once",
     "pace.spread": "with the next manifest",
-    "pace.down_rate": "with the next manifest",
+    "pace.down_rate": "with the next manifest; for content that devices ask for, at once",
     "pace.up_rate": "with the next manifest",
     "run.deadline": "with the next round",
 }

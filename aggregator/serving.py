@@ -30,13 +30,13 @@ class Serving:
         self._downloads = Downloads(store.content, window)
         self._crowds = Crowds()
 
-    def missing(self, device: str, have: Have, now: float) -> tuple[Answer, ...]:
-        """Return the chunks of a common body that a device is missing.
+    def missing(self, device: str, have: Have, now: float, room: int) -> tuple[Answer, ...]:
+        """Return the chunks of a common body that a device is missing: at most ``room`` bytes.
 
         Raises:
             Refused: NOT_FOUND for a body that is not, or no longer, ours; MALFORMED.
         """
-        chunks = self._downloads.wanted(device, have, now)
+        chunks = self._downloads.wanted(device, have, now, room)
         said = (self._piece(device, chunk, now) for chunk in chunks)
         return tuple(answer for answer in said if answer is not None)
 

@@ -2,11 +2,13 @@
 
 import pytest
 
-from aggregator import announce
+from aggregator import announce, daemon
+from aggregator.quotas import BURST, Quotas
 from aggregator.records import Content
+from aggregator.turn import Terms
 from edge_sdk.wire import envelope, topics
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import Have
+from edge_sdk.wire.messages import BODY_LIMIT, Have
 from edge_sdk.wire.transfer import bitmap
 from tests.aggregator.rig import FLEET, SIGNER, Desk, Device
 
@@ -47,6 +49,87 @@ class TestPull:
         assert sum(bool(a) for a in answers) == 8
         desk.clock.seconds += 1
         assert len(device.say(Have(body.id, b"", 1))) == 1
+
+
+class TestQuota:
+    """A request of 300 bytes costs the aggregator hundreds of times as many: that is bounded."""
+
+    LARGE = bytes(range(256)) * 4 * 1024 * 8  # 8 MiB, the largest body there is
+
+    @staticmethod
+    def offered(desk, body, chunk=32_768):
+        content = Content("bundle", envelope.ref(envelope.digest(body)), body, chunk)
+        desk.store.announce({}, [content])
+        return content
+
+    @staticmethod
+    def greedy(desk, device, content, seconds):
+        """Ask for everything once a second, as if nothing had ever come; return what was sent."""
+        sent, codes = 0, []
+        for _ in range(seconds):
+            desk.clock.seconds += 1
+            said = device.say(Have(content.id, b"", 8))
+            sent += sum(len(answer.payload) for answer in desk.taken.answers)
+            codes += [one.code for one in said if one.kind == "refusal"]
+        return sent, codes
+
+    def test_one_device_gets_its_quota_and_is_told_when_it_is_used(self, desk, device):
+        content = self.offered(desk, self.LARGE)
+        quotas = desk.terms.quotas
+        sent, codes = self.greedy(desk, device, content, 300)
+        assert sent <= quotas.download + 300 * quotas.refill + 40_000
+        assert sent > quotas.download
+        assert codes
+        assert set(codes) == {Reason.QUOTA}
+        assert desk.intake.counts["QUOTA"] > len(codes)  # an answer is no amplifier either
+
+    def test_the_refusal_names_the_transfer_and_when_to_ask_again(self, desk, device):
+        content = self.offered(desk, self.LARGE)
+        for _ in range(100):
+            desk.clock.seconds += 1
+            said = device.say(Have(content.id, b"", 8))
+            if said[0].kind == "refusal":
+                break
+        assert (said[0].kind, said[0].id, said[0].wait) == ("refusal", content.id, 60_000)
+        desk.clock.seconds += 60
+        assert {one.kind for one in device.say(Have(content.id, b"", 8))} == {"chunk"}
+
+    def test_a_device_that_lost_its_store_fetches_bundle_and_model(self, desk, device):
+        for body in (self.LARGE, self.LARGE[::-1]):
+            content, have = self.offered(desk, body), set()
+            for _ in range(32):
+                desk.clock.seconds += 1
+                for said in device.say(Have(content.id, bitmap(have, 256), 8)):
+                    assert said.kind == "chunk"
+                    have.add(said.i)
+            assert len(have) == 256
+
+    def test_all_devices_together_get_what_the_downlink_carries(self, tmp_path):
+        names = [f"meter-{n}" for n in range(30)]
+        terms = Terms(quotas=Quotas(downlink=1_000_000))
+        desk = Desk(tmp_path, devices=names, terms=terms)
+        content = self.offered(desk, self.LARGE)
+        liars = [Device(desk, name) for name in names[1:]]
+        sent, codes = 0, set()
+        for _ in range(5):
+            desk.clock.seconds += 1
+            for liar in liars:
+                said = liar.say(Have(content.id, b"", 8))
+                sent += sum(len(answer.payload) for answer in desk.taken.answers)
+                codes |= {one.code for one in said if one.kind == "refusal"}
+        assert codes == {Reason.BUSY}
+        assert sent <= (BURST + 5) * 1_000_000 + 300_000
+        honest = Device(desk, names[0])
+        desk.clock.seconds += 1
+        assert {one.kind for one in honest.say(Have(content.id, b"", 8))} == {"chunk"}
+        desk.close()
+
+    def test_the_configuration_says_how_much(self, founded):
+        config = founded(replacing=[('spread = "0s"', 'spread = "0s", down_rate = 7000.0')])
+        quotas = daemon.terms_of(config).quotas
+        assert quotas.downlink == 7000.0
+        assert quotas.download == 2 * BODY_LIMIT  # more than an eighth of 64 MB
+        assert quotas.refill == pytest.approx(64e6 / 8 / 3600)
 
 
 class TestCrowd:
