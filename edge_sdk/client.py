@@ -260,6 +260,7 @@ class Client:
         self._work.spending.watch()
         if session.bundle is not None:
             self._follow(session.bundle)
+            self._work.spending.watch()  # under the mechanism that is in force now
         self._playing.play()
         self._gathering.exchange()
         if session.task is not None and self._is_answerable(session.task):

@@ -107,7 +107,7 @@ class Learner:
             key=partial(keyed, self.role.run, self.config.id),
             turn=self._take_turn,
             judge=self.judged,
-            latest=self.newest,
+            latest=self.newest_learnable,
             held=self.held_back,
         )
         self.half = self.factory(local, _steps(manifest.training))
@@ -162,9 +162,10 @@ class Learner:
         """Return a vector's loss on windows behind those that are learned from; None without any.
 
         Of the series that may be learned from, so perhaps perturbed. The same windows for every
-        vector, as long as no reading came.
+        vector, as long as no reading came. None where the mechanism covers gradients only: a model
+        that was chosen by a loss without noise would tell of it in every later update.
         """
-        held = self.held_back()
+        held = self.held_back() if self.mechanism.judges else None
         if held is None:
             return None
         rng = keyed(self.role.run, self.config.id, "held back", 0)
@@ -203,16 +204,29 @@ class Learner:
         self._fix_scale()
         return self.alone.apply(begun, task)[0]
 
-    def newest(self) -> tuple[int, Array] | None:
-        """Return the newest window's number and input, ``(1, lookback, channels)``, if it is whole.
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest window, of the clean readings; None while it is incomplete.
 
-        The number is that of ``Drawable.named``: the same for all devices at the same time.
+        It is that of ``Drawable.named``: the same for all devices at the same time.
         """
-        if not self.is_ready:
+        return self.frame().newest if len(self.series) else None
+
+    def newest_learnable(self) -> tuple[int, Array] | None:
+        """Return the newest window as it may leave: its number, and ``(1, lookback, channels)``.
+
+        It is made of what may be learned from, so perhaps of perturbed readings: the noise of a
+        reading that has none yet is drawn, stored and charged by this call, as for training.
+
+        Returns:
+            None while it is incomplete, or while not all of it may be learned from.
+        """
+        if self.newest is None:
             return None
-        frame = self.frame()
-        number = int(frame.times[-1]) // frame.window.step_seconds
-        return number, frame.inputs(np.array([len(frame) - 1], np.int64))
+        frame = self._learnable_frame()
+        if frame.newest != self.newest:
+            return None
+        return self.newest, frame.inputs(np.array([len(frame) - 1], np.int64))
 
     @property
     def is_ready(self) -> bool:
@@ -236,8 +250,7 @@ class Learner:
         alone, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
         if aided is None or SERVE not in CONTRACTS[self.role.method]:
             return alone, "model"
-        newest = self.newest()
-        if newest is not None and self.helped_at(state) == newest[0]:
+        if self.newest is not None and self.helped_at(state) == self.newest:
             z = self.half.model(state)["z"]
             return partial(aided, z=z.astype(np.float32)), "model"
         return alone, "without graph"

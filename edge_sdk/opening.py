@@ -167,7 +167,7 @@ def protect(
     """
     shared = manifest.spec(role.shared).shared_size
     made = plan(config, manifest, role.method, shared)
-    reports = answered(CONTRACTS[role.method])[1].report
+    reports = [number for ask in CONTRACTS[role.method].values() for number in ask.report]
     measured = frozenset({"n", *(number.name for number in reports if number.measured)})
     return mechanism_of(made, store, clock, measured=measured)
 

@@ -35,7 +35,7 @@ class Playing:
         """Begin with no forecast asked for."""
         self._device, self._session, self._work = device, session, work
         self._answering = answering
-        self._asked_for, self._half = (-1, 0.0), 0.0
+        self._asked_for, self._half, self._not_served = (-1, 0.0), 0.0, ""
 
     @property
     def has_turns(self) -> bool:
@@ -69,16 +69,36 @@ class Playing:
     def _ask_for_the_graph(self) -> None:
         """Ask what the graph says of the newest window, now and then until it has said it."""
         learner, now = self._work.learner, self._session.now
-        newest, (number, at) = learner.newest(), self._asked_for
-        if newest is None or (newest[0] == number and now - at < _ASK_AGAIN):
+        newest, (number, at) = learner.newest, self._asked_for
+        if newest is None or (newest == number and now - at < _ASK_AGAIN):
             return
-        if learner.helped_at(self._work.state) == newest[0]:
+        if learner.helped_at(self._work.state) == newest:
             return
-        self._asked_for = newest[0], now
-        due, values = Due(0, SERVE, newest[0]), {"half": self._half}
-        self._session.counts["graph asked"] += 1
-        asked = Task(self._device, 0, SERVE, values=values)
-        self._tell(*learner.play(self._work.state, due), asked)
+        self._asked_for = newest, now
+        why = self._why_not_served()
+        state, effects = self._work.state, Effects()
+        if not why:  # this draws and charges the noise of readings that have none yet
+            state, effects = learner.play(self._work.state, Due(0, SERVE, newest))
+            why = "" if effects else "window not learnable"
+        self._note_not_served(why)
+        if effects:
+            self._session.counts["graph asked"] += 1
+            self._tell(state, effects, Task(self._device, 0, SERVE, values={"half": self._half}))
+
+    def _why_not_served(self) -> str:
+        """Return why the newest window may not leave now; empty if it may."""
+        stopped = self._session.why_stopped
+        if stopped == "stop":  # a forecast is helped when the run is over, too
+            return self._session.why_silent
+        return stopped
+
+    def _note_not_served(self, why: str) -> None:
+        """Count a window that stays here, and log the reason when it changes."""
+        if why:
+            self._session.counts["graph not asked"] += 1
+        if why and why != self._not_served:
+            logger.warning("forecasts without the graph model %s", fields(why=why))
+        self._not_served = why
 
     def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
         """Take a state over that is not saved, and send the signals that came with it."""
@@ -88,9 +108,8 @@ class Playing:
         for effect in effects:
             if not isinstance(effect, Signal):
                 continue
-            stopped = self._session.why_stopped
-            if stopped and not (effect.ask == SERVE and stopped == "stop"):
-                continue  # a forecast is helped when the run is over, too
+            if self._why_not_served() if effect.ask == SERVE else self._session.why_stopped:
+                continue
             report = self._work.contract[effect.ask].report
             hidden = {n.name for n in report if n.measured and not told}
             values = {name: v for name, v in effect.values.items() if name not in hidden}

@@ -110,8 +110,13 @@ class Session(Questions):
         """Why nothing is learned for the fleet now; empty if nothing forbids it."""
         if self._held_up:
             return "command"
-        if self._phase != "train":
-            return self._phase
+        return self._phase if self._phase != "train" else self.why_silent
+
+    @property
+    def why_silent(self) -> str:
+        """Why nothing made of readings may leave, in any phase of the run; empty if it may."""
+        if self._held_up:
+            return "command"
         if self.forbidden:
             return self.forbidden
         if self.is_rationed:

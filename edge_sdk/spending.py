@@ -61,7 +61,9 @@ class Spending:
         self._watched = (spent, self._session.most)
         plan = self.mechanism.plan
         self.account = replace(self.account, most=plan.most(self._session.most))
-        if self.account.plus(*self._unseen(self._clock.wall())).has_room(plan.release()):
+        wall = self._clock.wall()
+        draw = (plan.charge(wall),) if self.mechanism.origin == "input" else ()  # of a new reading
+        if self.account.plus(*self._unseen(wall), *draw).has_room(plan.release()):
             self._session.forbidden = ""
         else:
             self.stop("nothing more may be told")
@@ -86,6 +88,7 @@ class Spending:
             BudgetSpent: Something would be released that does not fit.
         """
         wall = self._clock.wall()
+        self._recount()
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
         account = self.account
         return charges, account.charge(*charges) if releases else account.plus(*charges)
@@ -93,7 +96,11 @@ class Spending:
     def paid(self, account: Account) -> None:
         """Take over the account of a round that is saved."""
         self.account = account
-        if self.mechanism.origin == "input":  # which books new readings by itself
+        self._recount()
+
+    def _recount(self) -> None:
+        """Read the ledger again where a mechanism books the noise of new readings by itself."""
+        if self.mechanism.origin == "input":
             self.account = account_of(self._store, self.mechanism.plan)
 
     def _unseen(self, wall: int) -> tuple[Charge, ...]:

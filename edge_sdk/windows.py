@@ -164,6 +164,13 @@ class Frame:
             self._incomplete[-1] == self._incomplete[-lookback - 1]
         )
 
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest window: its last row's start over the step; None if it lacks."""
+        if not self.is_ready:
+            return None
+        return int(self.times[-1]) // self.window.step_seconds
+
     def inputs(self, origins: Ints) -> NDArray[np.float32]:
         """Gather input windows in one copy, shape ``(B, lookback, channels)``."""
         lookback, width = self.window.lookback, self.channels.shape[1]

@@ -86,9 +86,9 @@ class Local(Protocol):
         """
 
     def newest(self) -> tuple[int, NDArray[np.float32]] | None:
-        """Return the newest window to forecast from: its number, and ``(1, lookback, channels)``.
+        """Return the newest window as it may leave: its number, and ``(1, lookback, channels)``.
 
-        None while the readings do not reach far enough back.
+        None while the readings do not reach far enough back, or may not be learned from.
         """
 
 
@@ -144,7 +144,7 @@ class Lent:
             ``edge_sdk.chance``.
         turn: Called between two batches; may raise to stop the training.
         judge: A whole vector's loss on windows that are held back, or None.
-        latest: The newest window to forecast from, or None.
+        latest: The newest window as it may leave, or None.
         held: Windows that are held back, to judge by; None without any.
     """
 
@@ -205,5 +205,5 @@ class Lent:
         return windows.named(ids)
 
     def newest(self) -> tuple[int, NDArray[np.float32]] | None:
-        """Return the newest window to forecast from, and its number."""
+        """Return the newest window as it may leave, and its number."""
         return self.latest()

@@ -40,6 +40,10 @@ class Mechanism(Protocol):
     def scale(self) -> tuple[float, float] | None:
         """A public scale to learn on, where the device's own would tell something."""
 
+    @property
+    def judges(self) -> bool:
+        """Whether a loss on windows held back may decide which model is learned from."""
+
     def learnable(self, series: Series) -> Series:
         """Return the readings that may be learned from: perhaps perturbed, and then kept so."""
 
@@ -86,6 +90,11 @@ class Plain:
     def scale(self) -> tuple[float, float] | None:
         """No public scale."""
         return None
+
+    @property
+    def judges(self) -> bool:
+        """Yes: the readings have their noise, or everything that leaves gets it."""
+        return True
 
     def learnable(self, series: Series) -> Series:
         """Return the readings as they are."""

@@ -29,6 +29,11 @@ class AtGradient(Plain):
         low_high = self.plan.mechanism.range
         return (low_high[0], low_high[1]) if low_high else None
 
+    @property
+    def judges(self) -> bool:
+        """No: nothing hides such a loss, and the choice would be in every later update."""
+        return False
+
     def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
         """Put the clipped and noisy gradient where a half asks for the gradient."""
 
@@ -71,6 +76,8 @@ class OnPaper(Plain):
 
     def _noisy(self, graph: Graph) -> Graph:
         def run(**feeds: Array) -> tuple[Array, ...]:
+            if "x" not in feeds:  # of what was made from noisy inputs already
+                return graph(**feeds)
             x = feeds["x"]
             spread = self.plan.noise * noise.normal(x.size, self.entropy).reshape(x.shape)
             return graph(**{**feeds, "x": (x + spread).astype(np.float32)})

@@ -133,6 +133,11 @@ class Account:
         once = [[replace(c, count=1)] for c in drawn_once] or [[]]
         return max(composed([*first, *rest], delta) for first in once)
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether what was charged so far fits the limit: else no claim holds for what left."""
+        return self.epsilon() <= self.limit.epsilon * (1.0 + 1e-9)
+
     def has_room(self, charge: Charge) -> bool:
         """Whether one more release of this cost fits."""
         is_counted = self.most is None or self.told + charge.releases <= self.most

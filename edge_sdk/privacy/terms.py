@@ -260,6 +260,18 @@ def _reports(section: PrivacySection, _facts: Facts) -> Iterator[Complaint]:
         )
 
 
+def _minibatches(section: PrivacySection, _facts: Facts) -> Iterator[Complaint]:
+    mechanism, is_honest = section.mechanism, section.mode == "honest"
+    if is_honest and mechanism.point == "gradient" and mechanism.neighbours == "add-remove":
+        yield (
+            "mechanism.neighbours",
+            (
+                "one window more or less changes which windows are drawn for a minibatch, so no "
+                "clip bounds what it moves; say 'replace'"
+            ),
+        )
+
+
 def _graphs(section: PrivacySection, facts: Facts) -> Iterator[Complaint]:
     if section.mechanism.point == "gradient" and CLIPPED_GRADIENT not in facts.manifest.graphs:
         yield (
@@ -278,6 +290,7 @@ _CHECKS: tuple[Callable[[PrivacySection, Facts], Iterator[Complaint]], ...] = (
     _sensitivity,
     _calibrations,
     _reports,
+    _minibatches,
     _graphs,
 )
 

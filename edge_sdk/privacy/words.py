@@ -23,7 +23,7 @@ UNIT: Mapping[str, str] = {
     "device": "device's whole contribution",
 }
 UNPROTECTED = (
-    "no privacy mechanism is active: updates leave as computed, and what they tell about this "
+    "no privacy mechanism is active: everything leaves as computed, and what it tells about this "
     "device's readings is not bounded"
 )
 NEVER = (
@@ -52,7 +52,8 @@ def promise(plan: Plan) -> str:
     if plan.is_paper:
         return f"{mechanism.name} noise at the {point}: {NO_CLAIM}"
     how = {
-        "input": "training sees each reading only with noise that was drawn once and is kept",
+        "input": "training, and the newest window where a method sends it, see each reading only "
+        "with noise that was drawn once and is kept",
         "gradient": f"the gradient of every window is clipped to {mechanism.clip or 0:g} and "
         "every step gets gaussian noise",
         "update": f"every update is clipped to {mechanism.clip or 0:g} and gets "
@@ -65,8 +66,10 @@ def promise(plan: Plan) -> str:
         if point == "input"
         else ""
     )
+    outside = plan.section.budget.outside
+    after = f" after the first {outside} updates" if outside else ""
     return (
-        f"{how}; over everything that leaves, one {unit_of(plan)} is "
+        f"{how}; over everything that leaves{after}, one {unit_of(plan)} is "
         f"(epsilon {limit.epsilon:g}, delta {limit.delta:g})-private{serving}"
     )
 
@@ -95,10 +98,12 @@ def explained(plan: Plan, account: Account) -> str:
         >>> from edge_sdk.privacy.section import MechanismSection, PrivacySection
         >>> plan = Plan(PrivacySection(MechanismSection("none")), Limit(), 0.0, 0.0, None)
         >>> print(explained(plan, Account()).splitlines()[0])
-        no privacy mechanism is active: updates leave as computed, and what they tell about this ...
+        no privacy mechanism is active: everything leaves as computed, and what it tells about ...
     """
     limit, said = account.limit, account.summary(plan.release())
     lines = [promise(plan)]
+    if not account.is_kept:
+        lines.append("this does not hold for what has left already: more was told than is allowed")
     lines.append(f"{said['releases']} updates released so far")
     if plan.section.budget.outside:
         lines.append(f"the first {plan.section.budget.outside} of them are outside the claim")
@@ -149,6 +154,7 @@ def sheet(plan: Plan, account: Account, version: str) -> dict[str, Any]:
     return {
         "device software": f"gridfed {version}, numpy {np.__version__}",
         "claim": promise(plan),
+        "claim holds for what has left": account.is_kept if honest else None,
         "formal claim": honest,
         "unit of privacy": unit_of(plan) if honest else "none",
         "neighbouring inputs": mechanism.neighbours if honest else "none",

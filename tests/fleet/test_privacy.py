@@ -7,8 +7,14 @@ import tomllib
 import numpy as np
 import pytest
 
+from edge_sdk import Reading
 from edge_sdk.store import Store
+from edge_sdk.wire import topics
+from edge_sdk.wire.codec import decode
+from edge_sdk.wire.envelope import unproved
+from edge_sdk.wire.transport import Message
 from firmware_sim.folders import toml
+from tests.fleet.test_split import HOURS, sites, start_all
 
 PUBLIC = ["weather.temperature", "weather.wind_speed"]
 INPUT = {
@@ -89,3 +95,83 @@ def test_the_aggregators_own_count_stops_a_device_too(world):
     assert one.version == 3
     assert {client.status()["counts"]["refused BUDGET_SPENT"] for client in clients} == {1}
     assert {client.status()["spent"] for client in clients} == {4}
+
+
+# --- the newest window of a split method ---------------------------------------------------------
+
+DEMAND = {
+    "mode": "honest",
+    "mechanism": {"name": "gaussian", "point": "input", "range": [0.0, 40.0]},
+    "budget": {"epsilon": 30.0, "delta": 1e-5},
+}
+
+
+def split(world, privacy, **run):
+    """A split run with one capturing link, played to its end."""
+    one = sites(world, devices=2, rounds=1, turns={"batch": 4}, steps=1, **run)
+    hide(one, privacy, numbers=(0, 1))
+    line = one.broker.link("capture")
+    line.open()
+    line.poll(0.0)
+    line.subscribe("gf/1/+/+/up/signal")
+    start_all(one)
+    one.until(lambda: all(client.is_done for client in one.clients.values()))
+    return one, line
+
+
+def windows(line, device):
+    """Return the numbers of the windows that a device sent to be served, as a broker saw them."""
+    said = [
+        decode("signal", unproved(arrived.payload))
+        for arrived in line.poll(0.0)
+        if isinstance(arrived, Message) and topics.parse(arrived.topic).id == device
+    ]
+    return {signal.step for signal in said if signal.ask == "serve"}
+
+
+def observed(one, number=0):
+    """Let a device measure one value more, and return its window's number."""
+    at = 1_514_764_800 + 3600 * HOURS
+    one.clients[number].observe(Reading("ev.demand.energy", float(at), 21.0))
+    return at // 3600
+
+
+def test_a_spent_budget_keeps_the_newest_window_at_home_when_the_run_is_over_too(world, caplog):
+    spent = {**DEMAND, "budget": {**DEMAND["budget"], "releases": 1}}
+    one, line = split(world, spent)
+    client = one.clients[0]
+    assert not client.status()["budget"]["left"]
+    before, kept = windows(line, "home-0"), noised(one, 0)
+    newest = observed(one)
+    one.until(lambda: client.status()["counts"].get("graph not asked", 0) > 0)
+    for _ in range(400):
+        one.turn()
+    assert windows(line, "home-0") | before == before
+    assert newest not in before
+    assert noised(one, 0) == kept  # and nothing was drawn for what does not leave
+    assert client.forecast().source == "without graph"
+    assert any("without the graph model why=budget" in said.getMessage() for said in caplog.records)
+
+
+def test_a_window_with_readings_from_before_a_lost_store_is_not_served(world, caplog):
+    one, line = split(world, DEMAND)
+    client = one.clients[0]
+    one.until(lambda: client.forecast().source == "model")
+    assert windows(line, "home-0")
+    newest = observed(one)
+    client._store.begin_noise_anew(3600 * newest)
+    one.until(lambda: client.status()["counts"].get("graph not asked", 0) > 0)
+    assert newest not in windows(line, "home-0")
+    assert client.forecast().source == "without graph"
+    assert any("window not learnable" in said.getMessage() for said in caplog.records)
+
+
+def test_a_papers_noise_at_the_input_plays_split_turns(world):
+    paper = {
+        "mode": "paper",
+        "mechanism": {"name": "gaussian", "point": "input", "multiplier": 0.1},
+    }
+    one, line = split(world, paper)
+    one.until(lambda: one.clients[0].forecast().source == "model")
+    assert windows(line, "home-0")
+    assert one.version == 1

@@ -145,6 +145,35 @@ def test_every_step_is_booked_at_the_gradient(make):
     assert worth == pytest.approx(epsilon_of(100.0 / np.sqrt(6), 1e-6), rel=1e-6)
 
 
+def test_no_loss_without_noise_chooses_a_model_at_the_gradient(make):
+    """What is chosen is learned on from, so the choice would leave with every later update."""
+    for name, mechanism in (("gradient", GRADIENT), ("update", UPDATE), ("input", INPUT)):
+        said = {"privacy": privacy(mechanism, epsilon=50.0), "learn": {"part": "train"}}
+        fleet = make(name, accept={"max_steps": 3}, **said)
+        fleet.device.start()
+        fleet.device.observe()
+        learner = fleet.device.client.learner
+        assert learner.held_back() is not None
+        loss = learner.judged(learner.bundle.initial)
+        assert (loss is None) is (name == "gradient")
+
+
+def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
+    fleet = make("turn")
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.device.client.flush()
+    rounds(fleet, [0])
+    fleet.device.kill()
+    for outside, holds in ((0, False), (1, True)):
+        said = noisy_section(privacy(INPUT, **({"outside": outside} if outside else {})))
+        config = replace(fleet.device.config, privacy=said)
+        text = review.budget(config)["text"]
+        assert ("this does not hold for what has left already" in text) is not holds
+        assert ("after the first 1 updates" in text) is holds
+        assert review.datasheet(config)["claim holds for what has left"] is holds
+
+
 # --- the input ----------------------------------------------------------------------------------
 
 

@@ -227,6 +227,13 @@ def test_laplace_at_the_input_needs_noise_for_the_sum_of_what_it_hides():
     assert day.noise == 96.0
 
 
+def test_minibatches_that_change_with_the_count_of_windows_are_not_claimed_for():
+    fewer = GRADIENT | {"neighbours": "add-remove"}
+    with pytest.raises(ConfigError, match=r"privacy\.mechanism\.neighbours: .* say 'replace'"):
+        plan_of(section(fewer), facts())
+    assert plan_of(section(GRADIENT, budget={"epsilon": 50.0}), facts()).cost == 32.0
+
+
 @pytest.mark.parametrize(("neighbours", "epsilon"), [("add-remove", 9.9973), ("replace", 24.382)])
 def test_a_hundred_updates_cost_what_they_cost(neighbours, epsilon):
     update = UPDATE | {"multiplier": 5.0, "neighbours": neighbours}
