@@ -28,6 +28,7 @@ from aggregator.mosquitto import (
     is_loopback,
     mosquitto_config,
 )
+from edge_sdk.permissions import make_private_folder
 from edge_sdk.wire.errors import LinkError
 
 __all__ = [
@@ -302,7 +303,8 @@ def start(
         raise LinkError("the embedded broker does not look at client certificates; use Mosquitto")
     for number in (port, port + 1)[: 2 if chosen == "embedded" else 1] if port else ():
         _require_free(number)
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():  # what is queued there are models and updates
+        make_private_folder(folder)
     for attempt in range(ATTEMPTS):
         try:
             if chosen == "mosquitto":

@@ -22,6 +22,7 @@ from aggregator.page import SCHEMA, round_line
 from aggregator.store import SqliteStore, StoreBusyError
 from aggregator.upkeep import horizon_of, offline, refuse_expired, rows
 from edge_sdk.clock import SystemClock
+from edge_sdk.permissions import make_private_folder
 from edge_sdk.program import RUNTIME, USAGE, Answer, Failure
 from edge_sdk.settings import SettingsError, shown
 from edge_sdk.wire.codec import pack_tensor
@@ -103,7 +104,7 @@ def _in_force(config: configs.Config, origins: Mapping[str, str]) -> list[tuple[
 def init(args: Namespace) -> Answer:
     """Make what is missing; begin the run; say what devices need."""
     config = configs.Config.load(args.config)
-    config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(config.state)
     return _found(args, config)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_sdk.permissions import make_private_folder, require_private
 from edge_sdk.program import USAGE, Failure
 from edge_sdk.wire.keys import (
     PUBLIC_SIZE,
@@ -160,7 +161,7 @@ def keys_of(
             f"{root_file}: no such key, and {public.name} says that this fleet has a root",
             hint="give its private key with --root-key FILE",
         )
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(folder)
     root = _made(root_file)
     if not public.exists():
         save_public(public, root.public)
@@ -176,6 +177,7 @@ def keys_of(
 
 def _made(path: Path) -> SigningKey:
     if path.exists():
+        require_private(path)
         return load_signing_key(path)
     key = SigningKey.generate()
     save_signing_key(path, key)

@@ -19,6 +19,7 @@ from aggregator.leaves import flatten, layout, rebuild
 from aggregator.methods import Course
 from aggregator.records import Content
 from aggregator.store import SqliteStore
+from edge_sdk.permissions import require_private
 from edge_sdk.program import USAGE, Failure
 from edge_sdk.wire import topics
 from edge_sdk.wire.codec import decode
@@ -143,13 +144,16 @@ def signer(said: config.Config) -> SigningKey:
 
     Raises:
         FoundingError: It is missing or is no key; the hint says how to get one.
+        PermissionsError: Other users can read it.
     """
     try:
-        return load_signing_key(said.signing_key)
+        key = load_signing_key(said.signing_key)
     except KeyFileError as error:
         raise FoundingError(
             str(error), hint=f"put it back, or make another: gridfed-aggregator init {said.file}"
         ) from error
+    require_private(said.signing_key)
+    return key
 
 
 def check(run: config.Run, store: SqliteStore, online: SigningKey) -> records.Run:

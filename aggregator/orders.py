@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from aggregator.records import Client, Store
+from edge_sdk.permissions import make_private_folder, open_private
 from edge_sdk.program import RUNTIME, Failure
 from edge_sdk.wire.strict import Length, Misfit, build
 
@@ -93,12 +94,12 @@ def _enrol(order: Order, store: Store, before: Client | None) -> str:
 
 def leave(folder: Path, order: Order) -> Path:
     """Write an order for the daemon: whole, or not at all."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(folder)
     path = folder / f"{secrets.token_hex(8)}.json"
     told = {name: getattr(order, name) for name in order.__dataclass_fields__}
     raw = json.dumps({name: value for name, value in told.items() if value not in (None, {})})
     beside = path.with_suffix(".part")
-    with beside.open("w", encoding="utf-8") as file:
+    with open_private(beside, encoding="utf-8") as file:
         file.write(raw)
         file.flush()
         os.fsync(file.fileno())

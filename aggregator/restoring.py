@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aggregator.config import Config
 from aggregator.store import SqliteStore, alone
+from edge_sdk.permissions import tighten
 from edge_sdk.program import USAGE, Failure
 from edge_sdk.wire import topics
 
@@ -87,5 +88,6 @@ def _put_aside(database: Path, now: int) -> Path | None:
     for rest in ("", "-wal", "-shm"):
         path = database.with_name(database.name + rest)
         if path.exists():
+            tighten(path)
             path.replace(aside.with_name(aside.name + rest))
     return aside

@@ -13,6 +13,7 @@ from typing import Any
 
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.permissions import open_private
 from edge_sdk.series import STREAMS, Reading
 from edge_sdk.sources import Live, Source, open_source
 from edge_sdk.sources.recording import record, title
@@ -53,7 +54,7 @@ def listen(source: Source, count: int, patience: float, out: Path | None) -> dic
         return {"values": [], "readings": readings, "rejected": dict(source.rejected)}
     with ExitStack() as opened:
         if out is not None:
-            file = opened.enter_context(out.open("wb"))
+            file = opened.enter_context(open_private(out, "wb"))
             file.write(title(source.kind))
             guard = threading.Lock()
 

@@ -13,6 +13,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.learner import series_for
 from edge_sdk.methods import METHODS
+from edge_sdk.permissions import make_private_folder
 from edge_sdk.privacy.words import promise
 from edge_sdk.sources import Source
 from edge_sdk.wire import topics
@@ -106,7 +107,8 @@ def enrol(config: Config) -> dict[str, Any]:
     is_new = not path.exists()
     try:
         if is_new:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.exists():
+                make_private_folder(path.parent)
             save_signing_key(path, generate())
         key = load_signing_key(path)
         save_public(path.with_suffix(".pub"), key.public)

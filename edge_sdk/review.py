@@ -20,6 +20,7 @@ from edge_sdk.forecast import Forecast
 from edge_sdk.learner import Learner
 from edge_sdk.means import means_of
 from edge_sdk.methods import METHODS
+from edge_sdk.permissions import open_private
 from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.plan import Plan
@@ -83,7 +84,7 @@ class Review:
         ends = self.learner.intervals(self.state, begin, end)
         extra = () if ends is None else ("lower", "upper")
         between = np.empty((*told.shape, 0)) if ends is None else ends
-        with out.open("w", newline="", encoding="utf-8") as file:
+        with open_private(out, newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
             rows.writerow(("origin", "step", "forecast", "truth", *extra))
             for origin, *line in zip(times.tolist(), told, truth, between, strict=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edge_sdk.charge import Charge
 from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
+from edge_sdk.permissions import PermissionsError, make_private_file, make_private_folder, tighten
 
 FILE = "device.db"
 APPLICATION = 0x47464544  # "GFED"
@@ -59,6 +60,7 @@ def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, 
         StoreBusy: Another process runs on this folder.
         StoreNewer: A newer version of this software wrote the file.
         StoreError: It cannot be opened, or is not ours.
+        PermissionsError: Other users may read it, and that cannot be changed.
     """
     path = folder / FILE
     lock = None
@@ -70,8 +72,9 @@ def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, 
         if read_only:
             db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
         else:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(folder)
             lock = _hold(folder)
+            _keep_private(path)
             db = sqlite3.connect(path, isolation_level=None)
         _prepare(db, path, read_only=read_only)
     except sqlite3.Error as error:
@@ -82,7 +85,7 @@ def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, 
     except OSError as error:
         let_go(lock)
         raise StoreError(f"{folder}: {error.strerror or error}") from error
-    except StoreError:
+    except (StoreError, PermissionsError):
         let_go(lock)
         raise
     return db, path, lock
@@ -116,6 +119,13 @@ def _hold(folder: Path) -> int:
     return lock
 
 
+def _keep_private(path: Path) -> None:
+    """Make the file for its owner only; SQLite gives its log and its index the same mode."""
+    make_private_file(path)
+    for beside in (*path.parent.glob(f"{FILE}?*"), path.parent / "lock"):
+        tighten(beside)
+
+
 def let_go(lock: int | None) -> None:
     """Let others have the folder."""
     if lock is not None:
@@ -135,7 +145,6 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
             f"BEGIN IMMEDIATE; {_TABLES} {_PRIVACY} PRAGMA application_id = {APPLICATION};"
             f" PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
-        path.chmod(0o600)
         return
     if application != APPLICATION:
         raise StoreError(f"{path} is not a device's state", hint="check 'state' in the config")
@@ -153,8 +162,8 @@ def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:
     """Bring an older file to this schema in one transaction; a copy of it is kept beside."""
     copy = path.with_name(f"{FILE}.schema-{schema}")
     copy.unlink(missing_ok=True)
+    make_private_file(copy)
     db.execute("VACUUM INTO ?", (str(copy),))
-    copy.chmod(0o600)
     db.executescript(f"BEGIN IMMEDIATE; {_PRIVACY}")
     spent = db.execute("SELECT spent FROM numbers").fetchone()
     write_charges(db, before_the_ledger(spent[0] if spent else 0))

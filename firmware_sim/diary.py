@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_sdk.permissions import make_private_folder, tighten
 from edge_sdk.wire import topics
 from edge_sdk.wire.envelope import KeyOf
 from edge_sdk.wire.history import Line, Outgoing, Sent, came, written
@@ -35,7 +36,10 @@ class Diary:
             device: The device's own raw public key.
             aggregator: The aggregator's: only receipts that it signed are receipts.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            make_private_folder(path.parent)
+        for old in (path, path.with_suffix(".pieces")):
+            tighten(old)
         pieces = path.with_suffix(".pieces")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._pieces = os.open(pieces, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

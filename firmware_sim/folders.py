@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_sdk.permissions import make_private_folder
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from firmware_sim.processes import command, run
 from firmware_sim.samples import Sample, SampleSet
@@ -100,7 +101,7 @@ def prepare(
     Raises:
         Died: The aggregator's own commands refused; the hint says why.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     config = folder / "aggregator.toml"
     config.write_text(toml(_aggregator(fleet, chosen, broker, page)), encoding="utf-8")
     run(command("gridfed-aggregator", "init", str(config)))
@@ -205,7 +206,7 @@ def _source(chosen: Scenario, samples: SampleSet, sample: Sample) -> dict[str, A
 def _device(
     folder: Path, name: str, sample: Sample, common: Mapping[str, Any], source: Mapping[str, Any]
 ) -> Device:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     key = generate()
     save_signing_key(folder / f"{name}.key", key)
     save_public(folder / f"{name}.pub", key.public)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aggregator.store.errors import StoreBusyError, StoreError
 from aggregator.store.schema import prepare, put_fact
+from edge_sdk.permissions import make_private_file, make_private_folder, tighten
 
 RESTORED = "restored"
 """The fact of a copy that nobody has adopted yet."""
@@ -31,7 +32,7 @@ def alone(path: Path) -> Iterator[None]:
         Traceback (most recent call last):
         aggregator.store.errors.StoreBusyError: ...fleet.db: another process holds this database
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -59,8 +60,12 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     Raises:
         StoreNewerError: A newer version wrote it.
         StoreError: It is no database of ours, or cannot be opened.
+        PermissionsError: Other users may read it, and that cannot be changed.
     """
     mode = "ro" if read_only else "rwc"
+    if not read_only:
+        make_private_file(path)  # SQLite gives its log and its index the same mode
+        tighten_all(path)
     try:
         uri = f"{path.resolve().as_uri()}?mode={mode}"
         db = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -78,11 +83,22 @@ def copy(db: sqlite3.Connection, path: Path) -> None:
     """Write a consistent copy, which knows that it is one; it is there whole or not at all."""
     beside = path.with_name(f".{path.name}.part")
     beside.unlink(missing_ok=True)
+    make_private_file(beside)
     with closing(sqlite3.connect(beside, isolation_level=None)) as other:
         db.backup(other)
         put_fact(other, RESTORED, 1)
         other.execute("PRAGMA journal_mode = DELETE")
     beside.replace(path)
+
+
+def tighten_all(path: Path) -> None:
+    """Take the permissions of other users off a database and the files that belong to it.
+
+    Raises:
+        PermissionsError: They cannot be changed.
+    """
+    for file in (path, *path.parent.glob(f"{path.name}[-.]*")):
+        tighten(file)
 
 
 def faults(db: sqlite3.Connection) -> list[str]:

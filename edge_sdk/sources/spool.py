@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from edge_sdk.permissions import PermissionsError, make_private_folder, tighten
 from edge_sdk.sources.recording import read_record, record, title
 from edge_sdk.sources.shape import Frame
 
@@ -51,8 +53,7 @@ class Spool:
 
     def _turn_page(self) -> None:
         self.close()
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        there = segments(self.folder)
+        there = self._private()
         while there and sum(path.stat().st_size for path in there) > self.most - _SEGMENT:
             there.pop(0).unlink()
         number = int(there[-1].stem) + 1 if there else 1
@@ -60,6 +61,16 @@ class Spool:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
         self._file.write(title(self.kind))
+
+    def _private(self) -> list[Path]:
+        """Make the folder, or tighten it and what it holds; return its recordings."""
+        try:
+            make_private_folder(self.folder)
+            for old in (there := segments(self.folder)):
+                tighten(old)
+        except PermissionsError as error:
+            raise PermissionError(errno.EPERM, str(error)) from error
+        return there
 
     def close(self) -> None:
         """Close the file at hand."""
