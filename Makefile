@@ -5,10 +5,14 @@ BIN    := $(VENV)/bin
 # Tests that start programs wait more than they compute: twice as many workers as cores.
 TESTERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 SPREAD := -n $(TESTERS) --dist worksteal
+ONE    := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+QUICK  := -m "not bench and not slow and not chaos"
+# Hundreds of processes begin with the same modules: let them find these compiled.
+unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types contracts docs bench chaos lowest emulated torch oracles clean
+.PHONY: help demo test test-all busy portable check format lint types contracts docs bench chaos lowest emulated torch oracles clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -16,10 +20,20 @@ help: ## list the targets
 demo: $(VENV)/.sim ## broker, aggregator and eight devices learn from real readings (three minutes, no torch)
 	@$(BIN)/gridfed-sim demo --out demo-run
 
-test: $(VENV)/.dev ## every test that this machine can run; what is absent is skipped with its reason
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) $(PYTEST)
+test: $(VENV)/.dev ## the quick tests (some five minutes on two cores); what is absent is skipped with its reason
+	@$(ONE) $(BIN)/python -m pytest $(SPREAD) $(QUICK) $(PYTEST)
 
-check: format lint types contracts test docs ## what CI and reviewers run
+test-all: $(VENV)/.dev ## every test that this machine can run, also the slow ones and those that kill programs for minutes
+	@$(ONE) $(BIN)/python -m pytest $(SPREAD) $(PYTEST)
+
+busy: $(VENV)/.dev ## the quick tests beside two programs that compute without end
+	@for i in 1 2; do $(BIN)/python -c 'while True: pass' & pids="$$pids $$!"; done; trap "kill $$pids" EXIT; \
+	  $(MAKE) --no-print-directory test
+
+portable: $(VENV)/.dev ## the numeric tests with the kernels of other processors (SETTINGS="prescott zen": these alone)
+	@$(ONE) $(BIN)/python -m tools.portable $(SETTINGS)
+
+check: format lint types contracts test-all docs ## what CI and reviewers run
 
 format: $(VENV)/.dev ## is the code formatted?
 	@$(BIN)/ruff format --check .
@@ -39,16 +53,16 @@ docs: $(VENV)/.dev ## build the documentation, strictly
 	@$(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev ## the benchmarks, as tables of ratios
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks -m bench --override-ini addopts= -q -s -p no:randomly
+	@$(ONE) $(BIN)/python -m pytest tests/benchmarks -m bench --override-ini addopts= -q -s -p no:randomly
 
 chaos: $(VENV)/.sim ## 200 devices, everything fails for minutes, then the history check (report in chaos-run)
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.chaos --out chaos-run $(CHAOS)
+	@$(ONE) $(BIN)/python -m tools.chaos --out chaos-run $(CHAOS)
 
 lowest: $(VENV)-lowest/.ready ## the device's tests with Debian 12's numpy, cryptography, msgpack, and no onnxruntime
 	@PYTHONPATH=. $(VENV)-lowest/bin/python -m pytest tests/edge_sdk $(SPREAD) -m "not broker and not chaos and not torch" $(PYTEST)
 
 emulated: $(VENV)/.sim ## the device's versions on an emulated Cortex-A53 (needs apt and Debian 12's packages; else says why)
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.emulated $(EMULATED)
+	@$(ONE) $(BIN)/python -m tools.emulated $(EMULATED)
 
 torch: $(VENV)/.torch ## add torch and onnx, to author models and run the tests that compare with torch
 

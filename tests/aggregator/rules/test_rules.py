@@ -113,7 +113,11 @@ def test_float32_rows_give_what_float64_rows_give(name):
     exact = np.random.default_rng(8).normal(size=(rule.least + 5, 9000)).astype(np.float32)
     single, double = decided(rule, exact).value, decided(rule, exact.astype(np.float64)).value
     assert single.dtype == np.float64
-    np.testing.assert_allclose(single, double, rtol=1e-5, atol=1e-6)
+    # A float32 sum of 9000 squares is off by about sqrt(9000) 2^-24 = 5.7e-6 of itself where it is
+    # added up in order (no BLAS is worse), a distance by half of that, d = 2.8e-6. AutoGM's weights
+    # are (level - distance) / (n median): each moves by up to 2 d / n, the sum of weighted rows by
+    # up to 2 d times the mean of |x|, 0.8: 4.5e-6, whatever the coordinate itself is.
+    np.testing.assert_allclose(single, double, rtol=1e-5, atol=5e-6)
 
 
 @given(

@@ -1,0 +1,157 @@
+"""Run the numeric tests with the arithmetic kernels of other processors.
+
+    python -m tools.portable [prescott haswell zen skylakex baseline]
+
+OpenBLAS and numpy choose kernels by the processor that they find, so the last digits of a sum
+depend on the machine. ``OPENBLAS_CORETYPE`` chooses the BLAS kernels of another processor;
+``NPY_DISABLE_CPU_FEATURES`` takes numpy back to what it was compiled for (``baseline``). A setting
+that this processor cannot run is left out with the reason. Ends with 1 if a test fails under one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from edge_sdk.program import Failure
+
+ROOT = Path(__file__).resolve().parents[1]
+NUMERIC = (
+    "edge_sdk/methods",
+    "edge_sdk/privacy",
+    "edge_sdk/runtime",
+    "edge_sdk/wire",
+    "aggregator/graph",
+    "aggregator/methods",
+    "aggregator/rules",
+    "firmware_sim/attacks",
+    "tests/aggregator/graph",
+    "tests/aggregator/methods",
+    "tests/aggregator/rules",
+    "tests/aggregator/test_certificate.py",
+    "tests/aggregator/test_certifying.py",
+    "tests/edge_sdk/methods",
+    "tests/edge_sdk/privacy",
+    "tests/edge_sdk/runtime",
+    "tests/edge_sdk/test_calibration.py",
+    "tests/edge_sdk/test_forecast.py",
+    "tests/edge_sdk/test_gossip.py",
+    "tests/edge_sdk/test_intervals.py",
+    "tests/edge_sdk/test_scores.py",
+    "tests/edge_sdk/wire/test_calibration.py",
+    "tests/edge_sdk/wire/test_mirror.py",
+    "tests/edge_sdk/wire/test_mixing.py",
+    "tests/firmware_sim/attacks",
+    "tests/firmware_sim/test_judging.py",
+    "tests/pairs",
+    "tests/properties",
+)
+"""Where numbers are computed and compared; all else is about messages and processes."""
+
+CORES: Mapping[str, str | None] = {
+    "prescott": None,
+    "haswell": "X86_V3",
+    "zen": "X86_V3",
+    "skylakex": "X86_V4",
+}
+"""OpenBLAS's name of a processor, in lower case, and the instructions that its kernels need."""
+
+BASELINE = "baseline"
+CHOSEN = ("prescott", BASELINE)
+"""The two that differ most from a new processor; all five are for a release."""
+
+_OLD_NAMES = {"X86_V3": "AVX2", "X86_V4": "AVX512_SKX"}  # numpy below 2.4
+
+
+def dispatched() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return this processor's features, and those for which numpy has kernels of its own."""
+    umath = import_module("numpy._core._multiarray_umath")
+    features: Mapping[str, bool] = umath.__cpu_features__
+    found = frozenset(name for name, is_there in features.items() if is_there)
+    return found, tuple(name for name in umath.__cpu_dispatch__ if name in found)
+
+
+def environment(
+    setting: str, found: frozenset[str], reducible: Sequence[str]
+) -> dict[str, str] | str:
+    """Return what a setting adds to the environment, or the reason why it cannot be run here.
+
+    Args:
+        setting: A key of ``CORES``, or ``baseline``.
+        found: The processor's features by numpy's names.
+        reducible: Those of them that numpy can be told to do without.
+
+    Example:
+        >>> environment("zen", frozenset({"SSE42", "AVX2"}), ["AVX2"])
+        {'OPENBLAS_CORETYPE': 'Zen'}
+        >>> environment("skylakex", frozenset({"SSE42", "AVX2"}), ["AVX2"])
+        'skylakex: this processor has no AVX512_SKX'
+        >>> environment("baseline", frozenset({"SSE42", "AVX2"}), ["AVX2"])
+        {'NPY_DISABLE_CPU_FEATURES': 'AVX2'}
+    """
+    if setting == BASELINE:
+        if not reducible:
+            return "baseline: numpy has no other kernels for this processor"
+        return {"NPY_DISABLE_CPU_FEATURES": " ".join(reducible)}
+    need = CORES[setting]
+    if need is not None and not found & {need, _OLD_NAMES[need]}:
+        return f"{setting}: this processor has no {_OLD_NAMES[need]}"
+    return {"OPENBLAS_CORETYPE": {"skylakex": "SkylakeX"}.get(setting, setting.capitalize())}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the numeric tests once for every setting; return 1 if any failed."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.portable")
+    parser.add_argument(
+        "settings", nargs="*", default=CHOSEN, help=f"of {', '.join(CORES)}, {BASELINE}"
+    )
+    parser.add_argument(
+        "--workers", default="2", help="of pytest-xdist; 0 runs one test after another"
+    )
+    told = parser.parse_args(args)
+    unknown = [one for one in told.settings if one not in (*CORES, BASELINE)]
+    if unknown:
+        raise Failure(f"unknown setting {unknown[0]!r} (settings: {', '.join((*CORES, BASELINE))})")
+    found, reducible = dispatched()
+    failed = []
+    for setting in told.settings:
+        more = environment(setting, found, reducible)
+        if isinstance(more, str):
+            print(f"left out: {more}", flush=True)
+            continue
+        shown = " ".join(f"{name}='{value}'" for name, value in more.items())
+        print(f"{setting}: {shown}", flush=True)
+        begun = time.monotonic()
+        chosen = ["-n", told.workers, "--dist", "worksteal", "-q", "-r", "fE"]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                *chosen,
+                "-m",
+                "not bench and not slow and not chaos",
+                *NUMERIC,
+            ],
+            cwd=ROOT,
+            env=os.environ | more,
+            check=False,
+        )
+        print(f"{setting}: {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
+        failed += [setting] if done.returncode else []
+    if failed:
+        print(f"failed under: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failure as failure:
+        sys.exit(f"portable: {failure}")
