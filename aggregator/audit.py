@@ -27,6 +27,9 @@ class History(Protocol):
     def journal(self, run: int, after: int = 0) -> Iterator[Entry]:
         """Return a run's events behind a position, in order."""
 
+    def closed_by(self, run: int, position: int) -> int:
+        """Return the last round of a run that had closed by a position; 0 before the first."""
+
     def versions(self, run: int, last: int | None = None) -> list[Version]:
         """Return a run's closed rounds."""
 
@@ -37,6 +40,7 @@ class Audit:
 
     Attributes:
         run: The run that was checked; 0 if there is none.
+        since: Round after which it begins: the vectors of older ones were dropped; 0 for all.
         events: Events folded.
         rounds: Rounds compared.
         moved: Rounds among them that moved the model.
@@ -50,6 +54,7 @@ class Audit:
     moved: int = 0
     updates: Mapping[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    since: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -60,8 +65,8 @@ class Audit:
 def recompute(store: History, half: Half[Any], initial: Vector, run: int | None = None) -> Audit:
     """Fold a run's journal through its half and compare every closed round's state.
 
-    Begins at the oldest state kept (``keep_rounds`` may have pruned what came before) and ends at
-    the last one committed. Reads only.
+    Begins at the oldest state kept (the store's retention drops what came before) and ends at the
+    last one committed. Reads only.
 
     Args:
         store: The history.
@@ -85,7 +90,15 @@ def recompute(store: History, half: Half[Any], initial: Vector, run: int | None 
     committed = leaves.rebuild(half.init(initial), store.load(number).leaves)
     if not faults and leaves.digest(committed) != leaves.digest(state):
         faults.append("the state last committed is not what the journal gives")
-    return Audit(number, found.events, found.rounds, found.moved, found.updates, tuple(faults))
+    return Audit(
+        number,
+        found.events,
+        found.rounds,
+        found.moved,
+        found.updates,
+        tuple(faults),
+        store.closed_by(number, saved.upto),
+    )
 
 
 def _fold(

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aggregator import config as configs
-from aggregator.audit import recompute
+from aggregator.audit import Audit, recompute
 from aggregator.commands import CommandError
 from aggregator.history import Books, Verdict, judge
+from aggregator.records import Horizon
 from aggregator.store import SqliteStore
 from edge_sdk.program import RUNTIME, Answer
 from edge_sdk.wire import history
@@ -31,19 +32,38 @@ def audit(args: Namespace) -> Answer:
         )
     bound = configs.bind(config)
     with SqliteStore.open(config.database, read_only=True) as store:
+        horizon = store.horizon()
         found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
         told = judge(lines(Path(args.devices)), books(store)) if args.devices else None
+    known = {"events since": horizon.first, "events deleted": horizon.updates}
     text = (
         f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
         f"moved the model, {sum(found.updates.values())} updates used"
     )
-    said = [text, *found.faults]
+    said = [text, *since(found, horizon), *found.faults]
     said += ["every round was recomputed to the same bits"] if found.is_sound else []
     data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
+    data |= {"horizon": known}
     if told is not None:
         said += [*_summary(told), *told.faults]
         data |= {"history": asdict(told), "sound": found.is_sound and told.is_sound}
     return Answer(data, "\n".join(said), 0 if data["sound"] else RUNTIME)
+
+
+def since(found: Audit, horizon: Horizon) -> list[str]:
+    """Say from where on the check can recompute, where the store dropped what was older."""
+    said = []
+    if found.since:
+        said.append(
+            f"rounds up to {found.since} are not recomputed: their vectors were dropped "
+            f"(store.keep_vectors, store.keep_rounds)"
+        )
+    if horizon.updates:
+        said.append(
+            f"{horizon.updates} updates of {len(horizon.pruned)} devices are not listed: their "
+            f"events before position {horizon.first} were deleted (store.keep_journal)"
+        )
+    return said
 
 
 def books(store: SqliteStore) -> Books:
@@ -53,6 +73,7 @@ def books(store: SqliteStore) -> Books:
         list(store.applied()),
         [version for run in store.runs() for version in store.versions(run)],
         {client.id: store.ledger(client.id).spent for client in store.clients()},
+        store.horizon(),
     )
 
 
@@ -80,5 +101,7 @@ def _summary(told: Verdict) -> list[str]:
         f"{told.receipted} were receipted as counting, {told.applied} are in the journal; "
         f"refused: {refused or 'none'}; {told.unsettled} without a receipt"
     )
+    if told.pruned:
+        counts += f"; {told.pruned} receipted ones are older than the journal and not compared"
     good = "no receipted update was lost, and none was applied twice"
     return [counts, *([good] if told.is_sound else [])]

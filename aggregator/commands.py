@@ -403,6 +403,8 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
             raise SettingsError(f"{config.database} has no run yet")
         closed = store.versions(begun.run, last=10)
         clients = store.clients()
+        after = store.closed_by(begun.run, store.first(begun.run).upto)
+        kept = {"bytes": store.size(), **store.used(), "audit after": after}
     last = closed[-1] if closed else None
     moved = [version.report for version in closed if version.moved]
     clusters = moved[-1].get("clusters", {}) if moved else {}
@@ -423,6 +425,7 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
     }
     alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
     said: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
+    said["store"] = kept
     said["certificates"] = offline(config)
     said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
     return document | {name: told for name, told in said.items() if told}
@@ -431,7 +434,7 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
 def _prose(document: Mapping[str, Any]) -> str:
     head = "running" if document["running"] else "not running; as the store has it"
     lines = [f"fleet {document['fleet']}: {head}"]
-    for name in ("checks", "run", "devices", "refused"):
+    for name in ("checks", "run", "devices", "refused", "store"):
         pairs = document.get(name) or {}
         if pairs:
             lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))

@@ -18,12 +18,15 @@ import numpy as np
 from aggregator.bundles import BundleError, ModelBundle, open_bundle
 from aggregator.graph.binding import GraphSection
 from aggregator.graph.binding import bind as bind_graph
+from aggregator.leaves import flatten
 from aggregator.methods import METHODS, Course, Rounds, Setup
 from aggregator.methods.setup import Lent
+from aggregator.records import Retention
 from aggregator.rules import Bound, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.wire.admit import Limits
+from edge_sdk.wire.codec import pack_leaves
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
 from edge_sdk.wire.manifest import ManifestError
@@ -37,6 +40,7 @@ PREFIX = "GRIDFED_AGGREGATOR_"
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Positive = Annotated[int, Between(1, 2**31 - 1)]
 DailyBytes = Annotated[int, Between(1, 2**50)]
+StoredBytes = Annotated[int, Between(1_000_000, 2**50)]
 Rate = Annotated[float, Between(1e-3, 1e12)]
 Norm = Annotated[float, Between(1e-12, 1e30)]
 
@@ -100,6 +104,20 @@ class AdmissionSection:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSection:
+    """How much of the past the database keeps; the oldest goes first."""
+
+    keep_vectors: StoredBytes = 2_147_483_648  # bytes of updates' vectors and of states: the audit
+    keep_journal: StoredBytes = 268_435_456  # bytes of who, when and which number, without vectors
+    keep_rounds: Annotated[int, Between(1, 1_000_000)] = 1000  # closed rounds with their vectors
+
+    @property
+    def retention(self) -> Retention:
+        """The same as the store takes it."""
+        return Retention(self.keep_vectors, self.keep_journal, self.keep_rounds)
+
+
+@dataclass(frozen=True, slots=True)
 class PaceSection:
     """How a fleet is spread out so that it does not come all at once."""
 
@@ -142,6 +160,7 @@ class Config:
     alerts: AlertsSection = field(default_factory=AlertsSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pace: PaceSection = field(default_factory=PaceSection)
+    store: StoreSection = field(default_factory=StoreSection)
     file: Path = field(default=Path("aggregator.toml"), init=False)  # where it was read
 
     @cached_property
@@ -253,7 +272,19 @@ def bind(config: Config) -> Run:
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.n_cap,
     )
-    return Run(config, bundle, spec, half, ask, rounds, limits)
+    bound = Run(config, bundle, spec, half, ask, rounds, limits)
+    _check_kept(bound)
+    return bound
+
+
+def _check_kept(run: Run) -> None:
+    """The vectors kept must hold what a restart needs: the state, and the open round's updates."""
+    kept, config = run.config.store.keep_vectors, run.config
+    state = len(pack_leaves(flatten(run.first_state())))
+    needed = 2 * (state + 4 * run.spec.shared_size * config.run.quorum)
+    if kept < needed:
+        why = f"{kept} bytes do not hold two rounds and their states; say at least {needed}"
+        raise _wrong(config, "store.keep_vectors", why)
 
 
 def root_of(config: Config) -> bytes:

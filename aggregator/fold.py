@@ -43,7 +43,6 @@ from edge_sdk.wire.method import (
 
 logger = logging.getLogger(__name__)
 
-KEEP_ROUNDS = 1000  # closed rounds whose vectors are kept, for an audit
 SHOW_EVERY = 10.0  # s between two manifests of a model that only informs
 
 
@@ -139,6 +138,7 @@ class Fold:
             cohort=salt,
             releases=self.run.config.admission.releases,
             is_personal=self.run.ask.personal,
+            oldest=self._store.oldest_round(self.number) if self.run.ask.patient else 0,
         )
 
     @property
@@ -270,7 +270,7 @@ class Fold:
             published={one.topic: one.payload for one in said},
             contents=(*contents, *bodies),
             asked=asked,
-            keep_rounds=KEEP_ROUNDS,
+            keep=self.run.config.store.retention,
         )
         self._saved, self._alarms = leaves, alarms
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):

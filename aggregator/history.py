@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.ledger import Row
-from aggregator.records import Applied, Version
+from aggregator.records import Applied, Horizon, Version
 from edge_sdk.wire.history import Line, Number, Receipted, Sent
 
 SHOWN = 20
@@ -27,12 +27,14 @@ class Books:
         applied: Every update in the journal, in order. Vectors of old rounds may have been pruned.
         versions: Closed rounds of all runs, by run and round.
         spent: The second privacy ledger: releases charged, by device.
+        horizon: What the journal no longer has.
     """
 
     rows: Mapping[Number, Row] = field(default_factory=dict)
     applied: Sequence[Applied] = ()
     versions: Sequence[Version] = ()
     spent: Mapping[str, int] = field(default_factory=dict)
+    horizon: Horizon = field(default_factory=Horizon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Verdict:
         refused: Different updates with a final refusal, by code.
         unsettled: Sent, and no receipt seen.
         applied: Updates in the journal.
+        pruned: Receipted as counting, and too old to be compared: their events were deleted.
         unproved: Of the applied, how many could not be compared with what was sent, because only
             an offer was seen or the vector was pruned.
         faults: What does not agree, a sentence each; empty if all is well.
@@ -59,6 +62,7 @@ class Verdict:
     refused: Mapping[int, int] = field(default_factory=dict)
     unsettled: int = 0
     applied: int = 0
+    pruned: int = 0
     unproved: int = 0
     faults: tuple[str, ...] = ()
 
@@ -88,6 +92,7 @@ def judge(lines: Iterable[Line], books: Books) -> Verdict:
         elif line.life:
             told[line.number].append(line)
     counted = {number for number, said in told.items() if any(r.code == 0 for r in said)}
+    kept = {one.number for one in books.applied}
     faults = [
         *_sent_twice(sent),
         *_receipts(sent, told),
@@ -106,6 +111,7 @@ def judge(lines: Iterable[Line], books: Books) -> Verdict:
         refused=dict(sorted(refused.items())),
         unsettled=len(sent.keys() - told.keys()),
         applied=len(books.applied),
+        pruned=sum(books.horizon.covers(number) for number in counted - kept),
         unproved=sum(not _proofs(sent.get(a.number, []), a) for a in books.applied),
         faults=tuple(_few(faults)),
     )
@@ -140,7 +146,7 @@ def _lost(counted: Iterable[Number], books: Books) -> Iterator[str]:
     """What a device was told counts is in the journal."""
     kept = {applied.number for applied in books.applied}
     for number in sorted(counted):
-        if number not in kept:
+        if number not in kept and not books.horizon.covers(number):
             yield f"lost: {_named(number)} was receipted and is not in the journal"
 
 
@@ -176,7 +182,7 @@ def _rows(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
         if row.digest.hex() not in {line.digest for line in sent.get(number, ())}:
             what = "other bytes than were sent" if number in sent else "what was never sent"
             yield f"altered: {_named(number)} was settled for {what}"
-        if row.code == 0 and number not in kept:
+        if row.code == 0 and number not in kept and not books.horizon.covers(number):
             yield f"lost: {_named(number)} was settled as counting and is not in the journal"
         if row.code != 0 and number in kept:
             yield f"contradicted: {_named(number)} was refused and is in the journal"

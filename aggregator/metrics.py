@@ -138,6 +138,17 @@ class Metrics:
             "gridfed_outgoing_waiting", "Messages that wait for room on the link.", registry=own
         )
         self.store = Gauge("gridfed_store_bytes", "Size of the database.", registry=own)
+        self.kept = Gauge(
+            "gridfed_store_kept_bytes",
+            "Bytes kept of vectors and states, and of the journal without vectors.",
+            ["what"],
+            registry=own,
+        )
+        self.audit_after = Gauge(
+            "gridfed_store_audit_after_round",
+            "Last round whose vectors were dropped: an audit recomputes the rounds after it.",
+            registry=own,
+        )
         self.disk = Gauge("gridfed_disk_free_bytes", "Free space beside it.", registry=own)
         self.expires = Gauge(
             "gridfed_certificate_expires_timestamp_seconds",

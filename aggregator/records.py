@@ -140,6 +140,66 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the past is kept: whichever budget is reached first drops the oldest.
+
+    Attributes:
+        vectors: Bytes of updates' vectors and of states, from which an audit recomputes.
+        journal: Bytes of everything else that is journalled, and of closed rounds.
+        rounds: Closed rounds whose vectors are kept.
+    """
+
+    vectors: int = 2**31
+    journal: int = 2**28
+    rounds: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was deleted of one device's updates.
+
+    Attributes:
+        life: Of the highest number deleted, with ``seq``.
+        seq: Within that life.
+        updates: How many in all.
+    """
+
+    life: int
+    seq: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """What the store no longer has.
+
+    Attributes:
+        anchors: By run, the journal position of the state from which it can be recomputed.
+        first: Journal position of the oldest event kept.
+        pruned: By device, the updates that were deleted.
+    """
+
+    anchors: Mapping[int, int] = field(default_factory=dict)
+    first: int = 1
+    pruned: Mapping[str, Pruned] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        """How many updates were deleted in all."""
+        return sum(one.updates for one in self.pruned.values())
+
+    def covers(self, number: tuple[str, int, int]) -> bool:
+        """Whether an update of this number may have been deleted.
+
+        >>> Horizon(pruned={"m": Pruned(2, 5, 9)}).covers(("m", 2, 6))
+        False
+        """
+        device, life, seq = number
+        gone = self.pruned.get(device)
+        return gone is not None and (life, seq) <= (gone.life, gone.seq)
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     """A body that devices may pull: the content of a model or a task, or a bundle's archive.
 

@@ -129,6 +129,10 @@ class Settling:
             admitted = admit_update(
                 update, sender=device, limits=now.limits, round_state=now.opened
             )
+            if not now.keeps(update.round):
+                raise Refused(  # noqa: TRY301 - one place records
+                    Reason.TOO_STALE, f"round {update.round}, kept from {now.oldest} on"
+                )
             if now.is_personal:
                 check_asked(update, device, self._store.asked(device, now.opened.run))
         except Refused as refused:

@@ -47,6 +47,7 @@ class Turn:
         cohort: Salt of that draw.
         releases: Most releases a device may make; None = not limited here.
         is_personal: Whether only answers to tasks of single devices count.
+        oldest: First round of which every update is still in the journal.
     """
 
     opened: Opened
@@ -56,6 +57,11 @@ class Turn:
     cohort: bytes | None = None
     releases: int | None = None
     is_personal: bool = False
+    oldest: int = 0
+
+    def keeps(self, number: int) -> bool:
+        """Whether the journal shows which devices have an update in a round already."""
+        return self.is_personal or number >= self.oldest
 
 
 def wanted(turn: Turn | None) -> Turn:
@@ -115,7 +121,7 @@ def foreseen(offer: Offer, turn: Turn) -> Reason | None:
         return Reason.WRONG_SPEC
     if offer.base > now.version or offer.round > now.round:
         return Reason.FROM_FUTURE
-    if now.version - offer.base > (turn.limits.max_staleness or 0):
+    if now.version - offer.base > (turn.limits.max_staleness or 0) or not turn.keeps(offer.round):
         return Reason.TOO_STALE
     if turn.limits.max_staleness is None and (offer.round != now.round or not now.is_open):
         return Reason.LATE

@@ -116,6 +116,10 @@ class View:
         metrics.enrolled.set(len(self.registry))
         metrics.quarantined.set(len(self.registry.quarantined()))
         metrics.store.set(self.store.size())
+        kept = self.store.kept
+        for what in ("vectors", "journal"):
+            metrics.kept.labels(what).set(kept.get(what, 0))
+        metrics.audit_after.set(kept.get("audit after", 0))
         metrics.disk.set(shutil.disk_usage(self.store.path.parent).free)
         states = self.registry.states()
         for name in _STATES:
@@ -152,6 +156,8 @@ class View:
             status["clusters"] = clusters
         if credit:
             status["credit"] = credit
+        if kept := self.store.kept:
+            status["store"] = {"bytes": self.store.size()} | dict(kept)
         status |= self.upkeep.status()
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms

@@ -8,6 +8,8 @@ import sqlite3
 from aggregator.records import Client
 from edge_sdk.wire.messages import Command
 
+_COMMANDS = 64  # receipted commands kept of a device
+
 
 def clients(db: sqlite3.Connection) -> list[Client]:
     """Return all enrolled devices, by id."""
@@ -44,6 +46,10 @@ def put_command(db: sqlite3.Connection, device: str, command: Command) -> None:
         ['resume']
     """
     args = json.dumps(dict(command.args))
+    db.execute(
+        "DELETE FROM commands WHERE device = ? AND num <= ? AND done > 0",
+        (device, command.num - _COMMANDS),
+    )
     db.execute(
         "INSERT INTO commands (device, num, op, args, until) VALUES (?, ?, ?, ?, ?)",
         (device, command.num, command.op, args, command.until),

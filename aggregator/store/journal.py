@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from aggregator.ledger import Key
-from aggregator.records import Applied, Entry, pack_event, unpack_event
+from aggregator.records import Applied, Entry, Pruned, pack_event, unpack_event
+from aggregator.store.schema import fact, has_pruned, put_fact
 from edge_sdk.wire.history import vector_digest
 from edge_sdk.wire.method import Due, Event, Member, Played, Update
+
+_BARE = "bare"  # the fact: no event up to this position has a vector
+_ROUND = "pruned run"  # the fact: the newest run of which updates were deleted
+_TURN = "pruned round"  # the fact: the highest round among those updates
 
 _KINDS: dict[type[Any], str] = {Due: "due", Member: "member", Played: "played"}
 
@@ -76,13 +81,86 @@ def waiting(db: sqlite3.Connection, run: int, number: int) -> int:
 
 def end(db: sqlite3.Connection) -> int:
     """Return the position of the last event; 0 before the first."""
-    return int(db.execute("SELECT coalesce(max(position), 0) FROM journal").fetchone()[0])
+    found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
+    return int(found[0]) if found else 0
 
 
 def forget(db: sqlite3.Connection, upto: int) -> None:
     """Drop the vectors up to a position; what happened stays written."""
     db.execute(
-        "UPDATE journal SET vector = NULL WHERE vector IS NOT NULL AND position <= ?", (upto,)
+        "UPDATE journal SET vector = NULL WHERE position > ? AND position <= ?"
+        " AND vector IS NOT NULL",
+        (fact(db, _BARE), upto),
+    )
+    put_fact(db, _BARE, upto)
+
+
+def drop(db: sqlite3.Connection, upto: int) -> None:
+    """Delete the events up to a position; of each device the highest number stays, and a count.
+
+    Example:
+        >>> import numpy as np
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> for seq in (1, 2, 3):
+        ...     update = Update("meter-1", seq, 0, np.zeros(2, np.float32), {})
+        ...     entry = put_update(db, 1, update, device="meter-1", key=(1, seq))
+        >>> drop(db, 2)
+        >>> dict(pruned(db)), oldest_round(db, 1), first(db)
+        ({'meter-1': Pruned(life=1, seq=2, updates=2)}, 3, 3)
+    """
+    for device, life, seq, count in db.execute(
+        "SELECT device, life, max(seq), count(*) FROM journal"
+        " WHERE position <= ? AND kind = 'update' GROUP BY device, life",
+        (upto,),
+    ).fetchall():
+        db.execute(
+            "INSERT INTO pruned VALUES (?, ?, ?, ?) ON CONFLICT (device) DO UPDATE SET"
+            " updates = updates + excluded.updates,"
+            " seq = CASE WHEN excluded.life > life THEN excluded.seq"
+            " WHEN excluded.life = life THEN max(seq, excluded.seq) ELSE seq END,"
+            " life = max(life, excluded.life)",
+            (device, life, seq, count),
+        )
+    for run, turn in db.execute(
+        "SELECT run, max(turn) FROM journal WHERE position <= ? AND kind = 'update' GROUP BY run",
+        (upto,),
+    ).fetchall():
+        put_fact(db, _ROUND, run)
+        put_fact(db, _TURN, int(turn))
+    db.execute("DELETE FROM journal WHERE position <= ?", (upto,))
+
+
+def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
+    """Return of each device what was deleted of its updates."""
+    if not has_pruned(db):
+        return
+    for device, *rest in db.execute("SELECT device, life, seq, updates FROM pruned"):
+        yield device, Pruned(*rest)
+
+
+def oldest_round(db: sqlite3.Connection, run: int) -> int:
+    """Return the first round of a run of which no update was deleted."""
+    return fact(db, _TURN) + 1 if fact(db, _ROUND) == run else 0
+
+
+def first(db: sqlite3.Connection) -> int:
+    """Return the position of the oldest event that is kept; one past the last if none is."""
+    found = db.execute("SELECT min(position) FROM journal").fetchone()[0]
+    return int(found) if found is not None else end(db) + 1
+
+
+def sizes(
+    db: sqlite3.Connection, after: int = 0, upto: int = 2**62
+) -> Iterator[tuple[int, int, int]]:
+    """Return position, bytes of the vector, and bytes of facts and names of every event."""
+    yield from db.execute(
+        "SELECT position, coalesce(length(vector), 0),"
+        " length(facts) + 3 * coalesce(length(device), 0) FROM journal"
+        " WHERE position > ? AND position <= ? ORDER BY position",
+        (after, upto),
     )
 
 

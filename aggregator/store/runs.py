@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
 
@@ -73,8 +73,9 @@ def advance(db: sqlite3.Connection, run: int, upto: int, timers: Sequence[Timer]
     )
 
 
-def close(db: sqlite3.Connection, closed: Version, at: int) -> None:
-    """Keep a closed round, and the position of the event that closed it."""
+def close(db: sqlite3.Connection, closed: Version, at: int) -> int:
+    """Keep a closed round and where the event that closed it is; return its report's bytes."""
+    report = json.dumps(dict(closed.report))
     db.execute(
         "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -84,10 +85,11 @@ def close(db: sqlite3.Connection, closed: Version, at: int) -> None:
             closed.moved,
             at,
             closed.digest,
-            json.dumps(dict(closed.report)),
+            report,
             closed.time,
         ),
     )
+    return len(report)
 
 
 def versions(db: sqlite3.Connection, run: int, last: int | None = None) -> list[Version]:
@@ -103,17 +105,38 @@ def versions(db: sqlite3.Connection, run: int, last: int | None = None) -> list[
     ]
 
 
-def lift_anchor(db: sqlite3.Connection, run: int, keep_rounds: int) -> int | None:
-    """Move the anchor to where all but the newest rounds had closed.
+def reaches(db: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """Return run, anchor and last position of every run, oldest first."""
+    return db.execute("SELECT run, anchor, upto FROM runs ORDER BY run").fetchall()
 
-    Returns:
-        Its new position; None if there are not more closed rounds than are kept.
-    """
+
+def anchors(db: sqlite3.Connection) -> dict[int, int]:
+    """Return the anchor of every run."""
+    return {run: anchor for run, anchor, _ in reaches(db)}
+
+
+def lift_anchor(db: sqlite3.Connection, run: int, anchor: int) -> None:
+    """Move a run's anchor up: from there on its journal is whole."""
+    db.execute("UPDATE runs SET anchor = ? WHERE run = ?", (anchor, run))
+
+
+def closed(db: sqlite3.Connection) -> Iterator[tuple[int, int, int, int]]:
+    """Return run, round, position and bytes of the report of every closed round, in order."""
+    yield from db.execute(
+        "SELECT run, round, position, length(report) FROM versions ORDER BY run, round"
+    )
+
+
+def drop_closed(db: sqlite3.Connection, run: int, upto: int) -> None:
+    """Delete the closed rounds of older runs, and those of this one up to a position."""
+    db.execute("DELETE FROM versions WHERE run < ?", (run,))
+    db.execute("DELETE FROM versions WHERE run = ? AND position <= ?", (run, upto))
+
+
+def closed_by(db: sqlite3.Connection, run: int, position: int) -> int:
+    """Return the last round of a run that had closed by a position; 0 before the first."""
     found = db.execute(
-        "SELECT position FROM versions WHERE run = ? ORDER BY round DESC LIMIT 1 OFFSET ?",
-        (run, keep_rounds),
+        "SELECT min(round) FILTER (WHERE position > ?) - 1, max(round) FROM versions WHERE run = ?",
+        (position, run),
     ).fetchone()
-    if found is None:
-        return None
-    db.execute("UPDATE runs SET anchor = ? WHERE run = ?", (found[0], run))
-    return int(found[0])
+    return int(next((number for number in found if number is not None), 0))

@@ -8,7 +8,7 @@ from pathlib import Path
 from aggregator.store.errors import StoreError, StoreNewerError
 
 APPLICATION = 0x47464147  # "GFAG"
-SCHEMA = 2
+SCHEMA = 3
 
 _TASKS = """
 CREATE TABLE IF NOT EXISTS tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
@@ -17,6 +17,12 @@ CREATE TABLE IF NOT EXISTS tasks (device TEXT PRIMARY KEY, run INTEGER NOT NULL,
     vals TEXT NOT NULL, content BLOB NOT NULL, state TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tasks_content ON tasks (content) WHERE state = 'open';
 """
+
+_PRUNED = """
+CREATE TABLE IF NOT EXISTS pruned (device TEXT PRIMARY KEY, life INTEGER NOT NULL,
+    seq INTEGER NOT NULL, updates INTEGER NOT NULL) WITHOUT ROWID;
+"""
+"""Since schema 3: of each device the highest number whose update was deleted, and how many were."""
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -78,11 +84,18 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
     db.execute("PRAGMA synchronous = FULL")
     if is_empty:
         db.executescript(
-            f"BEGIN IMMEDIATE; {_TABLES}{_TASKS}"
+            f"BEGIN IMMEDIATE; {_TABLES}{_TASKS}{_PRUNED}"
             f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
-    elif schema == 1:  # the tasks of single devices came with schema 2
-        db.executescript(f"BEGIN IMMEDIATE; {_TASKS} PRAGMA user_version = {SCHEMA}; COMMIT;")
+    elif schema < SCHEMA:  # tasks of single devices came with schema 2, what was pruned with 3
+        db.executescript(
+            f"BEGIN IMMEDIATE; {_TASKS}{_PRUNED} PRAGMA user_version = {SCHEMA}; COMMIT;"
+        )
+
+
+def has_pruned(db: sqlite3.Connection) -> bool:
+    """Whether the file has the table of what was deleted; an older one is read as it is."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0]) >= SCHEMA
 
 
 def fact(db: sqlite3.Connection, name: str) -> int:

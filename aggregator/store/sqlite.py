@@ -15,8 +15,30 @@ from types import TracebackType
 from typing import Self
 
 from aggregator.ledger import Key, Ledger, Row
-from aggregator.records import Applied, Asked, Client, Content, Entry, Run, Saved, Timer, Version
-from aggregator.store import announcements, devices, file, journal, ledgers, runs, states, tasks
+from aggregator.records import (
+    Applied,
+    Asked,
+    Client,
+    Content,
+    Entry,
+    Horizon,
+    Retention,
+    Run,
+    Saved,
+    Timer,
+    Version,
+)
+from aggregator.store import (
+    announcements,
+    devices,
+    file,
+    journal,
+    ledgers,
+    retention,
+    runs,
+    states,
+    tasks,
+)
 from aggregator.store.errors import StoreError, spoken
 from aggregator.store.runs import Reach
 from aggregator.store.schema import fact, put_fact
@@ -44,6 +66,7 @@ class SqliteStore:
         self._db = db
         self._held = held
         self._serials = iter(range(0))
+        self._kept: retention.Kept | None = None
         self.path = path
 
     # --- opening and closing
@@ -258,6 +281,10 @@ class SqliteStore:
         """Return a run's closed rounds, oldest first; only the newest ``last`` if given."""
         return runs.versions(self._db, run, last)
 
+    def closed_by(self, run: int, position: int) -> int:
+        """Return the last round of a run that had closed by a position; 0 before the first."""
+        return runs.closed_by(self._db, run, position)
+
     def load(self, run: int) -> Saved:
         """Return a run's state as last committed.
 
@@ -307,7 +334,7 @@ class SqliteStore:
         published: Mapping[str, bytes] | None = None,
         contents: Sequence[Content] = (),
         asked: Sequence[Asked] = (),
-        keep_rounds: int | None = None,
+        keep: Retention | None = None,
     ) -> None:
         """Save what an event changed, with what will be announced because of it.
 
@@ -321,18 +348,55 @@ class SqliteStore:
             contents: Bodies that may be pulled from now on; the one before stays.
             asked: Tasks of single devices, each of which replaces the one before; their contents
                 stay until the last of them is answered.
-            keep_rounds: Forget vectors and states older than so many closed rounds.
+            keep: When a round closed, drop of the oldest what is over these budgets; None keeps
+                everything.
         """
-        with self._writing() as db:
-            states.put(db, run, upto, leaves)
+        with self._writing() as db, self._retained(keep) as kept:
+            saved = states.put(db, run, upto, leaves)
             runs.advance(db, run, upto, timers)
-            if closed is not None:
-                runs.close(db, closed, upto)
             announcements.put(db, published or {})
             tasks.put(db, asked)
             announcements.put_contents(db, contents)
-            if keep_rounds is not None and closed is not None:
-                _forget(db, run, keep_rounds)
+            if kept is not None:
+                kept.unclosed += saved
+            if closed is not None:
+                report = runs.close(db, closed, upto)
+                if kept is not None:
+                    retention.keep(db, kept, closed, upto, report)
+
+    @contextmanager
+    def _retained(self, keep: Retention | None) -> Iterator[retention.Kept | None]:
+        """Lend what is kept by closed rounds; count it anew after a transaction that failed."""
+        if keep is not None and (self._kept is None or self._kept.limits != keep):
+            self._kept = retention.read(self._db, keep)
+        try:
+            yield self._kept if keep is not None else None
+        except BaseException:
+            self._kept = None
+            raise
+
+    def horizon(self) -> Horizon:
+        """Return what was dropped so far."""
+        return retention.horizon(self._db)
+
+    def oldest_round(self, run: int) -> int:
+        """Return the first round of a run of which no update was deleted."""
+        return journal.oldest_round(self._db, run)
+
+    def used(self) -> Mapping[str, int]:
+        """Return the bytes that ``vectors`` and ``journal`` take up; reads the whole journal."""
+        return retention.used(self._db)
+
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """The same as of the last closed round, and the round that an audit begins after.
+
+        From memory; empty before a round closed.
+        """
+        kept = self._kept
+        if kept is None:
+            return {}
+        return {"vectors": kept.vectors, "journal": kept.facts, "audit after": kept.since}
 
     # --- what is said to all
 
@@ -363,11 +427,3 @@ class SqliteStore:
             self._serials = iter(taken)
             serial = next(self._serials)
         return serial
-
-
-def _forget(db: sqlite3.Connection, run: int, keep_rounds: int) -> None:
-    """Move the anchor: vectors before it go, and so do states that only led up to it."""
-    anchor = runs.lift_anchor(db, run, keep_rounds)
-    if anchor is not None:
-        journal.forget(db, anchor)
-        states.forget(db, run, anchor)

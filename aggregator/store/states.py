@@ -8,26 +8,25 @@ from collections.abc import Mapping
 from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
 
 
-def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> None:
-    """Write what an event changed; None deletes a leaf from there on.
+def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> int:
+    """Write what an event changed; None deletes a leaf from there on. Return the bytes written.
 
     Example:
         >>> from pathlib import Path
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> put(db, 1, 0, {"round": 0, "pending": 1})
-        >>> put(db, 1, 5, {"round": 1, "pending": None})
+        >>> put(db, 1, 0, {"round": 0, "pending": 1}), put(db, 1, 5, {"round": 1, "pending": None})
+        (86, 43)
         >>> at(db, 1, 4) == {"round": 0, "pending": 1}, at(db, 1, 5)
         (True, {'round': 1})
     """
-    db.executemany(
-        "INSERT OR REPLACE INTO leaves VALUES (?, ?, ?, ?)",
-        [
-            (run, path, position, None if leaf is None else pack_leaves({"leaf": leaf}))
-            for path, leaf in leaves.items()
-        ],
-    )
+    packed = [
+        (run, path, position, None if leaf is None else pack_leaves({"leaf": leaf}))
+        for path, leaf in leaves.items()
+    ]
+    db.executemany("INSERT OR REPLACE INTO leaves VALUES (?, ?, ?, ?)", packed)
+    return sum(len(value or b"") for _, _, _, value in packed)
 
 
 def at(db: sqlite3.Connection, run: int, position: int) -> dict[str, Leaf]:
@@ -44,10 +43,26 @@ def at(db: sqlite3.Connection, run: int, position: int) -> dict[str, Leaf]:
 
 
 def forget(db: sqlite3.Connection, run: int, before: int) -> None:
-    """Drop what only led up to the state at a position."""
+    """Drop what only led up to the state at a position, and leaves that were deleted by then."""
     db.execute(
         "DELETE FROM leaves WHERE run = ? AND position < (SELECT max(later.position)"
         " FROM leaves AS later WHERE later.run = leaves.run AND later.path = leaves.path"
         " AND later.position <= ?)",
         (run, before),
     )
+    db.execute(
+        "DELETE FROM leaves WHERE run = ? AND position <= ? AND value IS NULL", (run, before)
+    )
+
+
+def drop_before(db: sqlite3.Connection, run: int) -> None:
+    """Drop the states of all runs older than this one."""
+    db.execute("DELETE FROM leaves WHERE run < ?", (run,))
+
+
+def sizes(db: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Return the bytes that were written of states, by position, in order."""
+    return db.execute(
+        "SELECT position, coalesce(sum(length(value)), 0) FROM leaves"
+        " GROUP BY position ORDER BY position"
+    ).fetchall()

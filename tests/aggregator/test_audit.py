@@ -7,7 +7,7 @@ from aggregator import leaves
 from aggregator.audit import recompute
 from aggregator.ledger import Ledger, Row
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
-from aggregator.records import Run, Version
+from aggregator.records import Retention, Run, Version
 from aggregator.rules import bind
 from aggregator.store import SqliteStore
 from edge_sdk.wire.method import Closed, Due, Update
@@ -57,7 +57,13 @@ class Shell:
         )
         now = leaves.flatten(self.state)
         changed = leaves.changed(self.saved, now)
-        self.store.commit(1, changed, entry.position, closed=version, keep_rounds=self.keep)
+        self.store.commit(
+            1,
+            changed,
+            entry.position,
+            closed=version,
+            keep=self.keep and Retention(rounds=self.keep),
+        )
         self.saved = now
 
 

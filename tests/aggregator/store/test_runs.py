@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.records import Timer, Version
+from aggregator.records import Retention, Timer, Version
 from aggregator.store import StoreError
 from edge_sdk.wire.method import Due
 from tests.aggregator.store.rig import RUN, begin, settle
@@ -18,7 +18,7 @@ def close(store, number, keep=None):
     _, entry = settle(store, key=(1, number), round_number=number)
     closed = Version(1, number, number, True, bytes(32), {"cohort": ["m-1"]}, 99)
     leaves = {"w": np.full(2, float(number)), "round": number}
-    store.commit(1, leaves, entry.position, closed=closed, keep_rounds=keep)
+    store.commit(1, leaves, entry.position, closed=closed, keep=keep and Retention(rounds=keep))
     return entry.position
 
 
