@@ -30,7 +30,9 @@ LIVE: Mapping[str, str] = {
     "pace.spread": "with the next manifest",
     "pace.down_rate": "with the next manifest; for content that devices ask for, at once",
     "pace.up_rate": "with the next manifest",
-    "store": "with the next closed round",
+    "store.keep_vectors": "with the next closed round",
+    "store.keep_journal": "with the next closed round",
+    "store.keep_rounds": "with the next closed round",
     "run.deadline": "with the next round",
 }
 """What may change while the daemon runs, and when that counts."""
@@ -81,7 +83,7 @@ def why_not(key: str) -> str:
     >>> why_not("run.quorum").partition(";")[0]
     'it defines the run'
     """
-    if key in LIVE or key.partition(".")[0] in LIVE:
+    if key in LIVE:
         return ""
     return RESTART.get(key) or RESTART.get(key.partition(".")[0]) or _DEFINES
 

@@ -81,6 +81,7 @@ class LearnSection:
 
     part: Literal["all", "train"] = "all"  # train: the first 80 %, so that the rest can judge
     keep: Annotated[int, Between(2, 1_000_000)] = 17_568  # slots of history (two years, hourly)
+    keep_days: Annotated[float, Between(0.01, 36_600.0)] | None = None  # of them; out: as keep says
 
 
 @dataclass(frozen=True, slots=True)

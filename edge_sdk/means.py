@@ -28,6 +28,7 @@ class MeansSection:
     memory: Annotated[int, Between(32, 1_048_576)] | None = None  # MiB of data (RLIMIT_DATA)
     flash: Bytes | None = None  # bytes written a day, as the kernel counts them
     link: Bytes | None = None  # payload bytes a day, both ways
+    readings: Bytes | None = None  # bytes of flash that readings and their noise may take
     wake: Duration | None = None  # time a day spent on learning and on being heard
     commit_after: Duration | None = None  # readings wait in memory so long
     upload: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # rounds are answered only then
@@ -43,6 +44,7 @@ class Means:
         flash: Bytes a day it may have written.
         link: Payload bytes a day, both ways.
         wake: Seconds a day that it may learn, or wait on a link for the receipt of what it learned.
+        readings: Bytes of flash for readings, and for the noise on them.
         commit_after: Seconds that readings wait in memory; what a power cut may take.
     """
 
@@ -51,13 +53,14 @@ class Means:
     link: int | None = None
     wake: float | None = None
     commit_after: float = 60.0
+    readings: int | None = None
 
 
 CLASSES: Final[Mapping[str, Means]] = {
     "": Means(),
-    "A": Means(flash=1_000_000_000),
-    "B": Means(128 * 2**20, 50_000_000, 1_000_000, 1440.0),
-    "C": Means(96 * 2**20, 20_000_000, 1_000_000, 1440.0, 300.0),
+    "A": Means(flash=1_000_000_000, readings=256_000_000),
+    "B": Means(128 * 2**20, 50_000_000, 1_000_000, 1440.0, readings=32_000_000),
+    "C": Means(96 * 2**20, 20_000_000, 1_000_000, 1440.0, 300.0, readings=16_000_000),
 }
 """An edge server, a 64-bit Linux board (the usual), a 32-bit controller without onnxruntime.
 
@@ -79,6 +82,7 @@ def means_of(section: MeansSection) -> Means:
         usual.link if section.link is None else section.link,
         usual.wake if wake is None else seconds(wake),
         usual.commit_after if after is None else seconds(after),
+        usual.readings if section.readings is None else section.readings,
     )
 
 

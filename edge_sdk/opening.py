@@ -24,6 +24,7 @@ from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.plan import Facts, Plan
 from edge_sdk.privacy.terms import plan_of, refuse_method
 from edge_sdk.questions import Found
+from edge_sdk.retention import history_of
 from edge_sdk.series import Series
 from edge_sdk.settings import seconds
 from edge_sdk.store import Learned, Store
@@ -129,7 +130,7 @@ def set_up(
     if method not in methods or method not in CONTRACTS:
         raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
     check_site(config, bundle.manifest)
-    series = series_for(bundle.manifest, config.learn.keep)
+    series = series_for(bundle.manifest, history_of(config, bundle.manifest).slots)
     if present is not None and (present.step, present.streams) == (series.step, series.streams):
         series = present
     else:

@@ -15,6 +15,7 @@ from edge_sdk.learner import series_for
 from edge_sdk.methods import METHODS
 from edge_sdk.permissions import make_private_folder
 from edge_sdk.privacy.words import promise
+from edge_sdk.retention import history_of
 from edge_sdk.sources import Source
 from edge_sdk.wire import topics
 from edge_sdk.wire.keys import (
@@ -46,7 +47,7 @@ def check(config: Config) -> dict[str, str]:
         raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
     opening.check_site(config, manifest)
     neighbours = opening.check_neighbours(config)
-    shared = manifest.spec().shared_size
+    shared, history = manifest.spec().shared_size, history_of(config, manifest)
     plan = opening.plan(config, manifest, config.accept.methods[0], shared)
     sources = open_sources(config)
     _check_streams(sources, manifest)
@@ -56,6 +57,8 @@ def check(config: Config) -> dict[str, str]:
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
         "reads": ", ".join(_reads(manifest)),
         "sources": str(len(sources)),
+        "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
+        f"({history.limit})",
         **({"neighbours": str(neighbours)} if neighbours else {}),
         **expiring.checked(config, time.time()),
         "privacy": promise(plan),

@@ -24,6 +24,7 @@ from edge_sdk.permissions import open_private
 from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.plan import Plan
+from edge_sdk.retention import history_of
 from edge_sdk.session import SPENT
 from edge_sdk.store import Learned, Store
 from edge_sdk.storefile import FILE
@@ -120,11 +121,21 @@ def status(config: Config) -> dict[str, Any]:
             "stopped": "command" if store.fact("stopped") else told,
             "readings": store.count_readings(),
             "bytes": store.size(),
+            "history": kept(config, store, announced),
             "privacy": words.promise(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
             **_among(learned),
         }
+
+
+def kept(config: Config, store: Store, announced: m.Bundle | None) -> dict[str, Any]:
+    """Say how many days of readings there are, and how many days and bytes are kept at most."""
+    history = history_of(config, opening.open_bundle(config, announced).manifest)
+    span = store.span_readings()
+    days = 0.0 if span is None else (span[1] - span[0] + 1) * history.step / 86_400
+    most = {"days at most": round(history.days, 2), "bytes at most": history.bytes}
+    return {"days": round(days, 2), **most, "limit": history.limit}
 
 
 def _among(learned: Learned | None) -> dict[str, Any]:

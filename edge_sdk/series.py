@@ -193,6 +193,16 @@ class Series:
                 self._columns[row.stream][row.slot - self._base] = row.value
 
     @property
+    def oldest(self) -> int:
+        """The first slot that a reading may still have; older ones are late."""
+        return self._end - self.capacity
+
+    def observed(self) -> int:
+        """Return how many slots have a reading of every stream."""
+        columns = [self.values(stream) for stream in self._columns]
+        return int(np.isfinite(columns).all(axis=0).sum()) if len(self) else 0
+
+    @property
     def unsaved(self) -> int:
         """How many rows are pending."""
         return len(self._pending)

@@ -231,10 +231,25 @@ class Store:
 
     # --- readings ---------------------------------------------------------------------------------
 
-    def add_readings(self, rows: Iterable[Row]) -> None:
-        """Keep a batch of readings; the last write of a slot wins."""
+    def add_readings(
+        self, rows: Iterable[Row], *, before: int | None = None, step: int = 1
+    ) -> None:
+        """Keep a batch of readings; the last write of a slot wins.
+
+        Args:
+            rows: What was measured.
+            before: Drop what was measured in slots before this one, in the same transaction, and
+                the noise on it. Noise is drawn once: from then on, readings before this time are
+                not perturbed, and so not learned from, should they come again.
+            step: Seconds a slot.
+        """
         with self._writing() as db:
             db.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?, ?)", rows)
+            if before is not None:
+                db.execute("DELETE FROM readings WHERE slot < ?", (before,))
+                if db.execute("DELETE FROM noised WHERE slot < ?", (before,)).rowcount:
+                    since = max(self.fact("noised since"), before * step)
+                    _write_facts(db, {"noised since": since})
 
     def readings(self) -> Iterator[Row]:
         """Read back what was measured, in order of time."""
@@ -245,10 +260,10 @@ class Store:
         """Count the readings that are kept."""
         return int(self._db.execute("SELECT count(*) FROM readings").fetchone()[0])
 
-    def drop_readings(self, before: int) -> None:
-        """Forget readings of slots before this one: the first thing to go when space is short."""
-        with self._writing() as db:
-            db.execute("DELETE FROM readings WHERE slot < ?", (before,))
+    def span_readings(self) -> tuple[int, int] | None:
+        """Return the oldest and the newest slot that is kept; None without any."""
+        oldest, newest = self._db.execute("SELECT min(slot), max(slot) FROM readings").fetchone()
+        return None if oldest is None else (int(oldest), int(newest))
 
     # --- the file ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from edge_sdk.allowance import Allowance
 from edge_sdk.clock import Clock
@@ -18,6 +18,8 @@ from edge_sdk.learner import Learner
 from edge_sdk.means import MeansSection
 from edge_sdk.opening import keep_intervals
 from edge_sdk.program import fields
+from edge_sdk.retention import history_of, slots_needed
+from edge_sdk.series import Row
 from edge_sdk.session import Session
 from edge_sdk.store import Store
 from edge_sdk.thrift import Thrift, peak_kib
@@ -39,6 +41,7 @@ class Upkeep:
         wake = Allowance(store.fact("wake day"), store.fact("wake"))
         self._thrift = Thrift(means, flash, wake, now=session.now)
         self._kept: Kept | None = None
+        self._oldest: int | None = None  # slot of the oldest reading on flash; None: not looked
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -59,11 +62,29 @@ class Upkeep:
             self.book()
         if not rows:
             return
+        before = self._due(learner, rows)
         try:
-            self._store.add_readings(rows)
+            self._store.add_readings(rows, before=before, step=learner.series.step)
+            self._oldest = before or self._oldest
         except StoreFull:  # readings go first; what is owed stays
             self._session.counts["readings not kept"] += len(rows)
         learner.series.saved(rows)
+
+    def _due(self, learner: Learner, rows: Sequence[Row]) -> int | None:
+        """Return before which slot readings are dropped now: a day's at once; None for nothing.
+
+        Nothing goes while the newest slots hold less than the model needs: after a long silence,
+        or a clock that leapt, the old readings are all there is.
+        """
+        series, history = learner.series, history_of(learner.config, learner.manifest)
+        if self._oldest is None:
+            self._oldest = (self._store.span_readings() or (rows[0].slot,))[0]
+        self._oldest = min(self._oldest, *(row.slot for row in rows))
+        if series.oldest < self._oldest + history.batch:
+            return None
+        if series.observed() < slots_needed(learner.config, learner.manifest):
+            return None
+        return series.oldest
 
     def remembered(self, name: str) -> bytes | None:
         """Return what a source wrote down before a restart, or None."""

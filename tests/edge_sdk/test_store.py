@@ -126,5 +126,6 @@ def test_the_last_write_of_a_slot_wins(tmp_path):
         store.add_readings([Row("load", 2, 1.0), Row("load", 1, 5.0)])
         store.add_readings([Row("load", 2, 3.0)])
         assert list(store.readings()) == [Row("load", 1, 5.0, 0), Row("load", 2, 3.0, 0)]
-        store.drop_readings(before=2)
-        assert store.count_readings() == 1
+        store.add_readings([Row("load", 3, 1.0)], before=2)
+        assert [row.slot for row in store.readings()] == [2, 3]
+        assert (store.span_readings(), store.noised_since()) == ((2, 3), 0)

@@ -86,7 +86,7 @@ from aggregator.records import Retention
 from aggregator.store import SqliteStore
 from tests.aggregator.store.test_retention import Fleet
 store = SqliteStore.open(Path(sys.argv[1]))
-fleet = Fleet(store, Retention(vectors=8_000, journal=20_000), devices=4)
+fleet = Fleet(store, Retention(vectors=8_000, journal=10_000), devices=4)
 while True:
     fleet.round()
     print(fleet.state.round - 1, flush=True)
