@@ -6,7 +6,7 @@ from typing import Any
 
 from edge_sdk.answering import Answering
 from edge_sdk.config import Config
-from edge_sdk.neighbours import Neighbours, Shell
+from edge_sdk.neighbours import LINK, Neighbours, Shell
 from edge_sdk.opening import NEIGHBOURS, hood_of
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.session import Session
@@ -52,6 +52,7 @@ class Gathering:
         if hood is None:
             self._session.meet({})
             return
+        self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in hood.keys])
         learned = self._store.learned()
         is_ours = learned is not None and learned.run == seen.run
         self.neighbours = Neighbours(

@@ -322,8 +322,12 @@ class Neighbours:
         return found
 
 
+LINK = "link "
+"""What the names of papers about single neighbours begin with."""
+
+
 def _paper(name: str) -> str:
-    return f"link {name}"
+    return f"{LINK}{name}"
 
 
 def _written(made: Decision, x: Exchange) -> bytes:

@@ -229,6 +229,16 @@ class Store:
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
             _write_facts(db, values)
 
+    def drop_papers(self, prefix: str, but: Iterable[str]) -> None:
+        """Drop what is kept under names that begin with a prefix, except these."""
+        found = self._db.execute(
+            "SELECT name FROM papers WHERE substr(name, 1, ?) = ?", (len(prefix), prefix)
+        ).fetchall()
+        old = [name for name in found if name[0] not in set(but)]
+        if old:
+            with self._writing() as db:
+                db.executemany("DELETE FROM papers WHERE name = ?", old)
+
     # --- readings ---------------------------------------------------------------------------------
 
     def add_readings(

@@ -57,6 +57,7 @@ class Folder:
     _before: dict[Path, State] = field(default_factory=dict)
     _read: dict[Path, State] = field(default_factory=dict)
     _large: set[Path] = field(default_factory=set)
+    _listed: list[Path] = field(default_factory=list)
 
     def frames(self, patience: float) -> list[Frame]:
         """Return files that have come to rest, or what they were by the end of the patience."""
@@ -80,6 +81,7 @@ class Folder:
             key=lambda one: (now[one].changed, one),
         )
         self._before = now
+        self._large.intersection_update(self._listed)
         self._read = {one: state for one, state in self._read.items() if one in now}
 
     def _some(self) -> list[Frame]:
@@ -100,9 +102,10 @@ class Folder:
             found = list(self.path.glob(self.pattern))
         except OSError:
             return []
-        return [
+        self._listed = [
             one for one in found if not (one.name.startswith(".") or one.name.endswith(UNFINISHED))
         ]
+        return self._listed
 
     def _state(self, one: Path) -> State | None:
         """Return what a file looks like, or None for one that does not count."""

