@@ -111,8 +111,8 @@ class Playing:
             if self._why_not_served() if effect.ask == SERVE else self._session.why_stopped:
                 continue
             report = self._work.contract[effect.ask].report
-            hidden = {n.name for n in report if n.measured and not told}
-            values = {name: v for name, v in effect.values.items() if name not in hidden}
+            shown = {n.name for n in report if told or not n.measured}
+            values = {name: v for name, v in effect.values.items() if name in shown}
             try:
                 self._session.signal(replace(effect, values=values), enc)
             except Refused:

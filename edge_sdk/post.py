@@ -23,7 +23,7 @@ from edge_sdk.wire.envelope import (
 )
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import Signer, kid_of
-from edge_sdk.wire.messages import Message, Status
+from edge_sdk.wire.messages import FROM_DEVICES, Message, Status
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.transport import Message as Publish
 
@@ -118,7 +118,13 @@ class Post:
         return len(payload)
 
     def send(self, kind: str, body: bytes, proof: bytes) -> None:
-        """Queue a body that was sealed before: the same bytes as every time."""
+        """Queue a body that was sealed before: the same bytes as every time.
+
+        Raises:
+            ValueError: As ``sealed``.
+        """
+        if kind not in FROM_DEVICES:
+            raise ValueError(f"a device must not send {kind!r}")
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
         self._queue(_Going(topics.up(self._fleet, self._device, kind), payload))
 
@@ -146,7 +152,13 @@ class Post:
         return topics.status(self._fleet, self._device), self.sealed(status), True
 
     def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
-        """Write and sign a message, to the aggregator if to nobody else."""
+        """Write and sign a message, to the aggregator if to nobody else.
+
+        Raises:
+            ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
+        """
+        if message.kind not in FROM_DEVICES:
+            raise ValueError(f"a device must not send {message.kind!r}")
         return seal(
             encode(message),
             kind=message.kind,

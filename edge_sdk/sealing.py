@@ -65,7 +65,9 @@ def sealed(
         config: Says who we are.
         signer: Signs for us.
     """
-    ask, values = CONTRACTS[learner.role.method][task.ask], dict(update.values)
+    ask = CONTRACTS[learner.role.method][task.ask]
+    declared = {"n", *(number.name for number in ask.report)}  # any other number stays here
+    values = {name: value for name, value in update.values.items() if name in declared}
     said = m.Update(
         run=run,
         round=update.round,

@@ -492,6 +492,24 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
 )
 """Every kind that is built, by the word the envelope carries. ``content`` travels only in parts."""
 
+FROM_DEVICES = frozenset(
+    {
+        Status.kind,
+        Hello.kind,
+        Offer.kind,
+        Have.kind,
+        Update.kind,
+        Signal.kind,
+        Metrics.kind,
+        Chunk.kind,
+        Receipt.kind,
+        Refusal.kind,
+        Peer.kind,
+        Settle.kind,
+    }
+)
+"""Kinds that a device may send; each field of them has a row in ``docs/privacy.md``."""
+
 RESERVED = frozenset(
     (
         "rekey",

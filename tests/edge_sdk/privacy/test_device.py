@@ -145,6 +145,19 @@ def test_every_step_is_booked_at_the_gradient(make):
     assert worth == pytest.approx(epsilon_of(100.0 / np.sqrt(6), 1e-6), rel=1e-6)
 
 
+def test_noise_that_does_not_fit_beside_what_left_before_lets_nothing_leave(make):
+    fleet = started(make, UPDATE)
+    rounds(fleet, [0])
+    assert len(fleet.server.updates) == 1
+    fleet.device.kill()
+    fleet.device.config = replace(fleet.device.config, privacy=noisy_section(privacy(INPUT)))
+    client = fleet.device.start()
+    rounds(fleet, [1, 2])
+    assert client.status()["stopped"] == "budget"
+    assert len(fleet.server.updates) == 1
+    assert client.status()["budget"]["epsilon"] <= 5.0
+
+
 def test_no_loss_without_noise_chooses_a_model_at_the_gradient(make):
     """What is chosen is learned on from, so the choice would leave with every later update."""
     for name, mechanism in (("gradient", GRADIENT), ("update", UPDATE), ("input", INPUT)):
