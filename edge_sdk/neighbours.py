@@ -256,7 +256,7 @@ class Neighbours:
             self._session.counts["links perhaps disagreed"] += 1
             told = {"neighbour": note.name, "step": note.step}
             logger.warning("a link may have counted at one end only %s", fields(**told))
-        elif note.epoch > self._x.epoch:
+        elif note.epoch > self._x.epoch and not self._session.why_stopped:
             logger.info("epoch joined %s", fields(epoch=note.epoch, step=note.step))
             self._join(note.epoch, Place(note.step // len(self._turns)))
 
@@ -278,6 +278,8 @@ class Neighbours:
         ahead = max((link.ahead for link in self._x.links.values()), default=-1)
         stride = len(self._turns) * self.hood.steps  # a neighbour may be one exchange ahead
         if not self._is_new or ahead <= self._x.step + stride or not self._has_begun:
+            return
+        if self._session.why_stopped:  # to join is to offer
             return
         self._is_new = False
         epoch = self._x.epoch + int(self._method == "dfl_gt")

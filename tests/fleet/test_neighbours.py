@@ -267,6 +267,34 @@ def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
     one.close()
 
 
+def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path):
+    graph = {"home-0": ["home-1"], "home-1": ["home-0"]}
+    street = Street(tmp_path, graph, say={"last": 8, "deadline": "1s"})
+    one = Block(street, SOUND)
+    one.until(lambda: one.step("home-0") >= 2)
+    one.die("home-1")
+    client = one.clients["home-0"]
+    client._session._held_up = True  # as an operator's command does
+    one.turn()
+    spent = client.status()["spent"]
+    link = one.broker.link("home-1")
+    link.open()
+    link.poll(0.0)
+    said = m.Settle(run=0, epoch=2, step=0, used=False)
+    payload = seal(
+        encode(said), kind=said.kind, sender="home-1", recipient="home-0", fleet="street",
+        signer=street.keys["home-1"],
+    )  # fmt: skip
+    for is_held in (True, False):
+        client._session._held_up = is_held
+        link.publish(topics.peer("street", "home-1", "home-0"), payload)
+        for _ in range(5):
+            one.turn()
+        assert (client.status()["neighbours"]["epoch"] == 1) is is_held
+        assert (client.status()["spent"] == spent) is is_held
+    one.close()
+
+
 def test_a_device_alone_needs_no_neighbours(tmp_path):
     street = Street(tmp_path, {"home-0": []})
     one = Block(street, SOUND)
