@@ -301,8 +301,11 @@ def backup(args: Namespace) -> Answer:
     target = Path(args.file)
     with SqliteStore.open(config.database, read_only=True) as store:
         store.backup(target)
+        begun = store.run()
+        after = store.closed_by(begun.run, store.first(begun.run).upto) if begun else 0
     size = target.stat().st_size
-    return Answer({"file": str(target), "bytes": size}, f"{target}: {size} bytes")
+    told = f"{target}: {size} bytes" + (f"; audit after round {after}" if after else "")
+    return Answer({"file": str(target), "bytes": size, "audit after": after}, told)
 
 
 def broker(args: Namespace) -> Answer:

@@ -1,5 +1,7 @@
 """What becomes of a number: judged once, receipted after, the same for ever; and two lives."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -157,6 +159,20 @@ class TestInline:
         (again,) = device.say(update)
         assert again == receipt
         assert desk.intake.counts[reason.name] == 1
+
+    def test_a_round_whose_events_were_deleted_takes_no_update(self, desk, device):
+        """Nothing shows any more whether the device has one there already."""
+        limits = replace(turn_of().limits, max_staleness=100)
+        turn = replace(turn_of(round_number=9, version=8), limits=limits, oldest=5)
+        desk.intake.open(turn)
+        (receipt,) = device.say(device.update(round=4, base=4))
+        assert receipt.code == Reason.TOO_STALE
+        assert desk.journalled() == []
+        (receipt,) = device.say(device.update(round=5, base=4))
+        assert receipt.code == 0
+        desk.intake.open(replace(turn, oldest=7))
+        (refused,) = device.say(device.offer(device.update(round=6, base=4)))
+        assert refused.code == Reason.TOO_STALE
 
     def test_between_rounds_everything_is_late(self, desk, device):
         desk.open(is_open=False)

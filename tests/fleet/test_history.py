@@ -11,7 +11,9 @@ import pytest
 
 from aggregator import cli
 from aggregator.auditing import books, lines
+from aggregator.config import StoreSection
 from aggregator.history import SHOWN, judge
+from aggregator.records import Retention
 from aggregator.store import SqliteStore
 from edge_sdk.wire.history import Receipted, Sent, written
 from edge_sdk.wire.keys import read_public
@@ -198,3 +200,33 @@ def test_a_folder_without_diaries_is_named(case, capsys):
     config = ["audit", str(case / "aggregator.toml"), "--devices", str(case)]
     assert cli.main(config) == 2
     assert "no *.jsonl" in capsys.readouterr().err
+
+
+def test_what_was_dropped_is_said_and_is_no_fault(world, monkeypatch, capsys):
+    """Vectors of two rounds are kept, and the events of a few more; a loss among them is found."""
+    keep = Retention(journal=4000, rounds=2)
+    monkeypatch.setattr(StoreSection, "retention", property(lambda _: keep))
+    one = world(run={"rounds": 12, "deadline": "600s"})
+    one.start_daemon()
+    for number in range(one.devices):
+        one.start(number, kept(one, number))
+    one.until(lambda: one.version == 12)
+    one.until(lambda: not any(c.status()["outbox"] for c in one.fleet.clients))
+    one.kill_daemon()
+    verdict = checked(one.folder)
+    assert verdict.faults == ()
+    assert verdict.pruned > 0
+    assert verdict.applied + verdict.pruned == verdict.receipted == 12 * one.devices
+    config = ["audit", str(one.folder / "aggregator.toml")]
+    assert cli.main([*config, "--devices", str(one.folder / "diaries")]) == 0
+    told = capsys.readouterr().out
+    assert "rounds up to 10 are not recomputed" in told
+    assert f"{verdict.pruned} updates of {one.devices} devices are not listed" in told
+    assert cli.main(["status", str(one.folder / "aggregator.toml")]) == 0
+    assert "audit after 10" in capsys.readouterr().out
+    assert cli.main(["backup", "--config", config[1], str(one.folder / "copy.db")]) == 0
+    assert "audit after round 10" in capsys.readouterr().out
+    with sqlite3.connect(database(one.folder)) as db:
+        (last,) = db.execute("SELECT max(position) FROM journal WHERE kind = 'update'").fetchone()
+        db.executescript(SQL["lost"].format(last=last))
+    assert any(fault.startswith("lost: ") for fault in checked(one.folder).faults)

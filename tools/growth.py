@@ -1,0 +1,182 @@
+"""What a device's and an aggregator's file come to, with bounds and without: a table for the docs.
+
+    python tools/growth.py                                  # a year, and 100,000 updates
+    python tools/growth.py --days 60 --updates 5000         # a quick look
+
+Sizes are of files, the write-ahead log included. A device writes quarter-hourly readings once an
+hour, perturbs them once a day, and pays for a round a day. An aggregator takes updates of a
+hundred devices; the devices begin a new life every thousand rounds, as a restart makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from aggregator import leaves
+from aggregator.audit import recompute
+from aggregator.ledger import Ledger
+from aggregator.ledger import Row as Settled
+from aggregator.methods import METHODS, OPEN, Rounds, Setup
+from aggregator.records import Entry, Retention, Run, Version
+from aggregator.rules import bind
+from aggregator.store import SqliteStore
+from edge_sdk.charge import Charge
+from edge_sdk.retention import History
+from edge_sdk.series import Reading, Row, Series
+from edge_sdk.store import Store
+from edge_sdk.wire.method import Closed, Update
+
+STREAM, STEP, A_DAY = "elec.import.energy", 900, 96
+BEGIN = 1_700_000_000 // 86_400 * 86_400
+ROUND = Charge(0, "device", "input", "gaussian", 5.0, releases=1)
+DEVICES = 100
+
+
+def device(folder: Path, days: int, history: History | None) -> list[int]:
+    """Let a device live; return the bytes of its file four times on the way.
+
+    Args:
+        folder: For its store.
+        days: How long.
+        history: The ring; None keeps everything.
+    """
+    sizes, dropped = [], BEGIN // STEP
+    with Store.open(folder) as store:
+        store._db.execute("PRAGMA synchronous = OFF")  # noqa: SLF001 - the same bytes, sooner
+        series = Series(STEP, [STREAM], capacity=history.slots if history else 10**6)
+        for day in range(days):
+            for slot in range(A_DAY):
+                at = BEGIN + (day * A_DAY + slot) * STEP
+                series.add(Reading(STREAM, at, 0.25 + slot / 1000))
+                if slot % 4 == 3:
+                    rows = series.pending()
+                    before = None
+                    if history and series.oldest >= dropped + history.batch:
+                        before = dropped = series.oldest
+                    store.add_readings(rows, before=before, step=STEP)
+                    series.saved(rows)
+            first = BEGIN // STEP + day * A_DAY
+            noised = [Row(STREAM, first + slot, 0.3 + slot / 999) for slot in range(A_DAY)]
+            store.add_noised(noised, ROUND)
+            if (day + 1) % max(1, days // 4) == 0:
+                sizes.append(store.size())
+    return sizes[:4]
+
+
+class Fleet:
+    """An aggregator's store and the half that closes its rounds."""
+
+    def __init__(self, store: SqliteStore, scalars: int, keep: Retention | None) -> None:
+        """Begin a run."""
+        self.store, self.scalars, self.keep = store, scalars, keep
+        settings = METHODS["fedavg"].settings()
+        self.half = METHODS["fedavg"].half(Setup(bind("mean"), settings, Rounds(quorum=DEVICES)))
+        self.initial = np.zeros(scalars, np.float32)
+        self.state = self.half.init(self.initial)
+        self.saved = leaves.flatten(self.state)
+        store.begin(Run(1, "fedavg", "{}", "toy", bytes(16), leaves.layout(self.state)), self.saved)
+        self.take(store.record(1, OPEN))
+
+    def round(self, rng: np.random.Generator) -> None:
+        """Record an update of every device."""
+        number = self.state.round
+        life, vectors = 1 + number // 1000, rng.normal(size=(DEVICES, self.scalars))
+        for which, vector in enumerate(vectors.astype(np.float32)):
+            name, key = f"meter-{which:04}", (life, number)
+            update = Update(name, number, self.state.version, vector, {"n": 64.0, "loss": 0.5})
+            row = Settled(rng.bytes(32), 0, 1, number)
+            _, entry = self.store.append(name, Ledger(life, hid_life=life), key, row, update)
+            if entry is not None:
+                self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Apply an event, and save what a closed round changed."""
+        assert entry.event is not None
+        self.state, effects = self.half.apply(self.state, entry.event)
+        closed = next((one for one in effects if isinstance(one, Closed)), None)
+        if not effects:
+            return
+        version = None
+        if closed is not None:
+            said, digest = closed, leaves.digest(self.state)
+            version = Version(1, said.round, said.version, said.moved, digest, said.report)
+        now = leaves.flatten(self.state)
+        self.store.commit(
+            1, leaves.changed(self.saved, now), entry.position, closed=version, keep=self.keep
+        )
+        self.saved = now
+
+
+def aggregator(
+    folder: Path, updates: int, scalars: int, keep: Retention | None
+) -> tuple[list[int], str]:
+    """Let an aggregator take updates; return the bytes of its file on the way, and the rest."""
+    rng, sizes, rounds = np.random.default_rng(1), [], updates // DEVICES
+    with SqliteStore.open(folder / "aggregator.db") as store:
+        store._db.execute("PRAGMA synchronous = OFF")  # noqa: SLF001 - the same bytes, sooner
+        fleet, begun = Fleet(store, scalars, keep), time.process_time()
+        for number in range(rounds):
+            fleet.round(rng)
+            if (number + 1) % max(1, rounds // 4) == 0:
+                sizes.append(store.size())
+        each = 1e6 * (time.process_time() - begun) / (rounds * DEVICES)
+        used = store.used()
+        found = recompute(store, fleet.half, fleet.initial)
+    assert found.is_sound, found.faults
+    audit = f"rounds {found.since + 1} to {found.since + found.rounds}"
+    told = f"vectors {used['vectors']:,}, journal {used['journal']:,}; audit {audit}"
+    return sizes[:4], f"{told}; {each:.0f} us of processor an update"
+
+
+def line(what: str, sizes: Sequence[int], more: str = "") -> str:
+    """Return a row of the table."""
+    return f"| {what} | " + " | ".join(f"{size:,}" for size in sizes) + f" | {more} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--days", type=int, default=365)
+    parser.add_argument("--keep-days", type=float, default=90.0)
+    parser.add_argument("--updates", type=int, default=100_000)
+    parser.add_argument("--scalars", type=int, default=250)
+    parser.add_argument("--vectors", type=int, default=20_000_000, help="bytes: store.keep_vectors")
+    parser.add_argument("--journal", type=int, default=10_000_000, help="bytes: store.keep_journal")
+    said = parser.parse_args(arguments)
+    history = History(int(said.keep_days * A_DAY), STEP, 2)
+    keep = Retention(said.vectors, said.journal)
+    print(f"| a device's file, bytes after | {' | '.join(_quarters(said.days, 'days'))} | bound |")
+    print("| --- " * 6 + "|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        print(line("without bounds", device(folder / "a", said.days, None), "none"))
+        ring = device(folder / "b", said.days, history)
+        print(line(f"keep_days = {said.keep_days:g}", ring, f"{history.bytes:,} of readings"))
+        print()
+        quarters = " | ".join(_quarters(said.updates, "updates"))
+        print(f"| an aggregator's file, bytes after | {quarters} | at the end |")
+        print("| --- " * 6 + "|")
+        for what, kept in (("without bounds", None), ("with bounds", keep)):
+            there = folder / what
+            print(line(what, *aggregator(there, said.updates, said.scalars, kept)), flush=True)
+    return 0
+
+
+def _quarters(whole: int, unit: str) -> list[str]:
+    return [f"{whole * part // 4:,} {unit}" for part in (1, 2, 3, 4)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
