@@ -14,6 +14,7 @@ from edge_sdk.means import MeansSection
 from edge_sdk.retention import History, history_of, slots_needed
 from edge_sdk.series import Reading
 from edge_sdk.store import Store
+from edge_sdk.storefile import FILE
 from tests.edge_sdk.conftest import MANIFEST
 from tests.edge_sdk.test_client import W0
 
@@ -165,3 +166,24 @@ def test_noise_that_was_dropped_is_never_drawn_again(make):
     assert since == (START + 5 * DAY) * HOUR
     assert min(slot for _, slot in after) == START + 5 * DAY
     assert after.items() <= drawn.items()
+
+
+def test_a_store_that_is_over_its_bounds_comes_within_them_with_the_first_readings(make):
+    fleet = make()
+    client = fleet.device.start()
+    observe(client, START, 200 * DAY)
+    client.flush()
+    fleet.device.kill()
+    assert len(on_flash(fleet)) == 200 * DAY
+    size = (fleet.device.config.state / FILE).stat().st_size
+    config = fleet.device.config
+    fleet.device.config = replace(config, learn=replace(config.learn, keep_days=20.0))
+    client = fleet.device.start()
+    observe(client, START + 200 * DAY, 1)
+    client.flush()
+    assert len(on_flash(fleet)) == 20 * DAY
+    for day in range(20):
+        observe(client, START + 200 * DAY + 1 + DAY * day, DAY)
+        client.flush()
+    client.close()
+    assert (config.state / FILE).stat().st_size <= size
