@@ -27,6 +27,7 @@ from edge_sdk.questions import Found
 from edge_sdk.sealing import sealed
 from edge_sdk.series import Reading
 from edge_sdk.session import Connect, Session
+from edge_sdk.set_aside import digest_of, is_defect
 from edge_sdk.store import Store
 from edge_sdk.upkeep import Upkeep
 from edge_sdk.uplink import Entry, Numbers
@@ -259,15 +260,32 @@ class Client:
             self._work.begin_anew()
         self._work.spending.watch()
         if session.bundle is not None:
-            self._follow(session.bundle)
+            found = session.bundle
+            self._guarded("bundle", lambda: self._follow(found), found.body)
             self._work.spending.watch()  # under the mechanism that is in force now
-        self._playing.play()
-        self._gathering.exchange()
+        self._guarded("turns", self._playing.play)
+        self._guarded("neighbours", self._gathering.exchange)
         if session.task is not None and self._is_answerable(session.task):
             task, session.task = session.task, None
-            self._learn(task)
+            number = (session.seen.run, task.round, task.attempt, task.step, task.ask)
+            self._guarded("task", lambda: self._learn(task), *number)
         elif self._alone.is_time(among_neighbours=self._gathering.neighbours is not None):
             self._alone.learn()
+
+    def _guarded(self, what: str, action: Callable[[], None], *number: object) -> None:
+        """Do something; after a defect go on without it, and never do what has a number again."""
+        session, digest = self._session, digest_of(what, *number)
+        if number and session.set_aside.holds(digest):
+            if what == "bundle":
+                session.bundle = None
+            return
+        try:
+            action()
+        except Exception as error:
+            if isinstance(error, GivenUp) or not is_defect(error):
+                raise
+            session.set_aside.add(what, digest, error)
+            session.drop(what)
 
     @property
     def _has_work(self) -> bool:

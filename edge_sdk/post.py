@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from edge_sdk.program import fields
+from edge_sdk.set_aside import is_defect
 from edge_sdk.uplink import Entry
 from edge_sdk.wire import topics
 from edge_sdk.wire.codec import decode, encode
@@ -26,6 +29,8 @@ from edge_sdk.wire.keys import Signer, kid_of
 from edge_sdk.wire.messages import FROM_DEVICES, Message, Status
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.transport import Message as Publish
+
+logger = logging.getLogger(__name__)
 
 Will = tuple[str, bytes, bool]
 """Topic, payload, retained: what the broker says for us when we are gone."""
@@ -94,6 +99,12 @@ class Post:
                         yield self._open(happening, key_of)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
+                except Exception as error:
+                    if not is_defect(error):
+                        raise
+                    self.refused[Reason.INTERNAL] += 1
+                    if self.refused[Reason.INTERNAL] == 1:  # a retained one comes at every connect
+                        logger.exception("internal error %s", fields(what=happening.topic))
                 self.bytes_down += len(happening.payload)
                 self.link.acknowledge(happening)
             else:

@@ -24,6 +24,7 @@ from edge_sdk.means import lesser, means_of
 from edge_sdk.post import Letter, Post, Will
 from edge_sdk.program import fields
 from edge_sdk.questions import Questions, filed
+from edge_sdk.set_aside import SetAside, digest_of, is_defect
 from edge_sdk.settings import seconds
 from edge_sdk.store import Store
 from edge_sdk.uplink import Chance, Entry, Heard, Pace, Piece, Settled, Turn, Uplink, Whole
@@ -67,6 +68,7 @@ class Session(Questions):
         neighbours: Their raw public keys by id.
         exchanged: Counters of the exchanges, for the hourly report.
         linked_at: When the link came up last.
+        set_aside: What met a defect before and is passed over.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Session(Questions):
         """Read what must not be forgotten; ``connect`` makes the link."""
         post = Post(signer, fleet=config.fleet, device=config.id)
         super().__init__(config, store, clock, post)
+        self.set_aside = SetAside(store, self.counts)
         self._ring = replace(ring, announced=filed(store, m.Keys, "keys"))
         base = seconds(config.pace.answer)
         self.up = Uplink(
@@ -249,6 +252,16 @@ class Session(Questions):
         if neighbours and not heard and self._is_open:
             self._post.subscribe()
 
+    def drop(self, what: str) -> None:
+        """Forget what met a defect: a bundle, the open round's turns, or neighbours' words."""
+        if what == "bundle":
+            self.bundle = None
+        elif what == "neighbours":
+            self.mail.clear()
+        else:
+            self.at_work = None
+            self.calls.forget()
+
     def chance(self) -> Chance:
         """Lend the uplink the present, a draw and a nonce."""
         return Chance(self._rng.random, lambda: secrets.token_bytes(16), self.now)
@@ -333,11 +346,18 @@ class Session(Questions):
             self.heard_at = self.now
             self.mail.append(letter)
             return
+        kind, body = letter.message.kind, digest_of(letter.message.kind, letter.body)
+        if self.set_aside.holds(body):
+            return
         try:
             self._hear(letter)
         except Refused as refused:
             self._post.refused[refused.reason] += 1
-            logger.debug("not followed %s", fields(kind=letter.message.kind, why=refused))
+            logger.debug("not followed %s", fields(kind=kind, why=refused))
+        except Exception as error:
+            if not is_defect(error):
+                raise
+            self.set_aside.add(kind, body, error)
 
     def _hear(self, letter: Letter) -> None:
         """Sort one proved message to whom it concerns.

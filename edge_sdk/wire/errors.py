@@ -9,7 +9,8 @@ class Reason(IntEnum):
     """Why something was settled or refused. The numbers are part of the protocol, for ever.
 
     Codes below 20 and from 40 on travel in a ``refusal`` (nothing was recorded, the sender may try
-    again); 0 and 20 to 35 travel in a ``receipt`` (recorded, final). ``is_final`` tells which.
+    again); 0 and 20 to 36 travel in a ``receipt`` (recorded, final). ``is_final`` tells which.
+    INTERNAL also travels in a ``refusal``, for what has no number.
     """
 
     ACCEPTED = 0
@@ -40,6 +41,7 @@ class Reason(IntEnum):
     LATE = 33
     NOT_IN_COHORT = 34
     QUARANTINED = 35
+    INTERNAL = 36
     BUSY = 40
     QUOTA = 41
     SAY_HELLO = 42
