@@ -15,12 +15,14 @@ from edge_sdk.wire.messages import Chunk, Have, Message, Offer, Receipt
 
 NO_SPACE_WAIT = 60_000  # ms
 LATER = 1_000  # ms
+MENDED = 900_000  # ms; before a mended version runs, it would be the same again
 
 _WAITS = {
     Reason.NO_SPACE: NO_SPACE_WAIT,
     Reason.PAUSED: NO_SPACE_WAIT,
     Reason.QUOTA: NO_SPACE_WAIT,
     Reason.SAY_HELLO: 0,
+    Reason.INTERNAL: MENDED,
 }
 
 

@@ -146,6 +146,14 @@ def _audit(parser: ArgumentParser) -> None:
     )
 
 
+def _dead_letters(parser: ArgumentParser) -> None:
+    parser.add_argument("what", choices=("list", "show", "retry", "clear"))
+    parser.add_argument(
+        "name", nargs="?", help="of one dead letter; retry and clear: all if left out"
+    )
+    _config_option(parser)
+
+
 def _credit(parser: ArgumentParser) -> None:
     _config(parser)
     parser.add_argument("--by", metavar="ID", help="what this device makes of the others (all)")
@@ -209,6 +217,14 @@ COMMANDS = {
     ),
     "audit": Command(
         "Recompute every round from the journal and compare.", _later("audit"), _audit
+    ),
+    "dead-letters": Command(
+        "Look at messages that met a defect; handle or forget them.",
+        _later("dead_letters"),
+        _dead_letters,
+        "A message whose handling met a defect of this program is set aside under\n"
+        "STATE/dead-letters and never handled again. After an upgrade, retry lets it in again;\n"
+        "clear forgets it. A run that a defect halted goes on after resume.",
     ),
     "certificate": Command(
         "Bound how steep the model's loss is in its data.",

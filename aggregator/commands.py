@@ -15,6 +15,7 @@ from typing import Any
 from numpy import ones
 
 from aggregator import config as configs
+from aggregator.dead_letters import DeadLetters
 from aggregator.heat import given, received, svg, table
 from aggregator.methods import METHODS
 from aggregator.orders import Order, apply, leave
@@ -288,6 +289,13 @@ def audit(args: Namespace) -> Answer:
     return audited(args)
 
 
+def dead_letters(args: Namespace) -> Answer:
+    """List or show dead letters, handle them again, or forget them."""
+    from aggregator.letter_commands import dead_letters as run_dead_letters  # noqa: PLC0415 - only here
+
+    return run_dead_letters(args)
+
+
 def certify(args: Namespace) -> Answer:
     """Bound how steep the run's present model can be in its data."""
     from aggregator.certifying import certify as certified  # noqa: PLC0415 - only here
@@ -430,6 +438,8 @@ def _from_store(config: configs.Config) -> dict[str, Any]:
     said: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
     said["store"] = kept
     said["certificates"] = offline(config)
+    letters = DeadLetters(config.state / "dead-letters")
+    said |= {"halted": letters.halted, "dead_letters": letters.count}
     said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
     return document | {name: told for name, told in said.items() if told}
 
@@ -446,6 +456,10 @@ def _prose(document: Mapping[str, Any]) -> str:
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'nobody'}{more}")
     found = document.get("certificates", ())
     lines += [f"{one['kind']} {one['file']}: {one['told']}" for one in found]
+    if "halted" in document:
+        lines.append(f"RUN HALTED {document['halted']}")
+    if "dead_letters" in document:
+        lines.append(f"dead letters: {document['dead_letters']}")
     if "configuration" in document:
         lines.append(f"configuration {document['configuration']}")
     for device, why in document.get("alarms", {}).items():

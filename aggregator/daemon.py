@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -21,15 +22,24 @@ from aggregator.announce import Ends, Publication
 from aggregator.answers import Answer, Taken
 from aggregator.asking import Asking, Peers
 from aggregator.config import Config, Run, bind, broker_of
+from aggregator.dead_letters import (
+    DeadLetters,
+    Letter,
+    LetterError,
+    forget,
+    site_of,
+)
+from aggregator.faults import ATTEMPTS
 from aggregator.fold import Fold, Folded
-from aggregator.intake import Intake
-from aggregator.methods import Linked
+from aggregator.intake import AtHand, Intake
+from aggregator.isolation import Isolation
+from aggregator.methods import OPEN, Linked
 from aggregator.metrics import Metrics
-from aggregator.orders import Order, apply, carry_out
+from aggregator.orders import Order, OrderError, apply, carry_out
 from aggregator.outgoing import Outgoing
 from aggregator.page import Page, Snapshot
 from aggregator.quotas import Quotas
-from aggregator.records import Entry
+from aggregator.records import Entry, Version
 from aggregator.registry import Registry
 from aggregator.reloading import HangUps, hang_ups
 from aggregator.signals import Signals
@@ -42,7 +52,8 @@ from aggregator.view import View
 from edge_sdk.clock import Clock, SystemClock
 from edge_sdk.program import fields, notify, stop_signals
 from edge_sdk.wire import codec, envelope, topics
-from edge_sdk.wire.messages import BODY_LIMIT, CHUNK_LIMIT, Command, Task
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.messages import BODY_LIMIT, CHUNK_LIMIT, Command, Task, Update
 from edge_sdk.wire.method import CONTRACTS, Event, Member
 from edge_sdk.wire.transfer import chunk_size
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
@@ -139,9 +150,28 @@ class Daemon:
             self._transport,
             self._backlog,
             self._upkeep,
+            DeadLetters(config.state / "dead-letters"),
         )
         self._view.remember()
         self._outgoing = Outgoing(self._transport, self.metrics)
+        self._letters = self._view.letters
+        self._intake.is_set_aside = self._letters.holds
+        self._isolation = Isolation(
+            self._store,
+            self._fold,
+            self._stage,
+            self._outgoing,
+            self._backlog,
+            self._registry,
+            self._intake,
+            self._letters,
+            self.metrics,
+            clock,
+        )
+        self._closed: list[Version] = []
+        self._is_begun = False
+        self._spoilt_rounds = 0
+        self._relink: int | None = None
         self._snapshot = Snapshot()
         self._time_at = self._look_at = clock.monotonic()
         self._done_since: float | None = None
@@ -156,15 +186,29 @@ class Daemon:
             page = Page(self.config.page.listen, lambda: self._snapshot, self.metrics.text)
             self._closing.callback(page.close)
             logger.info("page %s", fields(address=page.address))
-        for folded in self._fold.begin(self._upto):
-            self._tell(folded)
-        self._intake.open(self._fold.turn)
-        self._utter(self._stage.follow(self.state))
+        self._fold.halted = self._letters.halted
+        self._begin()
         self._transport.open()
         self._closing.callback(self._transport.close)
         self._look()
         told = {"fleet": self.config.fleet, "run": self._fold.number, "round": self.state.round}
         logger.info("started %s", fields(**told, version=self.state.version))
+
+    def _begin(self) -> None:
+        """Apply what the journal has beyond the saved state; a defect there halts the run."""
+
+        def begin() -> None:
+            for folded in self._fold.begin(self._upto):
+                self._tell(folded)
+            self._intake.open(self._fold.turn)
+            self._utter(self._stage.follow(self.state))
+
+        error = self._isolation.attempt(begin)
+        self._show_closed()
+        self._is_begun = error is None
+        if error is not None:
+            self._isolation.report("start", error)
+            self._halt("start", error)
 
     def run(
         self,
@@ -195,7 +239,8 @@ class Daemon:
             self._upkeep.refused = reloading.sentence(error)
             told = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
             is_ours = not reloading.is_foreseen(error)
-            self.metrics.errors.inc(is_ours)
+            if is_ours:
+                self.metrics.errors.labels("reload").inc()
             logger.warning("reload refused %s", fields(**told), exc_info=is_ours)
         else:
             keys = reloading.changed(self.config, run.config)
@@ -222,7 +267,8 @@ class Daemon:
         for happening in happened:
             self._meet(happening)
         self._wake()
-        self._say(self._intake.tick())
+        self._isolation.step("transfers", lambda: self._say(self._intake.tick()))
+        self._show_closed()
         if self._clock.monotonic() >= self._look_at:
             self._look()
         self._outgoing.flush()
@@ -278,18 +324,44 @@ class Daemon:
             case Message():
                 self._take(happening)
             case LinkUp(max_payload=largest):
-                self._linked(largest)
+                self._relink = largest
+                self._follow_link()
             case LinkDown(why=why):
                 self._outgoing.forget()
                 logger.info("link down %s", fields(why=why))
 
     def _take(self, message: Message) -> None:
         """Judge and journal, apply and save, answer; only then is the broker told to forget it."""
-        address = topics.parse(message.topic)
-        if address is not None and address.direction in ("up", "status"):
-            self._view.heard(address.kind, len(message.payload))
-        self._say(self._intake.take(message))
+
+        def handle() -> None:
+            address = topics.parse(message.topic)
+            if address is not None and address.direction in ("up", "status"):
+                self._view.heard(address.kind, len(message.payload))
+            self._say(self._intake.take(message))
+
+        self._handle(message, handle)
         self._transport.acknowledge(message)
+
+    def _handle(self, message: Message, handle: Callable[[], None]) -> None:
+        """Handle a message as if at once; where that meets a defect, set it aside and refuse it."""
+        if self._letters.holds(message.topic, message.payload):
+            self._isolation.attempt(lambda: self._say(self._intake.refuse_unseen(message.topic)))
+            return
+        self._intake.at_hand = AtHand()
+        try:
+            error = self._isolation.attempt(handle)
+        except StoreFullError as full:
+            self._isolation.note_full(full)
+            self._isolation.attempt(lambda: self._say(self._intake.fail(Reason.NO_SPACE)))
+            return
+        self._show_closed()
+        if error is None:
+            return
+        self._isolation.set_aside(message, error)
+        failed = self._isolation.attempt(lambda: self._say(self._intake.fail(Reason.INTERNAL)))
+        if failed is not None:  # not even its number can be settled
+            self._intake.at_hand = self._intake.at_hand._replace(said=None)
+            self._isolation.attempt(lambda: self._say(self._intake.fail(Reason.INTERNAL)))
 
     def _say(self, taken: Taken) -> None:
         """Apply what was journalled, then let the answers go."""
@@ -329,11 +401,59 @@ class Daemon:
         return Peers(tuple(known), tuple(known.values()), told)
 
     def _wake(self) -> None:
-        self._catch_up()
+        """Do what is due by the clock; a run that is halted does nothing."""
+        if self._fold.halted:
+            return
+        if self._backlog and (met := self._isolation.step("backlog", self._catch_up)):
+            self._halt("backlog", met[0])
         for due in self._fold.due():
-            self._journal(self._fold.wake, due)
+            met = self._isolation.step("deadline", partial(self._journal, self._fold.wake, due))
+            if met is not None:
+                self._isolation.faults.worked("deadline")  # its end is not put off: it is given up
+                self._abandon(met[0])
+                break
         if self._fold.phase != "pause":
-            self._utter(self._stage.wake())
+            met = self._isolation.step("turns", lambda: self._utter(self._stage.wake()))
+            if met is not None and met[1] >= ATTEMPTS:
+                self._halt("turns", met[0])
+        self._show_closed()
+
+    def _abandon(self, error: Exception) -> None:
+        """Give up the round whose closing met a defect; after ``ATTEMPTS`` of them halt the run."""
+        before = self.state.round
+        failed = self._isolation.attempt(
+            lambda: self._journal(lambda _: self._fold.abandon(), OPEN)
+        )
+        self._show_closed()
+        self._spoilt_rounds += 1
+        if failed is not None or self.state.round == before or self._spoilt_rounds >= ATTEMPTS:
+            self._halt("deadline", error)
+
+    def _halt(self, where: str, error: Exception) -> None:
+        """Let the run stand still until an operator resumes it; all else goes on."""
+        self._fold.halted = f"{where}: {type(error).__name__} in {site_of(error).partition(' ')[2]}"
+        self._letters.halted = self._fold.halted
+        self._intake.open(self._fold.turn)
+        told = {"run": self._fold.number, "round": self.state.round, "why": self._fold.halted}
+        hint = f"see gridfed-aggregator dead-letters list {self.config.file}"
+        logger.error("run halted %s", fields(**told, hint=hint))
+        self._isolation.step(
+            "pause", lambda: self._outgoing.announce(self._fold.pause(is_paused=True))
+        )
+
+    def _show_closed(self) -> None:
+        """Take note of rounds whose end is on disk; no device hears of one before the page."""
+        closed, self._closed = self._closed, []
+        for version in closed:
+            self._view.count(version)
+            if version.moved:
+                self._spoilt_rounds = 0
+            notify(f"STATUS=round {version.round}, version {version.version}")
+        if closed:
+            self._isolation.step("page", self._show, in_transaction=False)
+
+    def _show(self) -> None:
+        self._snapshot = self._view.snapshot()
 
     def _utter(self, words: Words) -> None:
         """Say what perishes; what a round came to goes into the journal first."""
@@ -350,7 +470,7 @@ class Daemon:
         try:
             entry = write(event)
         except StoreFullError as error:
-            self._full(error)
+            self._isolation.note_full(error)
             return
         if entry is not None:
             self._backlog.append(entry)
@@ -362,21 +482,14 @@ class Daemon:
             try:
                 folded = self._fold.take(self._backlog[0])
             except StoreFullError as error:
-                self._full(error)
+                self._isolation.note_full(error)
                 return
             self._backlog.popleft()
             self._tell(folded)
 
-    def _full(self, error: StoreFullError) -> None:
-        if not self._intake.is_full:
-            logger.error("store full %s", fields(why=error))
-        self._intake.is_full = True
-
     def _tell(self, folded: Folded) -> None:
         if folded.closed is not None:
-            self._view.count(folded.closed)
-            self._snapshot = self._view.snapshot()  # no device hears of a round before the page
-            notify(f"STATUS=round {folded.closed.round}, version {folded.closed.version}")
+            self._closed.append(folded.closed)
         self._intake.open(self._fold.turn)
         self._outgoing.announce(folded.publications)
         for asked in folded.asked:
@@ -384,6 +497,14 @@ class Daemon:
         self._utter(self._stage.follow(self.state))
 
     # --- the link
+
+    def _follow_link(self) -> None:
+        """Do what a new link wants; what of it meets a defect is tried again."""
+        if (largest := self._relink) is None or not self._transport.is_up:
+            return
+        is_due = self._isolation.faults.may("link", self._clock.monotonic())
+        if is_due and self._isolation.step("link", lambda: self._linked(largest)) is None:
+            self._relink = None
 
     def _linked(self, largest: int) -> None:
         """Subscribe and say again everything that is retained, whatever the broker remembers."""
@@ -415,21 +536,27 @@ class Daemon:
         self._look_at = now + TURN
         if self._broker is not None and not self._transport.is_up and self._broker.ensure():
             logger.warning("broker restarted")
+        step = self._isolation.step
         if self.config.inbox.is_dir():
-            self._obey()
+            step("orders", self._obey, in_transaction=False)
+        self._follow_link()
         if now >= self._time_at and self._transport.is_up:
-            self._announce_time()
-        if self._transport.is_up:
-            self._remind(now)
-        self._utter(())  # what a full disk left unwritten
-        if self._fold.is_behind:
-            self._outgoing.announce(self._fold.announced())
+            step("time", self._announce_time)
+        if self._transport.is_up and not self._fold.halted:
+            step("reminders", lambda: self._remind(now))
+        step("unwritten", lambda: self._utter(()))  # what a full disk left
+        if self._fold.is_behind and not self._fold.halted:
+            step("announcement", lambda: self._outgoing.announce(self._fold.announced()))
+        self._show_closed()
         if self._fold.is_done and self._done_since is None and not len(self._outgoing):
             self._done_since = now
         self._upkeep.warn()
-        self._view.measure()
-        self._snapshot = self._view.snapshot()
+        step("page", self._measure, in_transaction=False)
         notify("WATCHDOG=1")
+
+    def _measure(self) -> None:
+        self._view.measure()
+        self._show()
 
     def _remind(self, now: float) -> None:
         """Say again what was not answered, and ask who is there and has nothing to work on.
@@ -461,11 +588,40 @@ class Daemon:
             )
 
     def _carry_out(self, order: Order) -> str:
+        if order.do in ("retry", "clear"):
+            return self._reconsider(order)
         if order.do not in ("pause", "resume"):
             return apply(order, self._store)
+        if order.do == "resume" and self._fold.halted:
+            self._resume()
         self._outgoing.announce(self._fold.pause(is_paused=order.do == "pause"))
         self._intake.open(self._fold.turn)
         return f"the fleet's phase is {self._fold.phase}"
+
+    def _resume(self) -> None:
+        """Let a halted run try again, from where it stands."""
+        self._fold.halted = self._letters.halted = ""
+        self._spoilt_rounds = 0
+        if not self._is_begun:
+            self._begin()
+
+    def _reconsider(self, order: Order) -> str:
+        """Handle a dead letter again, or forget it."""
+        try:
+            if order.do == "clear":
+                return f"{forget(self._letters, order.device)} dead letters forgotten"
+            letter = self._letters.letter(order.device)
+            self._letters.remove(letter.name)
+        except LetterError as error:
+            raise OrderError(str(error)) from error
+        if letter.number is not None:
+            self._store.unsettle(letter.device, letter.number)
+        message = Message(letter.topic, letter.payload)
+        if letter.topic:
+            self._handle(message, lambda: self._say(self._intake.take(message)))
+        elif letter.payload:
+            self._handle(message, lambda: self._say(self._intake.take_whole(_whole(letter))))
+        return f"dead letter {letter.name} of {letter.device or letter.where} handled again"
 
     def _sealed(self, device: str, message: Command | Task) -> Answer:
         payload = envelope.seal(
@@ -480,9 +636,9 @@ class Daemon:
 
     def _patience(self) -> float:
         """How long the link may be served before something else is due."""
-        if self._intake.is_full:
-            return TURN
         now = self._clock.monotonic()
+        if self._intake.is_full or self._isolation.faults.is_waiting(now):
+            return TURN
         stage = self._stage.next_due if self._fold.phase != "pause" else None
         due = [self._look_at, self._fold.next_due, self._intake.next_due, stage]
         return max(0.0, min(at for at in due if at is not None) - now)
@@ -507,6 +663,12 @@ def serve(
     with stop_signals() as stopping, hang_ups(stopping) as hung_up, Daemon(config) as daemon:
         daemon.run(stopping, exit_when_done=exit_when_done, hung_up=hung_up, environ=environ)
         return {"round": daemon.state.round, "version": daemon.state.version}
+
+
+def _whole(letter: Letter) -> envelope.Sealed:
+    """Return a body that came in chunks as its last chunk completed it."""
+    digest = envelope.digest(letter.payload)
+    return envelope.Sealed(Update.kind, letter.device, letter.payload, digest, letter.proof)
 
 
 def terms_of(config: Config) -> Terms:

@@ -62,6 +62,10 @@ class Downloads:
         if pull and pull.sending.id == ref:
             del self._pulls[device]
 
+    def drop(self, device: str) -> None:
+        """Forget the download of a device, whatever it is of."""
+        self._pulls.pop(device, None)
+
     def forget(self, now: float) -> None:
         """Forget the downloads of devices that went silent."""
         for device in [d for d, pull in self._pulls.items() if now - pull.at > IDLE]:

@@ -8,14 +8,15 @@ again applies the rest of the journal and stands where it would have stood.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aggregator import announce, asking
 from aggregator.announce import OVERLAP, Body, Ends, Opening, Phase, Publication
 from aggregator.config import Run
 from aggregator.leaves import changed, digest, flatten
-from aggregator.methods import AGAIN, OPEN, Course
+from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.records import Asked, Content, Entry, Timer, Version
 from aggregator.store import SqliteStore
 from aggregator.turn import Turn
@@ -81,6 +82,9 @@ class Fold:
         ends: Our voice.
         clock: Wall and monotonic time.
         devices: Returns how many devices are enrolled, to pace a herd.
+
+    Attributes:
+        halted: Why the run is halted until an operator resumes it; empty if it is not.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Fold:
         self._alarms = [self._alarm(timer) for timer in timers]
         said = self._spoken()
         self._is_paused = said is not None and said.phase == "pause"
+        self.halted = ""
         self._values = self._last_values()
         self._shown_at = -SHOW_EVERY if said is None else clock.monotonic()
         self._shown = said.version if said is not None else -1
@@ -122,7 +127,15 @@ class Fold:
         """What devices are told: to train, to wait, or that the run is over."""
         if self.is_done:
             return "stop"
-        return "pause" if self._is_paused else "train"
+        return "pause" if self._is_paused or self.halted else "train"
+
+    def mark(self) -> Mapping[str, Any]:
+        """Return what ``rewind`` needs; every value is replaced, never changed in place."""
+        return dict(vars(self))
+
+    def rewind(self, mark: Mapping[str, Any]) -> None:
+        """Be again as at the mark; the store must be so, too."""
+        vars(self).update(mark)
 
     @property
     def turn(self) -> Turn:
@@ -181,6 +194,10 @@ class Fold:
         entry = self._store.record(self.number, due)
         self._alarms = [alarm for alarm in self._alarms if alarm.timer.due != due]
         return entry
+
+    def abandon(self) -> Entry:
+        """Journal that the open round is given up; ``take`` it next."""
+        return self._store.record(self.number, Due(self.state.round, ABANDON))
 
     def meet(self, event: Event) -> Entry | None:
         """Journal an event if it changes something; ``take`` it next."""

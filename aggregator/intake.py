@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregator.answers import Taken, Voice, pause, subject
 from aggregator.ledger import Row, hear
@@ -46,6 +46,15 @@ from edge_sdk.wire.messages import (
 from edge_sdk.wire.transport import Message as Arrival
 
 
+class AtHand(NamedTuple):
+    """The message that is being handled, as far as it is known."""
+
+    device: str = ""
+    kind: str = ""
+    sealed: Sealed | None = None
+    said: Message | None = None
+
+
 class Intake:
     """The receiving end of the protocol. What must last is in the store; the rest may be lost.
 
@@ -56,6 +65,8 @@ class Intake:
             IGNORED for a name under which too much was forged, STRAY for what no device of this
             fleet says to us.
         is_full: Whether the last attempt to record something found the disk full.
+        is_set_aside: Whether a device's body of this digest met a defect before.
+        at_hand: The message that is being handled, or was last.
         signals: What perishes, as it is being put together; the daemon says what is wanted.
     """
 
@@ -83,6 +94,8 @@ class Intake:
         """
         self.counts: Counter[str] = Counter()
         self.is_full = False
+        self.is_set_aside: Callable[[str, bytes], bool] = lambda _device, _digest: False
+        self.at_hand = AtHand()
         self.signals = Signals({})
         self._store = store
         self._registry = registry
@@ -129,12 +142,51 @@ class Intake:
 
     def take(self, message: Arrival) -> Taken:
         """Take one message from the broker; when it returns, the message may be acknowledged."""
+        self.at_hand = AtHand()
         address = topics.parse(message.topic)
         is_ours = address is not None and address.fleet == self._fleet and message.payload
         if address is None or not is_ours or address.direction not in ("up", "status"):
             self.counts["STRAY"] += 1
             return Taken()
         return self._take(address.id, address.kind, message.payload)
+
+    def take_whole(self, whole: Sealed) -> Taken:
+        """Take a body that once came in chunks and was set aside.
+
+        Raises:
+            Refused: As for a body whose last chunk has come.
+        """
+        self.at_hand = AtHand(whole.sender, whole.kind)
+        return self._complete(whole)
+
+    def fail(self, reason: Reason) -> Taken:
+        """Answer the message at hand, whose handling was undone; what is in memory of it is lost.
+
+        Args:
+            reason: INTERNAL after a defect; an update is then settled with it. Else NO_SPACE.
+        """
+        device, kind, sealed, said = self.at_hand
+        self.signals.forget(device)
+        self._uploads.drop(device)
+        self._serving.drop(device)
+        if kind == Signal.kind or not device:
+            self.counts[reason.name] += 1
+            return Taken()
+        if reason is Reason.INTERNAL and sealed is not None and isinstance(said, Update):
+            try:
+                return self._settling.set_aside(sealed, said)
+            except Refused as refused:
+                reason = refused.reason
+        return self._refuse(device, reason, sealed, said)
+
+    def refuse_unseen(self, topic: str) -> Taken:
+        """Refuse a message by its topic alone: the same bytes met a defect before."""
+        self.at_hand = AtHand()
+        address = topics.parse(topic)
+        if address is None or address.fleet != self._fleet or address.kind == Signal.kind:
+            self.counts[Reason.INTERNAL.name] += 1
+            return Taken()
+        return self._refuse(address.id, Reason.INTERNAL, None, None)
 
     def tick(self) -> Taken:
         """Ask for chunks that are overdue and forget transfers that went silent."""
@@ -155,15 +207,20 @@ class Intake:
         if self._guard.is_ignored(device, now):
             self.counts["IGNORED"] += 1
             return Taken()
+        self.at_hand = AtHand(device, kind)
         sealed: Sealed | None = None
         said: Message | None = None
         try:
             if kind not in self._takers:
                 raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place answers
             sealed = self._unseal(device, kind, payload, now)
+            self.at_hand = AtHand(device, kind, sealed)
             self._registry.heard(device, self._clock.wall())
+            if self.is_set_aside(device, sealed.digest):
+                raise Refused(Reason.INTERNAL, "set aside before")  # noqa: TRY301 - as above
             cls, taker = self._takers[kind]
             said = codec.decode(cls, sealed.body, on_unknown=self._unknown)
+            self.at_hand = AtHand(device, kind, sealed, said)
             taken = taker(sealed, said)
         except Refused as refused:
             if refused.reason is Reason.BAD_SIGNATURE:
@@ -266,7 +323,8 @@ class Intake:
         if isinstance(ledger, Taken):
             self._uploads.drop(device)
             return ledger
-        reason = foreseen(offer, wanted(self._turn))
+        is_set_aside = self.is_set_aside(device, offer.digest)
+        reason = Reason.INTERNAL if is_set_aside else foreseen(offer, wanted(self._turn))
         if reason is not None:
             row = Row(offer.digest, reason, offer.run, offer.round)
             return self._settling.refuse(device, ledger, key, row)
@@ -299,7 +357,11 @@ class Intake:
         """Every byte is here and is what was signed: go on as if it had come inline."""
         if whole.body[:1] == bytes([messages.SEALED]):
             raise Refused(Reason.CANNOT_OPEN, "a sealed body")
+        self.at_hand = AtHand(whole.sender, whole.kind, whole)
+        if self.is_set_aside(whole.sender, whole.digest):
+            raise Refused(Reason.INTERNAL, "set aside before")
         update = codec.decode(Update, whole.body, on_unknown=self._unknown)
+        self.at_hand = AtHand(whole.sender, whole.kind, whole, update)
         return self._settling.update(whole, update, self._turn)
 
     def _late_chunk(self, device: str, chunk: Chunk) -> Taken:

@@ -168,9 +168,18 @@ class Metrics:
         )
         self.errors = Counter(
             "gridfed_internal_errors",
-            "Reloads that met a defect of ours.",
+            "Defects of ours that were met, by what was being handled.",
+            ["where"],
             registry=own,
         )
+        self.dead_letters = Gauge(
+            "gridfed_dead_letters", "Messages set aside after a defect, kept.", registry=own
+        )
+        self.halted = Gauge(
+            "gridfed_run_halted", "1 while the run is halted by a defect.", registry=own
+        )
+        for where in ("reload", "deadline", "update"):
+            self.errors.labels(where)
         info = Gauge("gridfed_build_info", "Always 1.", ["version"], registry=own)
         info.labels(installed_version()).set(1)
         for state in ("online", "sleeping", "draining", "offline", "lost"):

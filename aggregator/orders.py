@@ -36,8 +36,9 @@ class Order:
     """Something an operator wants of the database.
 
     Attributes:
-        do: ``enrol`` or ``revoke`` a device, or ``command`` it; ``pause`` or ``resume`` the fleet.
-        device: Which; ``_all`` for the fleet.
+        do: ``enrol`` or ``revoke`` a device, or ``command`` it; ``pause`` or ``resume`` the fleet;
+            ``retry`` or ``clear`` a dead letter.
+        device: Which; ``_all`` for the fleet, or for every dead letter.
         public: Its raw public key as hex, for ``enrol``.
         op: What it should do, for ``command``.
         why: For the record, with ``revoke``.
@@ -45,7 +46,7 @@ class Order:
         until: Useless after this server time, Unix milliseconds.
     """
 
-    do: Literal["enrol", "revoke", "command", "pause", "resume"]
+    do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear"]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
@@ -62,6 +63,8 @@ def apply(order: Order, store: Any) -> str:  # noqa: ANN401 - a Store that also 
     """
     if order.do in ("pause", "resume"):
         raise OrderError(f"only a running daemon can {order.do} its fleet")
+    if order.do in ("retry", "clear"):
+        raise OrderError(f"only a running daemon can {order.do} a dead letter")
     known = {client.id: client for client in store.clients()}
     if order.do == "enrol":
         return _enrol(order, store, known.get(order.device))

@@ -50,6 +50,11 @@ class Outgoing:
         """Queue retained announcements."""
         self._waiting.extend((one.topic, one.payload, True) for one in publications)
 
+    def rewind(self, length: int) -> None:
+        """Take back what was queued since there were so many."""
+        while len(self._waiting) > length:
+            self._waiting.pop()
+
     def forget(self) -> None:
         """The link is gone, and with it whatever waited; ``LinkUp`` starts anew."""
         self._waiting.clear()

@@ -379,7 +379,9 @@ _CREDIT = (
 
 def _upkeep(document: Mapping[str, Any]) -> str:
     """A table of what a person has to see to, where there is something."""
-    said = {"configuration": document["configuration"]} if "configuration" in document else {}
+    named = {"halted": "run halted", "dead_letters": "dead letters"}
+    said = {told: document[name] for name, told in named.items() if name in document}
+    said |= {"configuration": document["configuration"]} if "configuration" in document else {}
     said |= {
         f"{one['kind']} {one['file']}": one["told"] for one in document.get("certificates", ())
     }

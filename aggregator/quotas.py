@@ -180,13 +180,15 @@ class Guard:
     def may_answer(self, device: str, reason: Reason, now: float) -> bool:
         """Whether a refusal is said aloud: an answer must not be an amplifier.
 
-        Codes 1 to 6 and QUOTA once a minute per device, REVOKED once an hour, what only tells of
-        a chunk that came too late once a second; all others always.
+        Codes 1 to 6, QUOTA and INTERNAL once a minute per device, REVOKED once an hour, what only
+        tells of a chunk that came too late once a second; all others always.
         """
         if reason is Reason.REVOKED:
             return self._hourly.take(device, now)
-        if reason <= Reason.BAD_SIGNATURE or reason is Reason.QUOTA:
-            return self._minutely.take((device, reason is Reason.QUOTA), now)
+        if reason in (Reason.QUOTA, Reason.INTERNAL):
+            return self._minutely.take((device, reason), now)
+        if reason <= Reason.BAD_SIGNATURE:
+            return self._minutely.take((device, None), now)
         if reason in (Reason.EXPIRED, Reason.BAD_CHUNK):
             return self._each_second.take(device, now)
         return True

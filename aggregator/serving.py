@@ -44,6 +44,10 @@ class Serving:
         """A device wants no more of a body."""
         self._downloads.stop(device, ref)
 
+    def drop(self, device: str) -> None:
+        """Forget the download of a device; it asks again."""
+        self._downloads.drop(device)
+
     def forget(self, now: float) -> None:
         """Forget the downloads of devices that went silent."""
         self._downloads.forget(now)

@@ -141,6 +141,19 @@ class Settling:
         taken = self._told(device, key, row)
         return taken if entry is None else replace(taken, entries=(entry,))
 
+    def set_aside(self, sealed: Sealed, update: Update) -> Taken:
+        """Settle an update whose handling met a defect, without looking at it again.
+
+        Raises:
+            Refused: As ``number`` says.
+        """
+        key = (update.life, update.seq)
+        ledger = self.number(sealed, key, update.spent)
+        if isinstance(ledger, Taken):
+            return ledger
+        row = Row(sealed.digest, Reason.INTERNAL, update.run, update.round)
+        return self.refuse(sealed.sender, ledger, key, row)
+
     def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Taken:
         """Record a final refusal and tell it."""
         self._store.refuse(device, ledger, key, row)

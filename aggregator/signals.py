@@ -66,6 +66,11 @@ class Signals:
             raise Refused(Reason.LATE, f"{said.ask} {said.round}.{said.attempt}.{said.step}")
         return self._added(device, said, answer) if said.shape else answer
 
+    def forget(self, device: str) -> None:
+        """Drop what a device has sent of answers that are not whole."""
+        for key in [key for key in self._sheets if key[0] == device]:
+            del self._sheets[key]
+
     def _added(
         self, device: str, said: messages.Signal, answer: method.Signal
     ) -> method.Signal | None:

@@ -47,6 +47,14 @@ class Stage:
     _alarms: tuple[tuple[float, Due], ...] = ()
     _said_to: Counter[str] = field(default_factory=Counter)
 
+    def mark(self) -> tuple[Any, ...]:
+        """Return what ``rewind`` needs."""
+        return (self.owed, self.mute, self._act, self._key, self._alarms, Counter(self._said_to))
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Be again as at the mark."""
+        self.owed, self.mute, self._act, self._key, self._alarms, self._said_to = mark
+
     def follow(self, state: Any) -> Words:  # noqa: ANN401 - the half's own
         """Begin anew where the half stands elsewhere than it did; return what is to be said."""
         if self.play is None:

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+from aggregator.dead_letters import DeadLetters
 from aggregator.fold import Fold, restored
 from aggregator.heat import Credits, received
 from aggregator.intake import Intake
@@ -53,6 +55,7 @@ class View:
         link: To the broker.
         backlog: Journalled events that wait for space on the disk.
         upkeep: What a person has to see to.
+        letters: Messages that were set aside.
         metrics: What is counted.
         closed: The newest closed rounds.
     """
@@ -63,7 +66,8 @@ class View:
     store: SqliteStore
     link: Transport
     backlog: Sized
-    upkeep: Upkeep = field(default_factory=Upkeep)
+    upkeep: Upkeep
+    letters: DeadLetters
     metrics: Metrics = field(default_factory=Metrics)
     closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -99,6 +103,8 @@ class View:
         metrics.round.set(state.round)
         metrics.training.set(self.fold.phase == "train")
         self.upkeep.measure(metrics)
+        metrics.dead_letters.set(self.letters.count)
+        metrics.halted.set(bool(self.fold.halted))
         metrics.version.set(state.version)
         metrics.pending.set(state.waiting)
         metrics.clusters.clear()
@@ -135,7 +141,7 @@ class View:
             "disk": free >= DISK_FLOOR,
         }
         said = fold.run.config.run
-        status = {
+        status: dict[str, Any] = {
             "fleet": fold.run.config.fleet,
             "run": {
                 "run": fold.number,
@@ -159,6 +165,10 @@ class View:
         if kept := self.store.kept:
             status["store"] = {"bytes": self.store.size()} | dict(kept)
         status |= self.upkeep.status()
+        if fold.halted:
+            status["halted"] = f"{fold.halted}; see {self.letters.folder}"
+        if self.letters.count:
+            status["dead_letters"] = self.letters.count
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
         return Snapshot(time.monotonic(), checks, status, self._credits())

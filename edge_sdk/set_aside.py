@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sqlite3
 from collections import Counter
 
 from edge_sdk.errors import StoreFull
@@ -30,8 +29,8 @@ def is_defect(error: Exception) -> bool:
     >>> is_defect(KeyError("w")), is_defect(OSError()), is_defect(MemoryError())
     (True, False, False)
     """
-    foreseen = (Failure, WireError, OSError, MemoryError, sqlite3.Error)
-    return not isinstance(error, foreseen)
+    is_of_the_file = any(kind.__module__ == "sqlite3" for kind in type(error).__mro__)
+    return not isinstance(error, (Failure, WireError, OSError, MemoryError)) and not is_of_the_file
 
 
 def digest_of(*parts: object) -> bytes:

@@ -11,7 +11,7 @@ from aggregator.methods.agnostic import AFL, afl
 from aggregator.methods.aspire import AspireEase, aspire_ease
 from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
-from aggregator.methods.averaging import OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.averaging import ABANDON, OPEN, Averaged, Averaging, Rounds, averaging
 from aggregator.methods.bigfl import BiGFL, bigfl
 from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
 from aggregator.methods.fesem import FeSEM, fesem
@@ -28,6 +28,7 @@ from edge_sdk.wire.method import Half
 from edge_sdk.wire.strict import Between
 
 __all__ = [
+    "ABANDON",
     "AGAIN",
     "METHODS",
     "OPEN",

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.averaging import Rounds, published
+from aggregator.methods.averaging import DEFECT, Rounds, published
 from aggregator.methods.gathering import Calling, Gathered
 from edge_sdk.wire.method import (
     Array,
@@ -150,8 +150,8 @@ def agreed(consensus: Consensus) -> Half[Agreed]:
                 return _perhaps(replace(state, who=state.who.went(client)), consensus)
             case Update() if state.is_open and _is_news(state, event):
                 return _perhaps(_heard(state, consensus, event), consensus)
-            case Due(round=number, ask="step") if state.is_open and number == state.round:
-                return _late(state, consensus)
+            case Due(round, "step" | "abandon" as ask) if state.is_open and round == state.round:
+                return _late(state, consensus) if ask == ASK else _given_up(state, consensus)
         return state, ()
 
     def init(w: Vector) -> Agreed:
@@ -259,7 +259,7 @@ def _fired(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
     z, cohort = _moved(state, consensus), sorted(state.who.arrived)
     report = _report(state, consensus, z) | {"dropped": dropped}
     if not np.isfinite(published(z)).all():
-        return _abandoned(state, consensus, report)
+        return _abandoned(state, consensus, report, "the step left the finite numbers")
     limit, version = consensus.rounds.limit, state.version + 1
     is_last = limit is not None and version >= limit
     note = Closed(state.round, version, moved=True, report=report | {"stop": is_last})
@@ -336,12 +336,16 @@ def _climbed(state: Agreed, consensus: Consensus, cohort: list[str]) -> Agreed:
     return replace(state, dual={**state.dual, **duals})
 
 
+def _given_up(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
+    return _abandoned(state, consensus, {"cohort": sorted(state.who.arrived)}, DEFECT)
+
+
 def _abandoned(
-    state: Agreed, consensus: Consensus, report: dict[str, Any]
+    state: Agreed, consensus: Consensus, report: dict[str, Any], why: str
 ) -> tuple[Agreed, Effects]:
     """Leave the consensus where it is; whose answers led it astray begin anew."""
-    why = {"why": "the step left the finite numbers", "stop": False}
-    note = Closed(state.round, state.version, moved=False, report=report | why)
+    told = report | {"why": why, "stop": False}
+    note = Closed(state.round, state.version, moved=False, report=told)
     cohort = sorted(state.who.arrived)
     state = _forgotten(state, consensus, cohort)
     state = replace(state, round=state.round + 1, who=replace(state.who, arrived={}))

@@ -25,6 +25,12 @@ ASK = "train"
 OPEN = Due(round=0, ask="open")
 """The event that opens the first round of a run; later rounds open by themselves."""
 
+ABANDON = "abandon"
+"""What the ``Due`` asks that ends a round whose closing met a defect: nobody's answer counts."""
+
+DEFECT = "an internal error when it was to close; see the dead letters"
+"""Why such a round moved nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
@@ -192,6 +198,8 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
                     return _closed(state, rule, settings)
                 why = f"{len(state.pending)} of {settings.rounds.enough} answers"
                 return _abandoned(state, settings, why)
+            case Due(round=number, ask="abandon") if state.is_open and number == state.round:
+                return _abandoned(state, settings, DEFECT)
         return state, ()
 
     def init(w: Vector) -> Averaged:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.averaging import ASK, Rounds, published
+from aggregator.methods.averaging import ASK, DEFECT, Rounds, published
 from aggregator.methods.staleness import Discount
 from aggregator.rules import Memory, TooFewRows
 from edge_sdk.wire.method import Array, Closed, Due, Effects, Event, Half, Member, Task, Update
@@ -106,6 +106,10 @@ def buffered(fire: Fire, settings: Buffering) -> Half[Buffered]:
                 return _fired(state, fire, settings) if full else (state, ())
             case Due(round=number, ask="train", step=step) if number == state.round:
                 return _passed(state, fire, settings, step)
+            case Due(round=number, ask="abandon") if state.is_open and number == state.round:
+                report = {"cohort": sorted(state.bases), "why": DEFECT, "stop": False}
+                emptied = replace(state, pending={}, bases={}, losses={})
+                return _reopened(emptied, settings, state.bases, report, moved=False)
         return state, ()
 
     def init(w: Vector) -> Buffered:

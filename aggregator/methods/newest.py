@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.averaging import ASK, Rounds
+from aggregator.methods.averaging import ABANDON, ASK, DEFECT, Rounds
 from aggregator.methods.gathering import Calling, Gathered
 from edge_sdk.wire.method import Array, Closed, Due, Effects, Event, Member, Update
 
@@ -87,10 +87,16 @@ class Turns(Generic[S]):
                 state = self.took(state, event)
                 full = state.waiting >= self.rounds.quorum
                 return self.closed(state) if full else (state, ())
-            case Due(round=number, ask="train") if state.is_open and number == state.round:
-                enough = state.waiting >= self.rounds.enough
-                return self.closed(state) if enough else (state, (self.due(state),))
+            case Due(round, "train" | "abandon" as ask) if state.is_open and round == state.round:
+                return self._ended(state, is_given_up=ask == ABANDON)
         return state, ()
+
+    def _ended(self, state: S, *, is_given_up: bool) -> tuple[S, Effects]:
+        """Close a round at its deadline with what suffices, or wait; or move nothing."""
+        if is_given_up:
+            return self.concluded(state, {}, DEFECT)
+        enough = state.waiting >= self.rounds.enough
+        return self.closed(state) if enough else (state, (self.due(state),))
 
     def asking(self, state: S, clients: Iterable[str]) -> Effects:
         """Return the tasks of a round that opens, and its deadline."""

@@ -7,7 +7,14 @@ connection, none of which knows another. What belongs together is said where the
 
 from __future__ import annotations
 
-from aggregator.store.errors import StoreBusyError, StoreError, StoreFullError, StoreNewerError
+from aggregator.store.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreNewerError,
+    is_about_values,
+    is_from_database,
+)
 from aggregator.store.file import alone
 from aggregator.store.sqlite import SqliteStore
 
@@ -18,4 +25,6 @@ __all__ = [
     "StoreFullError",
     "StoreNewerError",
     "alone",
+    "is_about_values",
+    "is_from_database",
 ]

@@ -49,3 +49,23 @@ def spoken(error: sqlite3.Error, path: Path) -> StoreError:
             hint="free some space; devices keep what they have not yet been receipted",
         )
     return StoreError(f"{path}: {error}")
+
+
+def is_from_database(error: BaseException) -> bool:
+    """Whether SQLite raised this."""
+    return isinstance(error, sqlite3.Error)
+
+
+def is_about_values(error: BaseException) -> bool:
+    """Whether SQLite complains of the values or the statement, not of the file or the disk.
+
+    >>> is_about_values(sqlite3.IntegrityError()), is_about_values(sqlite3.OperationalError())
+    (True, False)
+    """
+    kinds = (
+        sqlite3.DataError,
+        sqlite3.IntegrityError,
+        sqlite3.InterfaceError,
+        sqlite3.ProgrammingError,
+    )
+    return isinstance(error, kinds)

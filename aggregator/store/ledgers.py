@@ -63,6 +63,11 @@ def settle(db: sqlite3.Connection, device: str, key: Key, row: Row) -> None:
     )
 
 
+def unsettle(db: sqlite3.Connection, device: str, key: Key) -> None:
+    """Forget how a number was settled."""
+    db.execute("DELETE FROM rows WHERE device = ? AND life = ? AND seq = ?", (device, *key))
+
+
 def row(db: sqlite3.Connection, device: str, key: Key) -> Row | None:
     """Return how a number was settled."""
     found = db.execute(

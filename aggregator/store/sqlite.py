@@ -1,7 +1,8 @@
 """The door to the file: what belongs together, and that it is on disk before anybody hears of it.
 
 Every public method that writes is one transaction on disk before it returns (write-ahead log,
-``synchronous=FULL``); none begins or ends anywhere else. This is the database of a single process,
+``synchronous=FULL``), or a part of the one that ``transaction`` holds open; none begins or ends
+anywhere else. This is the database of a single process,
 which holds its file alone; ``records.Store`` says what another one would have to do.
 """
 
@@ -67,6 +68,8 @@ class SqliteStore:
         self._held = held
         self._serials = iter(range(0))
         self._kept: retention.Kept | None = None
+        self._is_joined = False
+        self._lost: StoreError | None = None
         self.path = path
 
     # --- opening and closing
@@ -108,8 +111,43 @@ class SqliteStore:
         self.close()
 
     @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Join all that is written inside: on disk together, or as if nothing had happened.
+
+        Nothing is begun before the first write, so a block that only reads costs nothing.
+
+        Raises:
+            StoreError: It could not be saved; then nothing of it was.
+        """
+        self._is_joined, self._lost = True, None
+        try:
+            try:
+                yield
+                self._commit()
+            except BaseException:
+                self._serials = iter(range(0))  # what was reserved inside may not be on disk
+                self._kept = None  # counted anew
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            finally:
+                self._is_joined = False
+        except sqlite3.Error as error:
+            raise spoken(error, self.path) from error
+
+    def _commit(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._db.in_transaction:
+            self._db.execute("COMMIT")
+
+    @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Begin a transaction, and end it: on disk, or as if nothing had happened."""
+        if self._is_joined:
+            with self._joining() as db:
+                yield db
+            return
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -121,6 +159,32 @@ class SqliteStore:
                 raise
         except sqlite3.Error as error:
             raise spoken(error, self.path) from error
+
+    @contextmanager
+    def _joining(self) -> Iterator[sqlite3.Connection]:
+        """Begin a part of the transaction that is held open; a part can fail by itself.
+
+        Where SQLite gave up the whole transaction with it, nothing of the rest may be saved either.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("SAVEPOINT part")
+            try:
+                yield self._db
+                self._db.execute("RELEASE part")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK TO part")
+                    self._db.execute("RELEASE part")
+                raise
+        except sqlite3.Error as error:
+            told = spoken(error, self.path)
+            if not self._db.in_transaction:
+                self._lost = told
+            raise told from error
 
     # --- the file
 
@@ -227,6 +291,13 @@ class SqliteStore:
             ledgers.put(db, device, ledger)
             ledgers.settle(db, device, key, row)
         return row, entry
+
+    def unsettle(self, device: str, key: Key) -> None:
+        """Forget that a number was refused with INTERNAL: it is to be judged again."""
+        with self._writing() as db:
+            row = ledgers.row(db, device, key)
+            if row is not None and row.code == Reason.INTERNAL:
+                ledgers.unsettle(db, device, key)
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Row:
         """Settle a number with a final refusal (A4)."""

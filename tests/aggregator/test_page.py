@@ -77,7 +77,17 @@ def test_no_metric_has_a_label_per_device():
         for sample in metric.samples
         for name in sample.labels
     }
-    assert labels <= {"kind", "reason", "way", "how", "state", "le", "version", "what", "cluster"}
+    assert labels <= {
+        "kind",
+        "reason",
+        "way",
+        "how",
+        "state",
+        "le",
+        "version",
+        "what",
+        "cluster",
+    } | {"where"}
 
 
 def test_clusters_are_counted_for_people_and_named_for_programs(served):

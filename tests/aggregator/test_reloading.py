@@ -164,7 +164,7 @@ def test_what_cannot_be_in_force_changes_nothing_and_says_why(fleet, caplog, old
 
 def test_a_file_that_is_gone_or_odd_ends_nothing(fleet, monkeypatch, caplog):
     daemon, path, devices = fleet
-    defects = daemon.metrics.errors._value.get
+    defects = daemon.metrics.errors.labels("reload")._value.get
     path.unlink()
     assert not daemon.reload({})
     assert "No such file" in daemon.snapshot.document()["configuration"]

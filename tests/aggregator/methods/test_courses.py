@@ -7,7 +7,8 @@ import pytest
 
 from aggregator import leaves
 from aggregator.graph import Diffusion
-from aggregator.methods import METHODS, OPEN, Rounds, Setup
+from aggregator.methods import ABANDON, METHODS, OPEN, Rounds, Setup
+from aggregator.methods.averaging import DEFECT
 from aggregator.methods.setup import Lent
 from aggregator.rules import bind
 from edge_sdk.wire.codec import pack_leaves, unpack_leaves
@@ -155,3 +156,28 @@ def test_a_restored_state_goes_on_as_the_one_that_was_never_saved(name):
         others += more
     assert leaves.digest(broken) == leaves.digest(straight)
     assert [type(e) for e in others] == [type(e) for e in effects]
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - HOSTED))
+def test_a_round_that_is_given_up_moves_nothing_and_the_next_one_can_close(name):
+    half, state, tasks = asked_of(name)
+    if name in ALONE:
+        given = ()
+    else:
+        state, given = fed(half, state, answer(name, "m-1", tasks["m-1"]))
+    after, effects = fed(half, state, Due(state.round, ABANDON))
+    assert not any(isinstance(e, Closed) for e in given)
+    (closed,) = (e for e in effects if isinstance(e, Closed))
+    assert (closed.round, closed.moved, closed.report["why"]) == (state.round, False, DEFECT)
+    assert (after.round, after.version, after.waiting) == (state.round + 1, state.version, 0)
+    assert leaves.rebuild(half.init(START), leaves.flatten(after)).round == after.round
+    same, nothing = fed(half, after, Due(state.round, ABANDON))  # of a round that is over
+    assert same is after
+    assert nothing == ()
+    if name in TURNS:
+        return
+    again = [e for e in effects if isinstance(e, Task)]
+    tasks |= {task.to: task for task in again if task.to in tasks}
+    tasks = dict.fromkeys(tasks, again[0]) if again and again[0].to == "_all" else tasks
+    _, effects = fed(half, after, *(answer(name, d, task) for d, task in tasks.items()))
+    assert any(isinstance(e, Closed) and e.moved for e in effects)

@@ -1,0 +1,94 @@
+"""Several writes joined in one transaction: all of it, or nothing."""
+
+import sqlite3
+
+import pytest
+
+from aggregator.records import Client
+from aggregator.store import SqliteStore, StoreError, StoreFullError
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SqliteStore.open(tmp_path / "fleet.db") as opened:
+        yield opened
+
+
+def names(store):
+    return [client.id for client in store.clients()]
+
+
+def enrol(store, name):
+    store.put_client(Client(name, (bytes(32),)))
+
+
+def joined(store, action):
+    with store.transaction():
+        action()
+
+
+INSERT = "INSERT INTO clients VALUES ('meter-2', '[]', 1, '', '')"
+
+
+def part(store, statement, error):
+    """Write something and fail."""
+    with store._writing() as db:
+        db.execute(statement)
+        raise error
+
+
+def test_what_is_joined_is_there_together_or_not_at_all(store):
+    with store.transaction():
+        enrol(store, "meter-1")
+        enrol(store, "meter-2")
+    with pytest.raises(ZeroDivisionError):
+        joined(store, lambda: (enrol(store, "meter-3"), 1 / 0))
+    assert names(store) == ["meter-1", "meter-2"]
+    enrol(store, "meter-4")
+    assert names(store)[-1] == "meter-4"
+
+
+def test_a_part_that_fails_alone_leaves_the_rest(store):
+    with store.transaction():
+        enrol(store, "meter-1")
+        with pytest.raises(StoreError):
+            part(store, INSERT, sqlite3.IntegrityError())
+    assert names(store) == ["meter-1"]
+
+
+def test_where_sqlite_gives_everything_up_nothing_is_saved(store):
+    """A full disk may end the whole transaction; what came before in it must not count then."""
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def several():
+        enrol(store, "meter-1")
+        with pytest.raises(StoreFullError):
+            part(store, "ROLLBACK", full)  # as SQLite does by itself
+        with pytest.raises(StoreFullError):
+            enrol(store, "meter-2")
+
+    with pytest.raises(StoreFullError):
+        joined(store, several)
+    assert names(store) == []
+
+
+def test_serials_of_a_transaction_that_failed_are_reserved_again(store, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        joined(store, lambda: store.next_serial() / 0)
+    said = [store.next_serial() for _ in range(3)]
+    store.close()
+    with SqliteStore.open(tmp_path / "fleet.db") as again:
+        assert again.next_serial() > max(said)
+
+
+def test_reading_begins_nothing(store):
+    with store.transaction():
+        assert names(store) == []
+        assert not store._db.in_transaction
+
+
+def test_a_closed_database_is_told_as_an_error_of_the_store(store):
+    store._db.close()
+    with pytest.raises(StoreError):
+        joined(store, lambda: enrol(store, "meter-1"))
