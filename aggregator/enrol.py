@@ -25,6 +25,7 @@ from edge_sdk.wire.keys import (
     save_signing_key,
     verify,
 )
+from edge_sdk.wire.small_order import weakness
 from edge_sdk.wire.topics import is_device_id
 
 CONTEXT = b"gridfed/1/enrol\0"
@@ -79,7 +80,8 @@ def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
     """Return the claim if it may be enrolled.
 
     Raises:
-        EnrolError: An id that is none, a key of the wrong size, or a proof by another key.
+        EnrolError: An id that is none, a key of the wrong size or of small order, or
+            a proof by another key.
     """
     if not is_device_id(claim.device):
         raise EnrolError(
@@ -88,6 +90,11 @@ def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
         )
     if len(claim.public) != PUBLIC_SIZE:
         raise EnrolError(f"{where}: {claim.device}: a public key has {PUBLIC_SIZE} bytes")
+    if found := weakness(claim.public):
+        raise EnrolError(
+            f"{where}: {claim.device}: the public key {claim.public.hex()} {found}",
+            hint="make the key on the device with gridfed-edge enrol",
+        )
     said = statement(fleet, claim.device, claim.public)
     if claim.proof and not verify(claim.public, claim.proof, said):
         raise EnrolError(

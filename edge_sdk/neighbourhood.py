@@ -17,6 +17,7 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.messages import NEIGHBOURS_LIMIT
 from edge_sdk.wire.method import Scalars
 from edge_sdk.wire.mixing import metropolis_row
+from edge_sdk.wire.small_order import weakness
 from edge_sdk.wire.strict import Between, Length, Matches, Misfit
 
 Hex = Annotated[str, Matches(r"[0-9a-fA-F]{64}")]
@@ -92,7 +93,8 @@ def of_section(section: NeighboursSection, method: str) -> Neighbourhood:
     """Return what a configuration says.
 
     Raises:
-        Misfit: Weights that are not those of the neighbours, or a robust mixing of trackers.
+        Misfit: Weights that are not those of the neighbours, a robust mixing of trackers, or a key
+            for which anybody can sign.
     """
     if section.weights and section.weights.keys() != section.keys.keys():
         raise Misfit("neighbours.weights", "one for each of neighbours.keys, or none", "others")
@@ -100,6 +102,11 @@ def of_section(section: NeighboursSection, method: str) -> Neighbourhood:
         said = "none with dfl_gt: trackers that are cut no longer add up to the gradients"
         raise Misfit("neighbours.robust", said, section.robust)
     keys = {name: bytes.fromhex(key) for name, key in sorted(section.keys.items())}
+    for name, key in keys.items():
+        if found := weakness(key):
+            raise Misfit(
+                f"neighbours.keys.{name}", "a sound Ed25519 public key", f"one that {found}"
+            )
     values: dict[str, float] = {
         "steps": float(section.steps),
         "rate": section.rate,

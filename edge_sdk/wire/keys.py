@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.small_order import weakness
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -121,12 +122,17 @@ def kid_of(public: bytes) -> bytes:
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether ``signature`` is this key's signature of ``data``. Malformed keys verify nothing."""
+    """Whether ``signature`` is this key's signature of ``data``.
+
+    Malformed keys verify nothing, and neither do keys of small order, for which anybody can sign.
+    """
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
         Ed25519PublicKey,
     )
 
+    if weakness(public):
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -215,7 +221,7 @@ def read_public(where: Path | str) -> bytes:
     """Return a raw public key from 64 hex digits, or from a file that holds them.
 
     Raises:
-        KeyFileError: Neither, or no such file.
+        KeyFileError: Neither, no such file, or a key for which anybody can sign.
     """
     text = str(where)
     if not _is_hex_key(text):
@@ -227,7 +233,18 @@ def read_public(where: Path | str) -> bytes:
             raise KeyFileError(f"{where}: expected 64 hex digits") from error
     if not _is_hex_key(text):
         raise KeyFileError(f"{where}: expected 64 hex digits")
-    return bytes.fromhex(text)
+    return checked_public(bytes.fromhex(text), str(where))
+
+
+def checked_public(public: bytes, where: str) -> bytes:
+    """Return a raw public key that may be believed.
+
+    Raises:
+        KeyFileError: It is a point of small order, or not the canonical encoding of one.
+    """
+    if found := weakness(public):
+        raise KeyFileError(f"{where}: the public key {public.hex()} {found}")
+    return public
 
 
 def _is_hex_key(text: str) -> bool:

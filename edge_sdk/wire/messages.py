@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from edge_sdk.wire.rows import DIMENSIONS, check
+from edge_sdk.wire.small_order import weakness
 from edge_sdk.wire.strict import Between, Length
 
 WIRE = 1
@@ -128,6 +129,9 @@ class Keys:
         """Refuse lists that do not belong together."""
         if not len(self.sign) == len(self.from_) == len(self.until):
             raise ValueError("sign, from and until must have the same length")
+        for key in self.sign:
+            if found := weakness(key):
+                raise ValueError(f"sign: the key {key.hex()} {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,8 @@ class Task:
         """Refuse a content, a neighbourhood or rows that are not wholly described."""
         if len(self.keys) != len(self.peers) or len(self.weights) not in (0, len(self.peers)):
             raise ValueError("peers, keys and weights have the same length")
+        if any(weakness(key) for key in self.keys):
+            raise ValueError("keys: one of them is no sound Ed25519 public key")
         if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
             raise ValueError("digest, size and chunk belong together")
         if self.shape and self.digest is not None:

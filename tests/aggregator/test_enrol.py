@@ -86,3 +86,12 @@ def test_another_root_key_is_refused(tmp_path):
     keys.save_signing_key(tmp_path / "other.key", KEY)
     with pytest.raises(EnrolError, match="is not the private half"):
         made(tmp_path, root_key=tmp_path / "other.key")
+
+
+@pytest.mark.parametrize("public", [bytes(32), bytes([1]) + bytes(31), b"\xff" * 32])
+def test_a_key_for_which_anybody_can_sign_is_refused(public):
+    """With and without a proof: the proof of such a key proves nothing."""
+    with pytest.raises(EnrolError, match=f"meter-1: the public key {public.hex()} is "):
+        check(Claim("meter-1", public), "north")
+    with pytest.raises(EnrolError, match=r"meter-1: .* the public key"):
+        claim_of("meter-1", public.hex())
