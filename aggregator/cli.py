@@ -104,16 +104,22 @@ def _restore(parser: ArgumentParser) -> None:
 
 
 def _broker(parser: ArgumentParser) -> None:
-    parser.add_argument("what", choices=("find", "start", "config", "check"))
+    parser.add_argument("what", choices=("find", "start", "config", "access", "check"))
     parser.add_argument("--kind", default="auto", choices=("auto", "mosquitto", "embedded"))
     parser.add_argument("--port", type=int, default=1883, help="where it listens (1883)")
     parser.add_argument("--folder", default="broker", help="its configuration and sessions")
     parser.add_argument("--fleet", default="", help="config: write this fleet's access rules too")
+    parser.add_argument(
+        "--pairs", metavar="CSV", default="", help="config: client,neighbour; who may be peers"
+    )
     parser.add_argument("--url", default="auto", help="find: an address, or auto")
-    parser.add_argument("--file", default="", help="check: a mosquitto.conf")
+    parser.add_argument("--file", default="", help="check: a mosquitto.conf; access: where it goes")
     parser.add_argument("--ca", default="", help="config: authority that signs devices (PEM)")
     parser.add_argument("--cert", default="", help="config: the broker's certificate (PEM)")
     parser.add_argument("--key", default="", help="config: its private key (PEM)")
+    parser.add_argument(
+        "--config", default=DEFAULT, metavar="FILE", help=f"access: the aggregator's ({DEFAULT})"
+    )
 
 
 def _export(parser: ArgumentParser) -> None:

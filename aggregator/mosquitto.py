@@ -1,7 +1,7 @@
 """Mosquitto's configuration: one that we write, and a look at one that the operator wrote.
 
-Why each line is there: ``docs/brokers.md``. Nothing here makes a broker's acknowledgement mean more
-than it does; it only makes losses rarer and strangers fewer.
+Why each line is there, and what one client can still do: ``docs/brokers.md``. Nothing here makes a
+broker's acknowledgement mean more than it does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aggregator.access import findings as access_findings
 from edge_sdk.wire.expiry import CertificateError, expiry
 
 _SOON = 7  # days
-QUEUE = 100_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
-QUEUE_BYTES = 1 << 30
-SMALLEST_PACKET = 66_048  # bytes: the largest payload and its packet
+QUEUE = 20_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
+QUEUE_BYTES = 64 << 20
+INFLIGHT_BYTES = 2 << 20  # 20 messages of the largest size are 1.3 MB
+PACKET = 66_048  # bytes: the largest payload and its packet
+MEMORY = 1 << 30  # bytes of heap; beyond it the client that wants more is disconnected
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,11 @@ def mosquitto_config(
         folder: Where it keeps its sessions and its log.
         host: What it binds; anything but loopback needs ``tls`` and ``access``.
         tls: Client certificates are demanded; their common name is user name and client id.
-        access: ACL file, the text of ``edge_sdk.wire.topics.mosquitto_access(fleet)``.
+        access: ACL file, the text of ``edge_sdk.wire.mosquitto_access``.
 
     Raises:
-        ValueError: A listener that others can reach would let anybody in.
+        ValueError: A listener that others can reach would let anybody in, or a value that would be
+            more than one line, or cut, in the file.
 
     >>> from pathlib import Path
     >>> mosquitto_config(1883, Path("/var/lib/x"), host="0.0.0.0")
@@ -81,6 +85,7 @@ def mosquitto_config(
     """
     if not is_loopback(host) and (tls is None or access is None):
         raise ValueError(f"a broker on {host} needs client certificates and an access file")
+    _require_lines(host=host, folder=folder, access=access, **(_values(tls) if tls else {}))
     lines = [f"listener {port} {host}", "set_tcp_nodelay true"]
     lines += _tls_lines(tls) if tls else ["allow_anonymous true"]
     if access is not None:
@@ -92,9 +97,13 @@ def mosquitto_config(
         f"persistence_location {folder}/",
         "autosave_interval 5",
         "persistent_client_expiration 14d",
+        f"max_packet_size {PACKET}",
         f"max_queued_messages {QUEUE}",
         f"max_queued_bytes {QUEUE_BYTES}",
         "max_inflight_messages 20",
+        f"max_inflight_bytes {INFLIGHT_BYTES}",
+        "upgrade_outgoing_qos true",
+        f"memory_limit {MEMORY}",
         f"log_dest file {folder}/mosquitto.log",
         "log_type error",
         "log_type warning",
@@ -102,6 +111,18 @@ def mosquitto_config(
         "connection_messages false",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _values(tls: TlsFiles) -> dict[str, object]:
+    return {"ca": tls.authority, "cert": tls.certificate, "key": tls.key, "crl": tls.revoked}
+
+
+def _require_lines(**values: object) -> None:
+    """Refuse a value that would end its line: what follows would be read as another setting."""
+    for name, value in values.items():
+        text = "" if value is None else str(value)
+        if not text.isprintable() or text != text.strip():
+            raise ValueError(f"{name} {text!r}: a line break cannot stand in a configuration")
 
 
 def _tls_lines(tls: TlsFiles) -> list[str]:
@@ -125,10 +146,11 @@ class _Listener:
 
 
 def check_mosquitto_config(path: Path) -> tuple[str, ...]:
-    """What in a Mosquitto configuration would lose messages or let strangers in.
+    """What in a Mosquitto configuration would lose messages, let strangers in or fill the broker.
 
-    Each finding is a sentence; none means that nothing was found, not that all is well. Files that
-    the configuration includes are not followed.
+    Rules in an ``acl_file`` that is here are tried: see `aggregator.access.findings`. Each finding
+    is a sentence; none means that nothing was found, not that all is well. Files that the
+    configuration includes are not followed.
 
     Raises:
         OSError: The file cannot be read.
@@ -137,6 +159,9 @@ def check_mosquitto_config(path: Path) -> tuple[str, ...]:
     findings = _durability(common)
     for listener in listeners:
         findings += _entrance(listener, {**common, **listener.settings})
+    files = [common.get("acl_file"), *(one.settings.get("acl_file") for one in listeners)]
+    for name in sorted({name for name in files if name}):
+        findings += _rules(Path(name))
     if not listeners:
         findings.append("no listener: Mosquitto 2 then serves this machine only, to anybody on it")
     if "include_dir" in common:
@@ -185,14 +210,44 @@ def _durability(common: Mapping[str, str]) -> list[str]:
         findings.append("persistence is off: a restart forgets sessions and retained messages")
     elif int(common.get("autosave_interval", "1800")) > 60:
         findings.append("autosave_interval above 60 s: a crash forgets that much of every session")
-    return findings + _sizes(common)
+    return findings + _sizes(common) + _bounds(common)
+
+
+def _bounds(common: Mapping[str, str]) -> list[str]:
+    """What one client may take of the broker's memory."""
+    findings = []
+    if not any(int(common.get(name, "0")) for name in ("max_packet_size", "message_size_limit")):
+        findings.append(
+            f"max_packet_size is not set: one message may have 256 MB; set it to {PACKET}"
+        )
+    if int(common.get("max_inflight_bytes", "0")) == 0:
+        findings.append("max_inflight_bytes is not set: what is on its way has no bound in bytes")
+    if common.get("upgrade_outgoing_qos") != "true":
+        findings.append(
+            "upgrade_outgoing_qos is not true: messages of quality 0 to a slow reader are held "
+            "beside max_queued_bytes, up to max_queued_messages of the largest size"
+        )
+    if int(common.get("memory_limit", "0")) == 0:
+        findings.append("memory_limit is not set: subscriptions of one client may take all memory")
+    return findings
+
+
+def _rules(path: Path) -> list[str]:
+    """Try the access rules, if the file is this machine's."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        return [f"acl_file {path} cannot be read: {error}"]
+    return [f"acl_file {path}: {finding}" for finding in access_findings(text)]
 
 
 def _sizes(common: Mapping[str, str]) -> list[str]:
     findings = [
-        f"{name} is below {SMALLEST_PACKET} bytes: chunks must shrink"
+        f"{name} is below {PACKET} bytes: chunks must shrink"
         for name in ("max_packet_size", "message_size_limit")
-        if 0 < int(common.get(name, "0")) < SMALLEST_PACKET
+        if 0 < int(common.get(name, "0")) < PACKET
     ]
     if common.get("retain_available") == "false":
         findings.append("retain_available false: sleepers must ask for what others find waiting")

@@ -26,6 +26,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edge_sdk.wire.broker import LARGEST, WINDOW, Broker, Will, renewed, tls_context
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.poller import Clock, Poller
+from edge_sdk.wire.topics import is_unkept
 from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message
 
 __all__ = ["LARGEST", "WINDOW", "Broker", "MqttLink", "Poller", "Will"]
@@ -36,6 +37,7 @@ OVERHEAD: Final = 512
 WILL_DELAY: Final = 30  # s: a short loss of the link is not a death
 STEADY: Final = 10.0  # s: a connection that lasted this long resets the reconnect delay
 CONNACK_PATIENCE: Final = 30.0  # s
+AT_ONCE: Final = 64  # packets read before other links have their turn
 FILTERS_AT_ONCE: Final = 8  # filters in one SUBSCRIBE; some services take no more
 QOS_0_PENDING: Final = 64  # publishes without acknowledgement that may wait for the socket
 REFUSED: Final = 0x80
@@ -156,14 +158,15 @@ class MqttLink:
         return happened
 
     def subscribe(self, *filters: str) -> None:
-        """Ask for these topics at QoS 1; does nothing while the link is down."""
+        """Ask for these topics, ``time`` at QoS 0, others at 1; does nothing while it is down."""
         for first in range(0, len(filters) if self._is_up else 0, FILTERS_AT_ONCE):
-            self._client.subscribe([(f, 1) for f in filters[first : first + FILTERS_AT_ONCE]])
+            some = filters[first : first + FILTERS_AT_ONCE]
+            self._client.subscribe([(f, 0 if is_unkept(f) else 1) for f in some])
 
     def unsubscribe(self, *filters: str) -> None:
         """Stop receiving these topics; does nothing while the link is down."""
-        if self._is_up and filters:
-            self._client.unsubscribe(list(filters))
+        for first in range(0, len(filters) if self._is_up else 0, FILTERS_AT_ONCE):
+            self._client.unsubscribe(list(filters[first : first + FILTERS_AT_ONCE]))
 
     def publish(
         self,
@@ -367,11 +370,13 @@ class MqttLink:
             connection.close()
 
     def _read(self) -> None:
-        """One paho read; more while TLS holds decrypted bytes that epoll cannot see."""
-        for _ in range(64):
+        """Read packets while messages come, or while TLS holds bytes that epoll cannot see."""
+        for _ in range(AT_ONCE):
+            before = len(self._happened)
             self._client.loop_read()
             connection = self._client.socket()
-            if not isinstance(connection, ssl.SSLSocket) or not connection.pending():
+            is_more = isinstance(connection, ssl.SSLSocket) and connection.pending()
+            if not is_more and len(self._happened) == before:
                 return
         self._poller.at(self._poller.clock(), self)
 

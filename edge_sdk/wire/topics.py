@@ -8,6 +8,8 @@ from dataclasses import dataclass
 ROOT = "gf/1"
 AGGREGATOR = "_agg"
 ALL = "_all"
+UPLINK = ("hello", "offer", "have", "update", "signal", "metrics", "chunk", "receipt", "refusal")
+"""Kinds that a device writes under ``up``."""
 SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
 
 DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -39,6 +41,18 @@ def is_device_id(text: str) -> bool:
 def is_fleet_id(text: str) -> bool:
     """Whether a text may name a fleet."""
     return FLEET_ID.fullmatch(text) is not None
+
+
+def is_unkept(pattern: str) -> bool:
+    """Whether a topic filter is subscribed to with quality of service 0.
+
+    ``time`` is. A broker that raises what it delivers to the subscription's quality would otherwise
+    keep one a minute for every device that sleeps.
+
+    >>> is_unkept("gf/1/north/_all/time"), is_unkept("gf/1/north/_all/keys")
+    (True, False)
+    """
+    return pattern.endswith(f"/{ALL}/time")
 
 
 def up(fleet: str, device: str, kind: str, worker: str | None = None) -> str:
@@ -154,25 +168,3 @@ def aggregator_filters(fleet: str, group: str | None = None) -> tuple[str, ...]:
 def worker_filter(fleet: str, worker: str) -> str:
     """Return the filter for chunks that are addressed to one worker."""
     return f"{ROOT}/{fleet}/+/up/chunk/{worker}"
-
-
-def mosquitto_access(fleet: str) -> str:
-    """Return a Mosquitto ACL file: write below your own id, read your ``down`` and what is for all.
-
-    It trusts the user name, so the broker must take that, and the client id, from the certificate.
-    """
-    return "".join(
-        f"{line}\n"
-        for line in (
-            "# with: require_certificate true, use_identity_as_username true,",
-            "#       use_username_as_clientid true",
-            f"pattern write {ROOT}/{fleet}/%u/up/#",
-            f"pattern write {ROOT}/{fleet}/%u/status",
-            f"pattern write {ROOT}/{fleet}/%u/peer/+",
-            f"pattern read {ROOT}/{fleet}/%u/down/#",
-            f"pattern read {ROOT}/{fleet}/{ALL}/#",
-            f"pattern read {ROOT}/{fleet}/+/peer/%u",
-            f"user {AGGREGATOR}",
-            f"topic readwrite {ROOT}/{fleet}/#",
-        )
-    )

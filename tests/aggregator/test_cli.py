@@ -95,7 +95,7 @@ def test_a_changed_run_is_not_continued_by_accident(workplace):
         (("announce",), "there is no fleet here yet"),
         (("status",), "there is no fleet here yet"),
         (("enrol", "meter-1", "--public", "00"), "meter-1: 00: cannot read the key"),
-        (("enrol", "_agg", "--public", "00" * 32), "cannot be a device's id"),
+        (("enrol", "_agg", "--public", "11" * 32), "cannot be a device's id"),
         (("enrol",), "give an id with --public, or --from-file"),
         (("check", "nowhere.toml"), "nowhere.toml: No such file"),
         (("broker", "check"), "give --file"),
@@ -201,4 +201,42 @@ def test_broker_configuration_names_the_fleet(tmp_path):
     assert find_spec("aggregator.brokering")
     said = call(tmp_path, "broker", "config", "--fleet", "north", "--folder", "b")
     assert "acl_file" in said
-    assert "pattern write gf/1/north/%u/up/#" in (tmp_path / "b" / "access.acl").read_text()
+    assert "pattern write gf/1/north/%u/up/hello" in (tmp_path / "b" / "access.acl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--fleet", "north\npattern readwrite #"), "fleet"),
+        (("--fleet", "a/b"), "fleet"),
+        (("--fleet", "n+"), "fleet"),
+        (("--ca", "a\nallow_anonymous true", "--cert", "b", "--key", "c"), "ca"),
+        (("--ca", "a", "--cert", "b\rx", "--key", "c"), "cert"),
+        (("--ca", "a", "--cert", "b", "--key", "c\x1b"), "key"),
+        (("--folder", "b\nacl_file /dev/null"), "folder"),
+        (("--fleet", "north", "--pairs", "pairs.csv"), "pairs"),
+    ],
+)
+def test_nothing_that_is_more_than_a_line_gets_into_a_brokers_files(
+    tmp_path, monkeypatch, capsys, words, names
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.csv").write_text("client,neighbour\nm1,m2 #\n")
+    folder = () if "--folder" in words else ("--folder", "b")
+    assert cli.main(["broker", "config", *folder, *words]) == 2
+    assert f"broker config: {names}" in capsys.readouterr().err.replace("--", "")
+    assert not (tmp_path / "b" / "access.acl").exists()
+
+
+def test_access_rules_name_the_enrolled_devices_and_nobody_else(workplace):
+    folder = workplace().parent
+    call(folder, "init")
+    for name in ("meter-1", "meter-2", "meter-3"):
+        key = keys.from_seed(name.encode().ljust(32))
+        call(folder, "enrol", name, "--public", key.public.hex())
+    call(folder, "revoke", "meter-2")
+    rules = json.loads(call(folder, "broker", "access", "--json"))["access"]
+    users = [line for line in rules.splitlines() if line.startswith("user ")]
+    assert users == ["user meter-1", "user meter-3", "user _agg"]
+    assert "pattern" not in rules
+    assert "peer" not in rules  # this run's method has no neighbours

@@ -24,12 +24,20 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
-        self, name: str, address: str | None = None, *, days: tuple[float, float] = (-1 / 24, 1.0)
+        self,
+        name: str,
+        address: str | None = None,
+        *,
+        days: tuple[float, float] = (-1 / 24, 1.0),
+        subject: str = "",
     ) -> tuple[Path, Path]:
-        """Sign a certificate that is valid between two moments, in days from now."""
+        """Sign a certificate that is valid between two moments, in days from now.
+
+        ``subject`` is its common name where that cannot be a file's name.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._sign(subject, key, address=address, days=days)
+        named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject or name)])
+        certificate = self._sign(named, key, address=address, days=days)
         files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files[1].write_bytes(

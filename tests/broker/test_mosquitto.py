@@ -75,9 +75,13 @@ def test_an_open_door_is_not_written(missing):
 @pytest.mark.parametrize(
     ("line", "instead", "finding"),
     [
-        ("max_queued_messages 100000", "", "acknowledged and thrown away"),
-        ("max_queued_messages 100000", "max_queued_messages 0", "dropped everything"),
-        ("max_queued_bytes 1073741824", "", "take all memory"),
+        ("max_queued_messages 20000", "", "acknowledged and thrown away"),
+        ("max_queued_messages 20000", "max_queued_messages 0", "dropped everything"),
+        ("max_queued_bytes 67108864", "", "take all memory"),
+        ("max_packet_size 66048", "", "one message may have 256 MB"),
+        ("max_inflight_bytes 2097152", "", "no bound in bytes"),
+        ("upgrade_outgoing_qos true", "", "quality 0 to a slow reader"),
+        ("memory_limit 1073741824", "", "subscriptions of one client"),
         ("persistence true", "", "persistence is off"),
         ("autosave_interval 5", "", "autosave_interval above"),
         ("require_certificate true", "", "anybody may connect"),
@@ -87,7 +91,7 @@ def test_an_open_door_is_not_written(missing):
         ("acl_file /acl", "", "no acl_file"),
         ("certfile /crt", "", "in the clear"),
         ("tls_version tlsv1.2", "tls_version tlsv1.1", "is broken"),
-        ("persistence true", "persistence true\nmax_packet_size 20480", "chunks must shrink"),
+        ("max_packet_size 66048", "max_packet_size 20480", "chunks must shrink"),
         ("persistence true", "persistence true\nretain_available false", "sleepers"),
         ("persistence true", "persistence true\ninclude_dir /etc/m", "not followed"),
     ],
@@ -110,3 +114,13 @@ def test_the_default_configuration_is_found_wanting(tmp_path):
     found = findings(tmp_path, "# nothing but defaults\n")
     for word in ("no listener", "1000", "persistence is off"):
         assert word in found
+
+
+def test_an_access_file_that_cannot_be_read_is_found(tmp_path):
+    (tmp_path / "acl").mkdir()
+    assert "cannot be read" in findings(tmp_path, production(access=tmp_path / "acl"))
+
+
+def test_a_path_with_a_line_break_is_not_written():
+    with pytest.raises(ValueError, match=r"crl .*line break"):
+        production(tls=replace(TLS, revoked=Path("/crl\nallow_anonymous true")))

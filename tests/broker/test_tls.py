@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from aggregator.broker import TlsFiles, probe, start
+from edge_sdk.wire.mosquitto_access import mosquitto_access
 from edge_sdk.wire.mqtt import Broker, MqttLink
 from edge_sdk.wire.tlsfiles import files, look
-from edge_sdk.wire.topics import mosquitto_access
 from edge_sdk.wire.transport import LinkDown
 from tests.broker.authority import Authority
 

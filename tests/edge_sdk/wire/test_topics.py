@@ -108,14 +108,3 @@ def test_the_aggregator_hears_what_devices_write_once(group):
 
 def test_status_is_never_shared():
     assert not topics.aggregator_filters("north", "agg")[1].startswith("$share")
-
-
-def test_the_access_file_lets_a_device_write_only_below_its_own_id():
-    text = topics.mosquitto_access("north")
-    writes = [line for line in text.splitlines() if line.startswith("pattern write")]
-    assert writes
-    assert all(" gf/1/north/%u/" in line for line in writes)
-    assert "pattern readwrite" not in text
-    reads = [line.split()[-1] for line in text.splitlines() if line.startswith("pattern read ")]
-    assert reads == ["gf/1/north/%u/down/#", "gf/1/north/_all/#", "gf/1/north/+/peer/%u"]
-    assert text.endswith("user _agg\ntopic readwrite gf/1/north/#\n")
