@@ -324,6 +324,7 @@ def broker(args: Namespace) -> Answer:
         "find": brokering.find,
         "start": brokering.start,
         "config": brokering.config,
+        "access": brokering.access,
         "check": brokering.check,
     }
     return deeds[args.what](args)
@@ -464,6 +465,8 @@ def _prose(document: Mapping[str, Any]) -> str:
         lines.append(f"configuration {document['configuration']}")
     for device, why in document.get("alarms", {}).items():
         lines.append(f"ALARM {device}: quarantined, {why}")
+    for device, what in document.get("flooding", {}).items():
+        lines.append(f"FLOOD {device}: {what}")
     for entry in document.get("rounds", ())[:5]:
         loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
         told = f"{entry['result']}, {entry['updates']} updates{loss}"

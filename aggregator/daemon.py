@@ -30,6 +30,7 @@ from aggregator.dead_letters import (
     site_of,
 )
 from aggregator.faults import ATTEMPTS
+from aggregator.flood_control import FloodControl, Subscriptions
 from aggregator.fold import Fold, Folded
 from aggregator.intake import AtHand, Intake
 from aggregator.isolation import Isolation
@@ -139,6 +140,10 @@ class Daemon:
         self._upto = saved.upto
         self._broker = None if transport else self._closing.enter_context(_found_broker(config))
         self._transport = transport or _link(config, self._broker)
+        self._floods = FloodControl()
+        excluded = config.state / "excluded.json"
+        self._subscriptions = Subscriptions(self._transport, config.fleet, excluded)
+        self._floods.exclude(self._subscriptions.remembered(), now)
         self._backlog: deque[Entry] = deque()
         self._upkeep = Upkeep(clock)
         self._upkeep.follow(config)
@@ -151,6 +156,7 @@ class Daemon:
             self._backlog,
             self._upkeep,
             DeadLetters(config.state / "dead-letters"),
+            floods=self._floods,
         )
         self._view.remember()
         self._outgoing = Outgoing(self._transport, self.metrics)
@@ -266,6 +272,7 @@ class Daemon:
         began = time.perf_counter()
         for happening in happened:
             self._meet(happening)
+        self._exclude()
         self._wake()
         self._isolation.step("transfers", lambda: self._say(self._intake.tick()))
         self._show_closed()
@@ -332,14 +339,15 @@ class Daemon:
 
     def _take(self, message: Message) -> None:
         """Judge and journal, apply and save, answer; only then is the broker told to forget it."""
-
-        def handle() -> None:
-            address = topics.parse(message.topic)
-            if address is not None and address.direction in ("up", "status"):
-                self._view.heard(address.kind, len(message.payload))
-            self._say(self._intake.take(message))
-
-        self._handle(message, handle)
+        address = topics.parse(message.topic)
+        is_up = address is not None and address.direction in ("up", "status")
+        if address is not None and is_up:
+            size = len(message.payload)
+            self._view.heard(address.kind, size)
+            if not self._floods.admits(address.id, size, self._clock.monotonic()):
+                self._transport.acknowledge(message)
+                return
+        self._handle(message, lambda: self._say(self._intake.take(message)))
         self._transport.acknowledge(message)
 
     def _handle(self, message: Message, handle: Callable[[], None]) -> None:
@@ -508,7 +516,7 @@ class Daemon:
 
     def _linked(self, largest: int) -> None:
         """Subscribe and say again everything that is retained, whatever the broker remembers."""
-        self._transport.subscribe(*topics.aggregator_filters(self.config.fleet))
+        self._subscriptions.renew(self._registry.enrolled())
         self._outgoing.forget()
         if (chunk := chunk_size(largest)) != self._fold.chunk:
             self._fold.chunk = chunk
@@ -522,6 +530,15 @@ class Daemon:
         logger.info("link up %s", fields(announcements=len(kept)))
         self._was_linked = True
         notify("READY=1")
+
+    def _exclude(self) -> None:
+        """Stop hearing who floods, and whoever did and was revoked meanwhile."""
+        flooding = self._floods.excluded(self._clock.monotonic())
+        if not self._transport.is_up or not (flooding or self._subscriptions.is_partial):
+            return
+        enrolled = self._registry.enrolled()
+        revoked = self._subscriptions.excluded - enrolled
+        self._subscriptions.follow(enrolled, flooding | revoked)
 
     def _announce_time(self) -> None:
         serial, now = self._store.next_serial(), self._clock.wall()
@@ -552,6 +569,7 @@ class Daemon:
             self._done_since = now
         self._upkeep.warn()
         step("page", self._measure, in_transaction=False)
+        self._floods.measure(now)
         notify("WATCHDOG=1")
 
     def _measure(self) -> None:

@@ -125,6 +125,9 @@ class Metrics:
         self.quarantined = Gauge(
             "gridfed_devices_quarantined", "Devices shut out by a forgery.", registry=own
         )
+        self.flooding = Gauge(
+            "gridfed_devices_flooding", "Devices not heard for sending too much.", registry=own
+        )
         self.connected = Gauge(
             "gridfed_broker_connected", "1 while the broker has accepted us.", registry=own
         )

@@ -356,6 +356,7 @@ def html(document: Mapping[str, Any]) -> str:
     checks = document["checks"]
     missing = ", ".join(name for name, ok in checks.items() if not ok)
     alarms = {f"ALARM {name}": why for name, why in document.get("alarms", {}).items()}
+    alarms |= {f"FLOOD {name}": what for name, what in document.get("flooding", {}).items()}
     return Template(_static("page.html")).substitute(
         fleet=escape(str(document.get("fleet", ""))),
         ready="yes" if document["ready"] else "no",

@@ -71,6 +71,10 @@ class Registry:
         """How many devices are enrolled and not revoked."""
         return sum(client.state != "revoked" for client in self._clients.values())
 
+    def enrolled(self) -> frozenset[str]:
+        """Return the devices that may speak; quarantined ones may."""
+        return frozenset(c.id for c in self._clients.values() if c.state != "revoked")
+
     def client(self, device: str) -> Client | None:
         """Return an enrolled device."""
         return self._clients.get(device)

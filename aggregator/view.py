@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from aggregator.dead_letters import DeadLetters
+from aggregator.flood_control import FloodControl
 from aggregator.fold import Fold, restored
 from aggregator.heat import Credits, received
 from aggregator.intake import Intake
@@ -56,6 +57,7 @@ class View:
         backlog: Journalled events that wait for space on the disk.
         upkeep: What a person has to see to.
         letters: Messages that were set aside.
+        floods: Who sends more than any device should.
         metrics: What is counted.
         closed: The newest closed rounds.
     """
@@ -68,6 +70,7 @@ class View:
     backlog: Sized
     upkeep: Upkeep
     letters: DeadLetters
+    floods: FloodControl
     metrics: Metrics = field(default_factory=Metrics)
     closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -99,7 +102,8 @@ class View:
     def measure(self) -> None:
         """Bring every gauge up to date."""
         metrics, state = self.metrics, self.fold.state
-        metrics.follow(self.intake.counts)
+        metrics.follow({**self.intake.counts, "DROPPED_UNREAD": self.floods.dropped})
+        metrics.flooding.set(len(self.floods.excluded(self.upkeep.clock.monotonic())))
         metrics.round.set(state.round)
         metrics.training.set(self.fold.phase == "train")
         self.upkeep.measure(metrics)
@@ -171,6 +175,8 @@ class View:
             status["dead_letters"] = self.letters.count
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
+        if flooding := self.floods.told(self.upkeep.clock.monotonic()):
+            status["flooding"] = flooding
         return Snapshot(time.monotonic(), checks, status, self._credits())
 
     def _credit(self) -> dict[str, dict[str, float]]:

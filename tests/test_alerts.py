@@ -88,6 +88,7 @@ QUIET = {
     'gridfed_certificate_expires_timestamp_seconds{file="r",kind="crl"}': f"{6 * DAY}x600",
     "gridfed_config_last_reload_successful": "1x600",
     "gridfed_devices_quarantined": "0x600",
+    "gridfed_devices_flooding": "0x600",
     "gridfed_internal_errors_total": "0x600",
     "gridfed_run_halted": "0x600",
 }
@@ -109,6 +110,7 @@ LOUD = {
     },
     "GridfedConfigurationRefused": {"gridfed_config_last_reload_successful": "0x600"},
     "GridfedDevicesQuarantined": {"gridfed_devices_quarantined": "2x600"},
+    "GridfedDeviceFloods": {"gridfed_devices_flooding": "1x600"},
     "GridfedDefect": {"gridfed_internal_errors_total": "0+1x600"},
     "GridfedRunHalted": {"gridfed_run_halted": "1x600"},
 }
