@@ -6,6 +6,8 @@ Each attack is the one that worked against the rules that were shipped before; `
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import ssl
 import struct
@@ -191,6 +193,49 @@ def test_the_check_finds_nothing_in_our_own_files_and_much_in_the_former(sites):
     assert check_mosquitto_config(sites("patterns").config) == ()
     assert check_mosquitto_config(sites("devices").config) == ()
     assert "may write any topic" in "\n".join(check_mosquitto_config(sites("former").config))
+
+
+def test_a_revoked_device_is_shut_out_while_it_is_connected(tmp_path):
+    """Its block is gone from the file, and the broker has read that again: nothing arrives."""
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    site = Site(tmp_path, mosquitto_access("north", ["m1", "m2"]))
+    try:
+        hearer, device, other = Raw(site, "_agg"), Raw(site, "m1"), Raw(site, "m2")
+        hearer.subscribe("gf/#")
+        said = heard = 0
+        until = time.monotonic() + 30
+        while heard == said:  # until one of its messages does not arrive
+            assert time.monotonic() < until
+            if said == 1:
+                (tmp_path / "access").write_text(mosquitto_access("north", ["m2"]))
+                os.kill(site.process.pid, signal.SIGHUP)
+            with contextlib.suppress(OSError):
+                device.publish(f"{ROOT}/m1/up/hello", b"<m1>")
+                device.settle()
+            said += 1
+            other.publish(f"{ROOT}/m2/up/hello", b"<m2 %d>" % said)
+            heard += b"<m1>" in hearer.until(b"<m2 %d>" % said)
+        assert heard >= 1
+    finally:
+        site.stop()
+
+
+def test_the_time_is_not_kept_for_a_device_that_sleeps(room, tmp_path):
+    """``upgrade_outgoing_qos`` raises quality to the subscription's, and that is 0 for ``time``."""
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    with start("mosquitto", folder=tmp_path / "plain") as process:
+        filters = topics.device_filters("north", "m1")
+        server, device = room.join(process.url, "_agg"), room.join(process.url, "m1", *filters)
+        device.link.close()
+        for i in range(5):
+            server.link.publish(topics.common("north", "time"), b"time %d" % i, qos=0)
+        server.link.publish(topics.down("north", "m1", "receipt"), b"receipt")
+        room.serve(0.3)
+        again = room.join(process.url, "m1", *filters)
+        room.until(lambda: b"receipt" in again.payloads)
+        assert again.payloads == [b"receipt"]
 
 
 def test_messages_of_quality_0_to_a_reader_that_stalls_are_bounded(tmp_path):
