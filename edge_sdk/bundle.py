@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk.errors import EdgeError
-from edge_sdk.runtime import Graph, GraphError, load_graph
+from edge_sdk.runtime import Graph, GraphError, inspect_graph, load_graph
 from edge_sdk.wire.archive import (
     INITIAL,
     MANIFEST,
@@ -85,14 +85,30 @@ class Graphs(Mapping[str, Graph]):
         """Count the graphs."""
         return len(self._bytes)
 
+    def inspect(self) -> None:
+        """Judge every graph, also those that no method has asked for yet; load none.
+
+        Raises:
+            BundleError: An operator, a size or a feed that a bundle may not have.
+        """
+        for name, data in self._bytes.items():
+            try:
+                found = inspect_graph(data)
+            except GraphError as error:
+                raise BundleError(f"graph {name!r}: {error}") from error
+            self._compare(name, found)
+
+    def _compare(self, name: str, found: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+        if found != self._wanted[name]:
+            raise BundleError(f"graph {name!r} has other feeds or results than the manifest says")
+
     def _load(self, name: str) -> Graph:
         data = self._bytes[name]
         try:
             graph = load_graph(data)
         except GraphError as error:
             raise BundleError(f"graph {name!r} does not load: {error}") from error
-        if (graph.inputs, graph.outputs) != self._wanted[name]:
-            raise BundleError(f"graph {name!r} has other feeds or results than the manifest says")
+        self._compare(name, (graph.inputs, graph.outputs))
         return graph
 
 
@@ -127,7 +143,8 @@ class Bundle:
         shipped = shipped_folder()
         if str(name_or_path) in shipped_names():
             folder = shipped / str(name_or_path)
-            return _tried(_read(folder), (read_public(shipped / _RELEASE),))
+            keys = (read_public(shipped / _RELEASE),)
+            return _tried(_read(folder), keys, is_new=False)
         folder = Path(name_or_path).expanduser()
         if not (folder / MANIFEST).is_file():
             raise BundleError(
@@ -210,14 +227,19 @@ def load_installed(folder: Path, digest: bytes, *, trust: Trust) -> Bundle:
     path = folder / digest.hex()
     if not path.is_dir():
         raise BundleError(f"bundle {digest.hex()[:12]} is not installed in {folder}")
-    bundle = _tried(_read(path), trust.roots)
+    bundle = _tried(_read(path), trust.roots, is_new=False)
     if bundle.digest != digest:
         raise BundleError(f"{path}: the files are not those that were installed")
     return bundle
 
 
-def _tried(contents: Mapping[str, bytes], keys: tuple[bytes, ...]) -> Bundle:
-    """Verify files as a bundle, in the order: signature, manifest, digests, SDK, vector, canary."""
+def _tried(
+    contents: Mapping[str, bytes], keys: tuple[bytes, ...], *, is_new: bool = True
+) -> Bundle:
+    """Verify files as a bundle: signature, manifest, digests, SDK, graphs, vector, canary.
+
+    One that is not new had all of its graphs judged before; each is judged again when it loads.
+    """
     raw = contents.get(MANIFEST, b"")
     if not is_sealed(raw, contents.get(SIGNATURE, b""), keys):
         raise BundleError(
@@ -232,6 +254,8 @@ def _tried(contents: Mapping[str, bytes], keys: tuple[bytes, ...]) -> Bundle:
     _check_files(manifest, contents)
     _check_sdk(manifest)
     graphs = Graphs(manifest, contents)
+    if is_new:
+        graphs.inspect()
     digest = hashlib.sha256(pack(contents)).digest()
     bundle = Bundle(manifest, _initial(manifest, contents[INITIAL]), graphs, digest)
     _canary(bundle)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_sdk.runtime.graph import Graph, GraphError
 
-__all__ = ["ENGINE", "Graph", "GraphError", "engine_name", "load_graph"]
+__all__ = ["ENGINE", "Graph", "GraphError", "engine_name", "inspect_graph", "load_graph"]
 
 ENGINE = "GRIDFED_ENGINE"
 """The variable that names an engine: ``auto`` (as if unset), ``onnxruntime`` or ``numpy``."""
@@ -29,16 +29,41 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
             Numpy takes as many as its own library was told.
 
     Raises:
-        GraphError: No such engine, or it cannot load the graph.
+        GraphError: No such engine, it cannot load the graph, or ``inspect_graph`` refuses it.
     """
     raw = data.read_bytes() if isinstance(data, Path) else data
-    if engine_name() == "numpy":
+    engine = engine_name()
+    inspect_graph(raw)
+    if engine == "numpy":
         from edge_sdk.runtime.plain import PlainGraph  # noqa: PLC0415 - only where it is used
 
         return PlainGraph(raw)
     from edge_sdk.runtime.ort import OrtGraph  # noqa: PLC0415 - loads the engine: only when needed
 
     return OrtGraph(raw, threads=threads)
+
+
+def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return a graph's feeds and results, after its operators and sizes were judged; run nothing.
+
+    Only operators of the table in ``edge_sdk.runtime.operators`` are let through, none of which
+    loops or holds another graph, and only as many elements and multiplications as
+    ``edge_sdk.runtime.shape_inference`` allows.
+
+    Raises:
+        GraphError: The graph is refused; no engine has seen it.
+    """
+    from edge_sdk.runtime import layers, pointwise, shaping  # noqa: F401, PLC0415 - enter operators
+    from edge_sdk.runtime.onnxfile import read  # noqa: PLC0415 - only where graphs are loaded
+    from edge_sdk.runtime.shape_inference import infer_cost  # noqa: PLC0415 - as above
+
+    try:
+        model = read(data)
+        infer_cost(model)
+    except GraphError as error:
+        raise GraphError(f"cannot load the graph: {error}") from error
+    inputs = tuple(feed.name for feed in model.inputs)
+    return inputs, tuple(feed.name for feed in model.outputs)
 
 
 def engine_name(environ: Mapping[str, str] = os.environ) -> str:

@@ -67,9 +67,14 @@ def read(data: bytes) -> Model:
     graph, opset = None, 0
     for number, value in protobuf.fields(memoryview(data)):
         if number == 7:
+            if graph is not None:  # another reader would run both
+                raise GraphError("the file has several graphs")
             graph = protobuf.view(value)
         elif number == 8:
-            opset = _opset(protobuf.view(value)) or opset
+            said = _opset(protobuf.view(value))
+            if opset and said:
+                raise GraphError("the file names its operator set several times")
+            opset = said or opset
         elif number in (20, 25):
             raise GraphError("functions and training sections are not supported")
     if graph is None:
@@ -102,6 +107,8 @@ def _graph(data: memoryview) -> Model:
                 raise GraphError(f"more than {MOST_NODES} nodes")
         elif number == 5:
             name, array = _tensor(protobuf.view(value))
+            if name in constants:
+                raise GraphError(f"constant {name!r} is in the file twice")
             constants[name] = array
         elif number in (11, 12):
             (feeds if number == 11 else results).append(_feed(protobuf.view(value)))
@@ -120,6 +127,8 @@ def _node(data: memoryview) -> Node:
             kind = protobuf.text(value)
         elif number == 5:
             name, found = _attribute(protobuf.view(value))
+            if name in attributes:
+                raise GraphError(f"operator {kind or '?'}: attribute {name!r} is in it twice")
             attributes[name] = found
         elif number == 7 and protobuf.text(value) not in ("", "ai.onnx"):
             raise GraphError(f"an operator of the set {protobuf.text(value)!r}")
@@ -201,6 +210,8 @@ def _feed(data: memoryview) -> Feed:
 def _type(data: memoryview) -> tuple[int, list[int | None]]:
     kind, sizes = 0, list[int | None]()
     for number, value in protobuf.fields(data):
+        if number == 1 and kind:
+            raise GraphError("a feed or result has several types")
         for inner, part in protobuf.fields(protobuf.view(value)) if number == 1 else ():
             if inner == 1:
                 kind = protobuf.number(part)

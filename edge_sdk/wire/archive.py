@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
+import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
@@ -23,6 +25,18 @@ SIZE_LIMIT = 8 * 1024 * 1024
 _CONTEXT = b"gridfed/1/bundle\0"
 _STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest a zip can say
 _MOST_FILES = 32
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_UNREADABLE = (  # all that ``zipfile`` raises for bytes that are no readable zip
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    struct.error,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    OverflowError,
+    OSError,
+    EOFError,
+)
 
 
 class ArchiveError(WireError):
@@ -48,8 +62,9 @@ def unpack(data: bytes) -> dict[str, bytes]:
     """Return an archive's files by name; the opposite of ``pack``, to the byte.
 
     Raises:
-        ArchiveError: Too large, or not exactly what ``pack`` would have written. A folder, a
-            compressed or repeated entry, or bytes between the files are therefore refused.
+        ArchiveError: Too large, or not exactly what ``pack`` would have written. A folder or
+            another path, an encrypted, compressed or repeated entry, a size beyond the archive's
+            own, or bytes between the files are therefore refused, before any file is read.
 
     Example:
         >>> unpack(pack({"a": b"1"}))
@@ -63,14 +78,40 @@ def unpack(data: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            if len(entries) > _MOST_FILES or any(e.compress_type != 0 for e in entries):
-                raise ArchiveError("not a bundle archive: compressed, or too many files")
+            _check_entries(entries, len(data))
             contents = {entry.filename: archive.read(entry) for entry in entries}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError) as error:
+    except _UNREADABLE as error:
         raise ArchiveError(f"not a bundle archive: {error}") from error
     if pack(contents) != data:
         raise ArchiveError("not a bundle archive: packed in another way")
     return contents
+
+
+def _check_entries(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Refuse a directory that ``pack`` cannot have written.
+
+    Raises:
+        ArchiveError: Naming the entry and what it has.
+    """
+    if len(entries) > _MOST_FILES:
+        raise ArchiveError(f"not a bundle archive: {len(entries)} files, at most {_MOST_FILES}")
+    names: set[str] = set()
+    for entry in entries:
+        name = entry.filename
+        if not _NAME.fullmatch(name):
+            raise ArchiveError(f"not a bundle archive: {name[:64]!r} is not a plain file name")
+        if name in names:
+            raise ArchiveError(f"not a bundle archive: {name!r} is in it twice")
+        if entry.flag_bits:
+            said = "encrypted" if entry.flag_bits & 1 else f"flagged 0x{entry.flag_bits:x}"
+            raise ArchiveError(f"not a bundle archive: {name!r} is {said}, expected no flags")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            said = f"compression method {entry.compress_type}"
+            raise ArchiveError(f"not a bundle archive: {name!r} has {said}, expected stored bytes")
+        names.add(name)
+    declared = sum(entry.file_size for entry in entries)
+    if declared > size:
+        raise ArchiveError(f"not a bundle archive: {declared} bytes declared in {size}")
 
 
 def seal(key: Signer, manifest: bytes) -> bytes:

@@ -25,6 +25,7 @@ from edge_sdk.bundle import (
 from edge_sdk.wire.archive import pack, seal, unpack
 from edge_sdk.wire.keys import from_seed
 from edge_sdk.wire.manifest import Golden, Manifest
+from tests.edge_sdk.runtime import onnx_bytes
 
 KEY, OTHER = from_seed(bytes(32)), from_seed(bytes([1]) * 32)
 TRUST = Trust((KEY.public,))
@@ -225,6 +226,21 @@ def test_an_installed_bundle_damaged_since_is_refused(tmp_path):
     (tmp_path / bundle.digest.hex() / "gradient.onnx").write_bytes(b"x")
     with pytest.raises(BundleError, match="not the file that was signed"):
         load_installed(tmp_path, bundle.digest, trust=TRUST)
+
+
+@pytest.mark.parametrize("name", ["gradient", "hvp"])
+def test_a_signed_graph_that_loops_is_refused_before_it_is_asked_for(tmp_path, name):
+    """No method may ask for it for weeks; then a session would be built, and hang."""
+    contents = signed()
+    looped = onnx_bytes.looped()
+    digests = json.loads(contents["manifest.json"])["files"]
+    files = digests | {f"{name}.onnx": hashlib.sha256(looped).hexdigest()}
+    contents = signed(files=files) | {f"{name}.onnx": looped}
+    with pytest.raises(BundleError, match=f"graph '{name}': cannot load .* graphs are not support"):
+        install(pack(contents), tmp_path / "in", trust=TRUST)
+    with pytest.raises(BundleError, match="graphs are not supported"):
+        Bundle.open(written(tmp_path / "b", contents), trust=TRUST)
+    assert not list((tmp_path / "in").glob("*"))
 
 
 def test_archives_repeat_to_the_byte_and_read_back():

@@ -1,0 +1,193 @@
+"""A graph that loops, holds another graph, or is too large is refused before an engine sees it."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from edge_sdk.bundle import shipped_folder
+from edge_sdk.runtime import GraphError, inspect_graph, load_graph
+from edge_sdk.runtime.onnxfile import read
+from edge_sdk.runtime.shape_inference import MOST_ELEMENTS, MOST_TOTAL, infer_cost
+from tests.edge_sdk.runtime.onnx_bytes import (
+    constant,
+    feed,
+    field,
+    graph,
+    ints,
+    looped,
+    model,
+    node,
+    whole,
+)
+
+LONG = 2**62
+X = feed("x", 4)
+OUT = feed("out", 4)
+
+
+def one(*nodes, constants=(), feeds=(X,), results=(OUT,)):
+    return model(graph(nodes, feeds, results, constants))
+
+
+def doubled(times):
+    """Return a graph that joins an array with itself, again and again."""
+    nodes, name = [], "x"
+    for i in range(times):
+        nodes.append(node("Concat", [name, name], [f"x{i}"], whole("axis", 0)))
+        name = f"x{i}"
+    return one(*nodes, results=[feed(name, "n")])
+
+
+def squared(times, size=2048):
+    """Return a graph of few arrays and much arithmetic."""
+    nodes, name = [node("Expand", ["w", "to"], ["w0"])], "w0"
+    for i in range(1, times):
+        nodes.append(node("MatMul", [name, "w0"], [f"w{i}"]))
+        name = f"w{i}"
+    constants = [constant("w", np.zeros((size, 1), np.float32)), ints("to", size, size)]
+    return one(*nodes, constants=constants, results=[feed(name, size, size)])
+
+
+def with_sizes(kind, *sizes):
+    return one(node(kind, ["x", "to"], ["out"]), constants=[ints("to", *sizes)])
+
+
+ONE = constant("one", np.ones(1, np.float32))
+HOSTILE = {
+    "a loop": (looped(), "graphs are not supported"),
+    "a scan": (looped("Scan"), "graphs are not supported"),
+    "a branch": (looped("If"), "graphs are not supported"),
+    "a loop without a body": (one(node("Loop", ["x"], ["out"])), "operator Loop is not one that"),
+    "a range": (
+        one(node("Range", ["a", "b", "c"], ["out"]), constants=[ints(n, 2**62) for n in "abc"]),
+        "operator Range is not one that",
+    ),
+    "a filled shape": (
+        one(node("ConstantOfShape", ["to"], ["out"]), constants=[ints("to", LONG)]),
+        "operator ConstantOfShape is not one that",
+    ),
+    "a tile": (with_sizes("Tile", LONG), "operator Tile is not one that"),
+    "an expansion": (with_sizes("Expand", 2**38, 4), "Expand: 1099511627776 elements in one"),
+    "an expansion beyond a machine": (with_sizes("Expand", LONG, LONG, 4), "Expand"),
+    "an expanded constant": (
+        one(node("Expand", ["one", "to"], ["out"]), constants=[ONE, ints("to", 2**36)]),
+        "Expand: 68719476736 elements in one array",
+    ),
+    "a pad": (with_sizes("Pad", 2**40, 2**40), "Pad: 2199023255556 elements in one array"),
+    "a pad below nothing": (with_sizes("Pad", -1, 0), "Pad: .*shape of its result"),
+    "a reshape": (with_sizes("Reshape", 2**40, -1), "Reshape: .*shape of its result"),
+    "doubling": (doubled(40), "Concat: .* elements in one array"),
+    "many arrays": (
+        one(
+            *(node("Expand", ["x", "to"], [f"o{i}"]) for i in range(40)),
+            constants=[ints("to", 2**20, 4)],
+            results=[feed("o0", "n", 4)],
+        ),
+        "elements in all arrays",
+    ),
+    "arithmetic": (squared(8), "MatMul: .* multiplications"),
+    "a size that is measured": (
+        one(node("Expand", ["x", "y"], ["out"]), feeds=[X, feed("y", 1)]),
+        "sizes and axes must be constant",
+    ),
+    "a large feed": (one(feeds=[feed("x", 2**40)]), "elements in one array"),
+    "a large gather": (
+        one(
+            node("Expand", ["zero", "to"], ["ids"]),
+            node("Gather", ["x", "ids"], ["out"]),
+            constants=[ints("zero", 0), ints("to", 2**36)],
+        ),
+        "Expand: 68719476736 elements",
+    ),
+    "two graphs": (
+        model(graph([node("Relu", ["x"], ["out"])], [X], [OUT]), graph([], [X], [X])),
+        "several graphs",
+    ),
+    "a function": (
+        model(graph([node("Relu", ["x"], ["out"])], [X], [OUT]), more=field(25, b"")),
+        "functions",
+    ),
+    "another set": (one(node("Relu", ["x"], ["out"], domain="com.microsoft")), "com.microsoft"),
+    "a constant twice": (
+        one(node("Add", ["x", "one"], ["out"]), constants=[ONE, ONE]),
+        "'one' is in the file twice",
+    ),
+    "an attribute twice": (
+        one(node("Concat", ["x", "x"], ["out"], whole("axis", 0), whole("axis", 0))),
+        "'axis' is in it twice",
+    ),
+    "nothing": (one(), "nothing makes the result 'out'"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_graph_is_refused_before_an_engine_sees_it(name, monkeypatch):
+    for engine in ("ort.OrtGraph", "plain.PlainGraph"):
+        if engine != "ort.OrtGraph" or find_spec("onnxruntime") is not None:
+            monkeypatch.setattr(f"edge_sdk.runtime.{engine}", lambda *_, **__: pytest.fail("run"))
+    data, why = HOSTILE[name]
+    began = time.process_time()
+    with pytest.raises(GraphError, match=why):
+        load_graph(data)
+    assert time.process_time() - began < 5.0, "refused, but only after work"
+
+
+def test_every_result_of_an_attack_is_bounded_and_the_bounds_leave_room():
+    """The largest graph that passes is many times the largest that ships."""
+    costs = [
+        infer_cost(read(path.read_bytes())) for path in sorted(shipped_folder().glob("*/*.onnx"))
+    ]
+    assert 40 * max(cost.largest for cost in costs) < MOST_ELEMENTS
+    assert 10 * max(cost.total for cost in costs) < MOST_TOTAL
+    assert infer_cost(read(doubled(20))).largest == 4 * 2**20
+
+
+@pytest.mark.parametrize("path", sorted(shipped_folder().glob("load-*/*.onnx")), ids=str)
+def test_shapes_are_those_that_numpy_makes(path):
+    """Counted while the plan runs: inference must not promise less than a run makes."""
+    from edge_sdk.runtime.plain import PlainGraph  # noqa: PLC0415
+
+    data, made = path.read_bytes(), []
+    model_, plain = read(data), PlainGraph(data)
+    plain._steps = tuple(
+        type(step)(counted(step.run, made), step.reads, step.writes, step.frees, step.kind)
+        for step in plain._steps
+    )
+    batch = 7
+    feeds = {
+        feed_.name: np.zeros([batch if n is None else n for n in feed_.sizes], np.float32)
+        for feed_ in model_.inputs
+    }
+    plain(**feeds)
+    assert sum(made) == infer_cost(model_, batch).total
+
+
+def counted(run, made):
+    def counting(*inputs):
+        results = run(*inputs)
+        several = results if isinstance(results, tuple) else (results,)
+        made.extend(np.size(one) for one in several)
+        return results
+
+    return counting
+
+
+def test_feeds_and_results_are_those_that_an_engine_finds():
+    data = (shipped_folder() / "load-mlp" / "gradient.onnx").read_bytes()
+    assert inspect_graph(data) == (("p", "x", "y"), ("loss", "g"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["a loop", "an expansion", "two graphs"])
+def test_the_bytes_are_what_onnx_reads(name):
+    """Otherwise the attacks above would be refused as nonsense, not as attacks."""
+    onnx = pytest.importorskip("onnx", reason="reads what was written by hand (extra: train)")
+    loaded = onnx.ModelProto.FromString(HOSTILE[name][0])
+    kinds = [node_.op_type for node_ in loaded.graph.node]
+    assert kinds == {"a loop": ["Loop"], "an expansion": ["Expand"], "two graphs": ["Relu"]}[name]
+    if name == "a loop":
+        onnx.checker.check_model(loaded)
