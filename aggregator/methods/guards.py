@@ -1,10 +1,11 @@
-"""What is believed of activations and gradients that stations send: finite, and not too long.
+"""What is believed of signals and weights that stations send: not too long, and like their past.
 
 Source: ``algorithms.md`` section 6.4, server guards. What is not finite never comes here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ Mask = NDArray[np.bool_]
 MEDIANS = 3.0
 """How many medians over the stations something may be long."""
 
+RANGE = 32.0
+"""How many times its own largest accepted length something of a station may be long. Its own past
+counts as at least the stations' median, and as at most so many medians: a slow rise ends there."""
+WEIGHTS_RANGE = 4.0
+"""The same of weights, which change less from one round to the next than a window from another."""
+LONGEST = 1e6
+"""Length of a row of activations or gradients that no scaled model reaches."""
+FADING = 0.9
+"""What a station's past length keeps from one time to the next, if nothing longer comes."""
+
 _TINY = 1e-12
 
 
@@ -26,7 +37,7 @@ def clipped_features(h: Array, said: Mask, most: float = MEDIANS) -> tuple[Array
 
     Args:
         h: Activations, ``(B, N, F, L)``.
-        said: Whose these are this time, ``(N,)``: others are neither counted nor shortened.
+        said: Whose these are this time, ``(N,)``: others are shortened, but not counted.
         most: In medians; infinity shortens nothing.
 
     Returns:
@@ -45,9 +56,79 @@ def clipped_features(h: Array, said: Mask, most: float = MEDIANS) -> tuple[Array
         counted = row[said & (row > 0)]
         if counted.size:
             limit = most * float(np.median(counted))
-            long = said & (row > limit)
+            long = row > limit
             factors[b, long] = limit / np.maximum(row[long], _TINY)
     return h * factors[:, :, None, None], factors
+
+
+def longest(array: Array) -> float:
+    """Return the length of the longest row, as float64: float32 would overflow.
+
+    >>> longest(np.full((2, 1, 4), 3.4e38, np.float32)) == 2 * float(np.float32(3.4e38))
+    True
+    """
+    rows = np.asarray(array, np.float64).reshape(len(array), -1)
+    return float(np.sqrt(np.square(rows).sum(1)).max(initial=0.0))
+
+
+def bound(name: str, past: Mapping[str, float], most: float = RANGE) -> float:
+    """Return how long something of a station may be, by its own past and that of the others.
+
+    A station without a past has the median of the others' as its own; infinite if nobody has one.
+
+    Args:
+        name: The station.
+        past: Largest accepted lengths, by station (``remembered``).
+        most: How many times its past a length may be.
+
+    Example:
+        >>> past = {"a": 1.0, "b": 3.0, "c": 0.5, "d": 1e9}
+        >>> [bound(name, past, 4.0) for name in ("a", "b", "c", "d", "new")]
+        [8.0, 12.0, 8.0, 32.0, 8.0]
+    """
+    known = [value for value in past.values() if 0 < value < np.inf]
+    if not known:
+        return float(np.inf)
+    median = float(np.median(known))
+    return most * float(np.clip(past.get(name, median), median, most * median))
+
+
+def astray(lengths: Mapping[str, float], past: Mapping[str, float]) -> frozenset[str]:
+    """Return the stations whose length leaves the range of their own past.
+
+    Where nobody has a past, the present lengths stand for it. If half of the stations or more are
+    out of range, the fleet has moved, and only those beyond ``LONGEST`` are out; if all are, nobody
+    is, and ``clipped_features`` and ``clipped_gradients`` are what remains.
+
+    Args:
+        lengths: What came now, by station.
+        past: Largest accepted lengths, by station (``remembered``).
+
+    Example:
+        >>> past = {"a": 1.0, "b": 1.2, "c": 0.9}
+        >>> sorted(astray({"a": 1.1, "b": 3.4e38, "c": 9.0}, past))
+        ['b']
+        >>> sorted(astray({"a": 100.0, "b": 120.0, "c": 0.9}, past))
+        []
+    """
+    before = past if any(past.values()) else lengths
+    out = {name for name, length in lengths.items() if not length <= bound(name, before)}
+    if 2 * len(out) < len(lengths):
+        return frozenset(out)
+    out = {name for name, length in lengths.items() if not length <= LONGEST}
+    return frozenset(out) if len(out) < len(lengths) else frozenset()
+
+
+def remembered(
+    past: Mapping[str, float], lengths: Mapping[str, float], out: Iterable[str]
+) -> dict[str, float]:
+    """Return the past lengths after one more time; those out of range leave no trace.
+
+    >>> remembered({"a": 1.0, "b": 1.0}, {"a": 0.5, "b": 1e9, "c": 2.0}, ["b"])
+    {'a': 0.9, 'b': 1.0, 'c': 2.0}
+    """
+    taken = {name: length for name, length in lengths.items() if name not in set(out)}
+    return {**past, **{n: max(v, FADING * past.get(n, 0.0)) for n, v in taken.items()}}
 
 
 def clipped_gradients(gz: Array, said: Mask, most: float = MEDIANS) -> Array:

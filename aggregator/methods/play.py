@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.guards import clipped_features, clipped_gradients
+from aggregator.methods.guards import (
+    LONGEST,
+    astray,
+    bound,
+    clipped_features,
+    clipped_gradients,
+    longest,
+    remembered,
+)
 from aggregator.methods.optim import Corrected, corrected
 from aggregator.methods.turns import Act, Ids, Opened, Score, Serving, Turns
 from edge_sdk.wire.method import Array, Due, Effects, Event, Member, Play, Played, Signal, Task
@@ -70,6 +78,7 @@ def opened(state: Opened, before: Act | None) -> Act:
         state.slots,
         frozenset(name for name, is_masked in state.masked.items() if is_masked),
         state.means,
+        {of: {n: one[of] for n, one in state.past.items() if of in one} for of in ("h", "g")},
         here=frozenset(state.here),
         served=state.chosen.get("p"),
         kept=state.kept,
@@ -254,7 +263,10 @@ def silenced(act: Act, score: Score) -> NDArray[np.bool_]:
 
 def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
     """Send each station what the graph makes of all activations."""
-    took, what = frozenset(act.heard), score.program[act.at]
+    what = score.program[act.at]
+    if act.phase == "encode":
+        act = _within_range(act, score, "h")
+    took = frozenset(act.heard)
     h = _filled(act, score)
     act = act if what == "judge" else _remembered(act)
     h, factors = clipped_features(h, _at(act, score, took - act.masked), score.turns.most)
@@ -284,9 +296,10 @@ def _forward(act: Act, score: Score) -> tuple[Act, Effects]:
 
 def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
     """Step the graph, and send each station that answered what came back to its activations."""
+    act = replace(act, cast=act.cast - (act.took - act.heard.keys()))
+    act = _within_range(act, score, "g")
     answered = sorted(act.heard)
     act = _noted(act, "decode", answered)
-    act = replace(act, cast=act.cast - (act.took - act.heard.keys()))
     gz = np.zeros(act.h.shape, act.h.dtype)
     for name in answered:
         if name not in act.masked:
@@ -306,6 +319,28 @@ def _backward(act: Act, score: Score) -> tuple[Act, Effects]:
     finish = _finish(act, score, gh) if is_joint else ()
     act, effects = _turn(replace(act, at=act.at + 1), score)
     return act, (*finish, *effects)
+
+
+def _within_range(act: Act, score: Score, of: str) -> Act:
+    """Leave out of this phase, as if they were late, stations out of the range of their past.
+
+    Args:
+        act: In the phase whose answers are here.
+        score: Says whether there is a guard.
+        of: ``h`` for activations, ``g`` for gradients.
+    """
+    if not np.isfinite(score.turns.most):
+        return act
+    judged = sorted(act.heard.keys() - act.masked)  # what a masked one says reaches nobody
+    lengths = {name: longest(np.asarray(act.heard[name].array)) for name in judged}
+    out = astray(lengths, act.past.get(of, {}))
+    past = {**act.past, of: remembered(act.past.get(of, {}), lengths, out)}
+    act = replace(act, past=past)
+    if not out:
+        return act
+    counts = {**act.astray, **{name: act.astray.get(name, 0) + 1 for name in sorted(out)}}
+    heard = {name: said for name, said in act.heard.items() if name not in out}
+    return _noted(replace(act, astray=counts, heard=heard), f"astray-{of}", out)
 
 
 def _noted(act: Act, phase: str, names: Iterable[str]) -> Act:
@@ -355,6 +390,9 @@ def _played(act: Act) -> tuple[Act, Effects]:
     arrays = {"p": act.p, "first": first, "second": second}
     arrays |= {f"mean.{name}": mean for name, mean in sorted(act.means.items())}
     values = {"taken": float(act.memory.taken)}
+    for of, lengths in sorted(act.past.items()):
+        values |= {f"{of}.{name}": length for name, length in sorted(lengths.items())}
+    values |= {f"astray.{name}": float(n) for name, n in sorted(act.astray.items())}
     if act.losses:
         values["loss"] = float(np.mean(act.losses))
     record = "\n".join(act.record)
@@ -438,6 +476,16 @@ def _asked_to_serve(act: Act, score: Score, said: Signal) -> tuple[Act, Effects]
     return replace(act, serving=serving), effects
 
 
+def _served_within_range(act: Act, score: Score, of: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the activations of who stays within the range of its past, or is masked anyway."""
+    if not np.isfinite(score.turns.most):
+        return dict(of)
+    lengths = {n: longest(np.asarray(h)[None]) for n, h in of.items() if n not in act.masked}
+    past = act.past.get("h", {})
+    out = {n for n, length in lengths.items() if not length <= min(bound(n, past), LONGEST)}
+    return {name: h for name, h in of.items() if name not in out}
+
+
 def _serve(act: Act, score: Score) -> tuple[Act, Effects]:
     """Answer all who wait, each with the newest that its neighbours said of that very time.
 
@@ -446,6 +494,7 @@ def _serve(act: Act, score: Score) -> tuple[Act, Effects]:
     asking, told = act.serving.asking, []
     for number in sorted(set(asking.values())):
         of = {n: h for n, (at, h) in act.serving.latest.items() if at == number and n in act.slots}
+        of = _served_within_range(act, score, of)
         h = np.zeros((1, score.graph.capacity, *score.shape), act.p.dtype)
         for name, row in of.items():
             is_masked = name in act.masked

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from aggregator.methods.averaging import ASK
+from aggregator.methods.guards import WEIGHTS_RANGE, bound, remembered
+from aggregator.methods.newest import is_news
 from aggregator.methods.personal import Personalised
 from aggregator.methods.play import Score, play
 from edge_sdk.wire.method import (
@@ -52,6 +54,9 @@ class Woven(Personalised):
         slots: Where each station stands on the graph's axis.
         masked: Whom most of the others left out when the last round closed.
         means: Mean activations of each, ``(F, L)``, in the last turns.
+        past: The largest accepted lengths of each: of activations ``h``, gradients ``g`` and
+            weights ``w``.
+        astray: Whose weights left the range of its past in the open round; how long they were.
         early: Answers that came before the turns were over.
         told: What is told of the turns when the round closes.
     """
@@ -64,6 +69,8 @@ class Woven(Personalised):
     slots: Mapping[str, int] = field(default_factory=dict)
     masked: Mapping[str, bool] = field(default_factory=dict)
     means: Mapping[str, Array] = field(default_factory=dict)
+    past: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    astray: Mapping[str, float] = field(default_factory=dict)
     early: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     told: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,7 +106,8 @@ def split(inner: Half[Any], score: Score, deadline: float, places: Mapping[str, 
                 return settled(state, event)
             case Update() if state.is_open and not state.is_settled:
                 return replace(state, early={**state.early, event.sender: _kept(event)}), ()
-        after, effects = inner.apply(state, event)
+        given, event = _weighed(state, event, score)
+        after, effects = inner.apply(given, event)
         if isinstance(event, Member) and event.present:
             after = _placed(after, event.client, score.graph.capacity, places)
         return _between(after, effects, score)
@@ -128,13 +136,17 @@ def _between(state: Woven, effects: Effects, score: Score) -> tuple[Woven, Effec
     """
     closed = next((e for e in effects if isinstance(e, Closed)), None)
     if closed is not None:
-        told = Closed(closed.round, closed.version, closed.moved, {**closed.report, **state.told})
-        effects = tuple(told if effect is closed else effect for effect in effects)
+        report = {**closed.report, **state.told}
+        if state.astray and closed.moved:
+            stray = dict.fromkeys(sorted(state.astray), "out of range")
+            report["dropped"] = {**report.get("dropped", {}), **stray}
+        told = closed = Closed(closed.round, closed.version, closed.moved, report)
+        effects = tuple(told if isinstance(effect, Closed) else effect for effect in effects)
         if score.by_fleet and closed.moved and state.kept == closed.round:
             state = replace(state, chosen={"p": state.net["p"]})
         dropped = closed.report.get("dropped", {}) if score.turns.mask else {}
         masked = dict.fromkeys(sorted(dropped), True) if closed.moved else state.masked
-        state = replace(state, attempt=0, masked=masked, told={})
+        state = replace(state, attempt=0, masked=masked, told={}, astray={})
     if not state.is_settled:
         effects = tuple(e for e in effects if not (isinstance(e, Due) and e.ask == ASK))
     return state, effects
@@ -153,10 +165,44 @@ def _placed(state: Woven, client: str, capacity: int, places: Mapping[str, int])
     return state if at is None else replace(state, slots={**slots, client: at})
 
 
+def _weighed(state: Woven, event: Event, score: Score) -> tuple[Woven, Event]:
+    """Judge the weights of an answer that counts, where there is a guard."""
+    has_guard = bool(np.isfinite(score.turns.most))
+    if not (isinstance(event, Update) and has_guard and state.is_open and is_news(state, event)):
+        return state, event
+    return _within_range(state, event)
+
+
+def _within_range(state: Woven, update: Update) -> tuple[Woven, Update]:
+    """Take a station's last accepted weights for its answer, if that left the range of its past.
+
+    Before any was accepted, the common model stands for its past and for its answer.
+    """
+    length = float(np.linalg.norm(np.asarray(update.vector, np.float64)))
+    past = {name: one["w"] for name, one in state.past.items() if "w" in one}
+    common = float(np.linalg.norm(state.w)) or float(np.sqrt(state.w.size))
+    known = {update.sender: common, **past}
+    if not length <= bound(update.sender, known, WEIGHTS_RANGE):
+        before = state.held.get(update.sender, state.w)
+        values = {name: v for name, v in update.values.items() if name != "validation"}
+        strayed = {**state.astray, update.sender: length}
+        return replace(state, astray=strayed), replace(update, vector=before, values=values)
+    longest = remembered(past, {update.sender: length}, ())[update.sender]
+    own = {**state.past.get(update.sender, {}), "w": longest}
+    return replace(state, past={**state.past, update.sender: own}), update
+
+
 def _taken_over(state: Woven, event: Played) -> Woven:
     net = {name: event.arrays[name] for name in ("p", "first", "second")}
     means = {n.partition(".")[2]: a for n, a in event.arrays.items() if n.startswith("mean.")}
     told: dict[str, Any] = {"turns": event.record, "attempt": event.attempt}
+    past = {name: dict(one) for name, one in state.past.items()}
+    for of, _, name in (key.partition(".") for key in sorted(event.values)):
+        if name and of in ("h", "g"):
+            past[name] = {**past.get(name, {}), of: event.values[f"{of}.{name}"]}
+    pairs = ((key.partition("."), n) for key, n in event.values.items())
+    stray = {name: int(n) for (of, _, name), n in pairs if of == "astray"}
+    told |= {"astray": stray} if stray else {}
     if "loss" in event.values:
         told["turns_loss"] = event.values["loss"]
     small = sum(mean.size for mean in means.values()) <= MEANS
@@ -166,6 +212,7 @@ def _taken_over(state: Woven, event: Played) -> Woven:
         taken=int(event.values["taken"]),
         settled=event.round,
         means=means if small else {},
+        past=past,
         told=told,
     )
 

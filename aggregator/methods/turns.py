@@ -152,6 +152,7 @@ class Opened(Protocol):
     slots: Mapping[str, int]
     masked: Mapping[str, bool]
     means: Mapping[str, Array]
+    past: Mapping[str, Mapping[str, float]]
 
     @property
     def here(self) -> Iterable[str]:
@@ -187,6 +188,8 @@ class Act:
         slots: Where each station stands on the graph's axis.
         masked: Whom most others left out: its loss moves nobody else.
         means: The mean activations of each, last time.
+        past: The largest accepted lengths of each one's activations ``h`` and gradients ``g``.
+        astray: In how many phases each was left out, for they left the range of its past.
         here: Who is linked.
         served: The parameters to forecast with, where these are not ``p``.
         kept: The round that they are of.
@@ -213,6 +216,8 @@ class Act:
     slots: Mapping[str, int]
     masked: frozenset[str] = frozenset()
     means: Mapping[str, Array] = field(default_factory=dict)
+    past: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    astray: Mapping[str, int] = field(default_factory=dict)
     at: int = 0
     step: int = -1
     here: frozenset[str] = frozenset()
