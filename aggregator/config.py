@@ -252,6 +252,7 @@ def bind(config: Config) -> Run:
     _, ask = answered(CONTRACTS[run.method])
     settings = settings_of(config)
     _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
+    _check_limits(config, bundle, settings)
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = _rule(config, rounds)
     try:
@@ -344,6 +345,32 @@ def _check_graphs(config: Config, bundle: ModelBundle, graphs: tuple[str, ...]) 
                 f"{bundle.manifest.name!r} has no graph {graph!r}, which method "
                 f"{config.run.method!r} asks for; it has: {_list(bundle.manifest.graphs)}",
                 hint=f"gridfed-aggregator export … --for {config.run.method}",
+            )
+
+
+_LIMITED = {
+    "rate": "rate",
+    "steps": "steps",
+    "first_steps": "steps",
+    "prox": "prox",
+    "prox_of": "prox",
+}
+"""Settings that become numbers of a task, each with the name of its limit in a bundle."""
+
+
+def _check_limits(config: Config, bundle: ModelBundle, settings: object) -> None:
+    """Refuse numbers that every device would refuse: beyond what the bundle was signed for."""
+    limits = bundle.manifest.training.limits
+    for key, name in _LIMITED.items():
+        said = getattr(settings, key, None)
+        values = said.values() if isinstance(said, Mapping) else [0.0 if said is None else said]
+        if (value := max(values, default=0.0)) > limits[name]:
+            raise _wrong(
+                config,
+                f"run.settings.{key}",
+                f"{value:g} is above {limits[name]:g}, the most that bundle "
+                f"{bundle.manifest.name!r} was signed for (training.max_{name})",
+                hint="lower it, or sign a bundle whose training allows more",
             )
 
 

@@ -55,9 +55,11 @@ class Alone:
             self._answering.attempt(task)
         else:
             try:
-                work.alone = work.learner.learn_alone(work.latest, task)
+                candidate = work.learner.learn_alone(work.latest, task)
             except GivenUp:
                 return
+            if not work.fault_of(candidate, work.latest):
+                work.alone = candidate
         self._upkeep.live(awake=True)
         self._session.counts["rounds alone"] += 1
         self._store.set_facts(alone=number + 1)

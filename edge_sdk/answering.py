@@ -82,6 +82,9 @@ class Answering:
     def handle(self, event: Task, asked: Task | None = None) -> None:
         """Think, protect, charge, save, send: what leaves has been paid for and kept before, once.
 
+        Parameters that the canary finds at fault are given up: the last good ones stay, the task
+        counts as done, and no answer leaves, unless ``_may_leave``.
+
         Args:
             event: What the half is told.
             asked: The task it answers, where that is another one.
@@ -96,6 +99,10 @@ class Answering:
             work.state = state
             return
         task = asked or event
+        is_returned = bool(work.fault_of(state))
+        if is_returned:
+            effects = effects if self._may_leave(state, task) else ()
+            state = work.last_good()
         updates = [e for e in effects if isinstance(e, Update) and work.shares]
         if updates and not spending.may_release:
             raise GivenUp  # paused, or with numbers that are not confirmed yet
@@ -106,12 +113,30 @@ class Answering:
         entry = self._seal(released[0], task, numbers) if released else None
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = record(state, task, work.learner, session.seen)
-        self._store.save(learned=learned, numbers=numbers, entry=entry, charges=charges)
+        self._store.save(
+            learned=learned,
+            numbers=numbers,
+            entry=entry,
+            charges=charges,
+            facts=work.returns if is_returned else None,
+        )
         work.stand(state)
         spending.paid(account)
         session.learned((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             session.released(entry)
+
+    def _may_leave(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
+        """Whether an answer leaves though its parameters are at fault.
+
+        Where the model that came was at fault, and training made it no worse; but not where both
+        ends compute on with the answer. And where noise is what hides the readings in an answer:
+        its absence would tell something that no account knows.
+        """
+        work = self._work
+        if work.spending.mechanism.plan.hides_answers:
+            return True
+        return not work.ask.mirrored and work.learner.mends(state, work.state, task)
 
     def keep(self, state: Any, leaves: Mapping[str, Leaf], releases: int) -> None:  # noqa: ANN401 - the half's own type
         """Charge what neighbours are about to be told, and save it with what was learned.

@@ -139,5 +139,5 @@ def judge(said: m.Task, seen: Seen, wanted: Wanted) -> Ask:
     ask = wanted.contract[said.ask]
     if said.shape and not ask.down:
         raise Refused(Reason.MALFORMED, f"ask {said.ask!r} brings no array")
-    judge_numbers(said.vals, ask, wanted.max_steps)
+    judge_numbers(said.vals, ask, wanted.limits)
     return ask

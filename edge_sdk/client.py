@@ -33,7 +33,7 @@ from edge_sdk.upkeep import Upkeep
 from edge_sdk.uplink import Entry, Numbers
 from edge_sdk.wire.method import END, Task, Update
 from edge_sdk.wire.transport import Transport
-from edge_sdk.work import GivenUp, Work
+from edge_sdk.work import RETURNS, GivenUp, Work
 
 logger = logging.getLogger(__name__)
 
@@ -242,6 +242,7 @@ class Client:
             "windows": len(learner.windows()),
             "can_forecast": self.is_ready,
             "alone": self._work.alone is not None,
+            "models returned": self._work.returns[RETURNS],
             "privacy": learner.mechanism.says,
             "budget": self._work.spending.account.summary(plan.release()),
             **({} if among is None else {"neighbours": among.status()}),
@@ -259,6 +260,7 @@ class Client:
         if session.lost:
             self._work.begin_anew()
         self._work.spending.watch()
+        self._work.judge_present()
         if session.bundle is not None:
             found = session.bundle
             self._guarded("bundle", lambda: self._follow(found), found.body)

@@ -7,7 +7,7 @@ Nothing here fetches or stores; the shell does (`PROTOCOL.md` sections 7 and 10.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -161,7 +161,14 @@ class Wanted:
     spec: bytes  # layout digest of the shared vector
     size: int  # its scalars
     contract: Contract
-    max_steps: int
+    max_steps: int  # of the device's own configuration
+    signed: Mapping[str, float] = field(default_factory=dict)  # limits of the bundle, by number
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """The most that a task may name of each number: the bundle's limits, and our own."""
+        steps = min(self.max_steps, self.signed.get("steps", self.max_steps))
+        return {**self.signed, "steps": steps}
 
     @property
     def name(self) -> str:
@@ -191,7 +198,7 @@ def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
         raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
     if model.enc != "f4":
         raise Refused(Reason.WRONG_ENCODING, model.enc)
-    judge_numbers(model.vals, wanted.ask, wanted.max_steps)
+    judge_numbers(model.vals, wanted.ask, wanted.limits)
 
 
 def judge_task(task: Task, seen: Seen, wanted: Wanted) -> None:
@@ -213,7 +220,7 @@ def judge_task(task: Task, seen: Seen, wanted: Wanted) -> None:
         raise Refused(Reason.ROLLBACK, f"version {task.base}")
     if bool(ask.down) != (task.digest is not None):
         raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
-    judge_numbers(task.vals, ask, wanted.max_steps)
+    judge_numbers(task.vals, ask, wanted.limits)
 
 
 def vectors(
@@ -246,18 +253,31 @@ def vectors(
     return dict(zip(names, np.split(joined, count), strict=False))
 
 
-def judge_numbers(values: Mapping[str, float], ask: Ask, max_steps: int) -> None:
-    """Refuse numbers outside the contract, or beyond what this device accepts.
+def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, float]) -> None:
+    """Refuse numbers outside the contract, or beyond what this device and its bundle accept.
+
+    Args:
+        values: The numbers of a task.
+        ask: What the contract says of them.
+        limits: The most that each may be, by name; no limit besides the contract's where left out.
 
     Raises:
         Refused: BAD_SCALAR.
+
+    Example:
+        >>> ask = CONTRACTS["fedavg"]["train"]
+        >>> judge_numbers({"steps": 64.0, "rate": 1000.0}, ask, {"steps": 64, "rate": 1.0})
+        Traceback (most recent call last):
+        edge_sdk.wire.errors.Refused: BAD_SCALAR: rate=1000 above 1, the most accepted here
     """
     known = {number.name: number for number in ask.numbers}
     for name, value in values.items():
         if name not in known or not known[name].admits(value):
             raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
-    if values.get("steps", 0) > max_steps:
-        raise Refused(Reason.BAD_SCALAR, f"steps={values['steps']:g} above {max_steps}")
+    for name, most in limits.items():
+        if (value := values.get(name, 0.0)) > most:
+            why = f"{name}={value:g} above {most:g}, the most accepted here"
+            raise Refused(Reason.BAD_SCALAR, why)
 
 
 def judge_bundle(bundle: Bundle, newest: Bundle | None, methods: Callable[[str], bool]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_sdk.almanac import Floats, Ints
 from edge_sdk.calibration import Aim, Calibration
+from edge_sdk.canary import Measured, fault, measure
 from edge_sdk.chance import keyed
 from edge_sdk.config import Config
 from edge_sdk.forecast import POINT, Forecast, SourceOf, fan, least, predict, rolling
@@ -93,6 +94,7 @@ class Learner:
     alone: Half[Fitted] = field(init=False)
     _frame: Frame | None = field(init=False, default=None)
     _learnable: Frame | None = field(init=False, default=None)
+    _measured: tuple[tuple[Vector, Frame, Measured], ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Bind the half to what this device has."""
@@ -203,6 +205,54 @@ class Learner:
         begun = state if isinstance(state, Fitted) else Fitted(self.vector(state))
         self._fix_scale()
         return self.alone.apply(begun, task)[0]
+
+    def fault_of(self, candidate: Any, present: Any) -> str:  # noqa: ANN401 - the half's own type
+        """Return why a state must not replace the one in use; empty if it may, or if none can tell.
+
+        Its parameters and those that it forecasts with are judged on the newest windows of what is
+        learned from (``edge_sdk.canary``). Nothing is judged where noise in the gradient, or in
+        readings that are not perturbed yet, is all that keeps what is learned private.
+        """
+        point = self.mechanism.plan.mechanism.point
+        if point == "gradient" or (point == "input" and self._learnable is None):
+            return ""
+        for mine, theirs in zip(self._vectors(candidate), self._vectors(present), strict=True):
+            if mine is theirs:
+                continue
+            if found := fault(self._measure(mine), self._measure(theirs)):
+                return found
+        return ""
+
+    def mends(self, candidate: Any, present: Any, task: Task) -> bool:  # noqa: ANN401 - as above
+        """Whether a task brought a model that is itself at fault, and training made it no worse.
+
+        Then the answer is a step back to where forecasts are, though this device keeps what it has.
+        """
+        size = self.spec.shared_size
+        given = [v for v in task.arrays.values() if v.shape == (size,)]
+        if not given or not np.isfinite(given[0]).all():
+            return False
+        own = self.vector(present)
+        received = self._measure(self.spec.place(own, given[0].astype(np.float32)))
+        made = self._measure(self._vectors(candidate)[1])
+        return bool(fault(received, self._measure(own))) and made.error <= received.error
+
+    def is_measurable(self) -> bool:
+        """Whether there are windows to judge parameters by."""
+        return len(self.windows()) > 0
+
+    def _vectors(self, state: Any) -> tuple[Vector, Vector]:  # noqa: ANN401 - as above
+        return self.vector(state), np.asarray(state.p, np.float32)
+
+    def _measure(self, p: Vector) -> Measured:
+        """Forecast the canary windows, once for each vector and series."""
+        frame = self._learnable if self._learnable is not None else self.frame()
+        for vector, of, known in self._measured:
+            if vector is p and of is frame:
+                return known
+        found = measure(self.bundle.graphs["forecast"], p, frame)
+        self._measured = (*self._measured[-3:], (p, frame, found))
+        return found
 
     @property
     def newest(self) -> int | None:

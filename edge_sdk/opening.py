@@ -130,6 +130,7 @@ def set_up(
     if method not in methods or method not in CONTRACTS:
         raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
     check_site(config, bundle.manifest)
+    check_limits(config, bundle.manifest)
     series = series_for(bundle.manifest, history_of(config, bundle.manifest).slots)
     if present is not None and (present.step, present.streams) == (series.step, series.streams):
         series = present
@@ -193,6 +194,26 @@ def check_site(config: Config, manifest: Manifest) -> None:
             f"[site] lacks what bundle {manifest.name} reads: {', '.join(missing)}",
             hint="add it to [site], as a number in that unit",
         )
+
+
+def check_limits(config: Config, manifest: Manifest) -> None:
+    """Refuse rates of our own that are beyond those the bundle was signed for.
+
+    Raises:
+        ConfigError: Naming the key, its value and the limit.
+    """
+    limits = manifest.training.limits
+    for key, name, value in (
+        ("pace.alone_rate", "rate", config.pace.alone_rate),
+        ("pace.alone_steps", "steps", config.pace.alone_steps),
+        ("neighbours.rate", "rate", config.neighbours.rate if config.neighbours.keys else None),
+    ):
+        if value is not None and value > limits[name]:
+            raise ConfigError(
+                f"{key}: {value:g} is above {limits[name]:g}, training.max_{name} of bundle "
+                f"{manifest.name}",
+                hint="lower it, or sign a bundle with a higher limit",
+            )
 
 
 def hood_of(config: Config, store: Store, method: str, run: int) -> Neighbourhood | None:

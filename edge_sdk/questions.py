@@ -6,6 +6,7 @@ Announced bundles, manifests that ask everybody, tasks that ask this device alon
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 from collections import Counter
@@ -20,6 +21,7 @@ from edge_sdk.clock import Clock, ServerTime
 from edge_sdk.config import Config
 from edge_sdk.downlink import Fetch, Seen, Wanted
 from edge_sdk.post import Post
+from edge_sdk.program import fields
 from edge_sdk.settings import seconds
 from edge_sdk.store import Store
 from edge_sdk.uplink import Uplink
@@ -30,6 +32,8 @@ from edge_sdk.wire.envelope import digest
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.method import END, Task, Up
 from edge_sdk.wire.spec import Vector
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", m.Bundle, m.Keys)
 
@@ -74,6 +78,7 @@ class Questions:
         self._rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads a fleet, hides nothing
         self._held_up = bool(store.fact("stopped"))
         self._phase = "train"
+        self._said_refusal = ""
         self._manifest: m.Model | None = None
         self._manifest_at = self.now
         self._fetch: Fetch | None = None
@@ -141,7 +146,22 @@ class Questions:
             if self._asked is not None:
                 self._consider_task(self._asked)
         except Refused as refused:
-            self._post.refused[refused.reason] += 1
+            self.refuse(refused, "model or task")
+
+    def refuse(self, refused: Refused, kind: str) -> None:
+        """Count what is proved and not followed; an operator's error is said once, the rest never.
+
+        Args:
+            refused: Why.
+            kind: Of the message.
+        """
+        self._post.refused[refused.reason] += 1
+        why = str(refused)
+        is_news = refused.reason is Reason.BAD_SCALAR and why != self._said_refusal
+        if is_news:
+            self._said_refusal = why
+        level = logging.WARNING if is_news else logging.DEBUG
+        logger.log(level, "not followed %s", fields(kind=kind, why=why))
 
     # --- what is announced and asked --------------------------------------------------------------
 

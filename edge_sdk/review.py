@@ -32,6 +32,7 @@ from edge_sdk.wire import messages as m
 from edge_sdk.wire.codec import decode, encode
 from edge_sdk.wire.cursor import binary, text
 from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.work import RETURNS
 
 _PROOF = 72
 
@@ -116,6 +117,7 @@ def status(config: Config) -> dict[str, Any]:
             "life": numbers.life,
             "spent": numbers.spent,
             "outbox": [{"round": e.round, "attempts": e.attempts} for e in outbox],
+            "models returned": store.fact(RETURNS),
             "starts": store.fact("starts"),
             "connections": store.fact("conn"),
             "stopped": "command" if store.fact("stopped") else told,

@@ -352,8 +352,7 @@ class Session(Questions):
         try:
             self._hear(letter)
         except Refused as refused:
-            self._post.refused[refused.reason] += 1
-            logger.debug("not followed %s", fields(kind=kind, why=refused))
+            self.refuse(refused, kind)
         except Exception as error:
             if not is_defect(error):
                 raise

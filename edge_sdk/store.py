@@ -87,6 +87,7 @@ class Store:
         numbers: Numbers | None = None,
         entry: Entry | None = None,
         charges: Iterable[Charge] = (),
+        facts: Mapping[str, int] | None = None,
     ) -> None:
         """Keep what a round produced, in ONE transaction: state, number, charge, and the release.
 
@@ -111,6 +112,7 @@ class Store:
             if entry is not None:
                 _write_entry(db, entry)
             _write_charges(db, charges)
+            _write_facts(db, facts or {})
 
     def keep(
         self,

@@ -27,6 +27,12 @@ from edge_sdk.wire.method import CONTRACTS, Ask, Contract, answered
 logger = logging.getLogger(__name__)
 
 
+RETURNED = "models returned"
+"""Counter of candidates that were given up for the last good parameters."""
+RETURNS = "returns"
+"""The fact under which a store keeps that count over restarts."""
+
+
 class GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened
     """The training at hand is of no use any more."""
 
@@ -73,6 +79,7 @@ class Work:
         self.spending = Spending(store, session, clock)
         self.state: Any = None
         self.alone: Fitted | None = None
+        self._is_judged, self._returns_before = False, store.fact(RETURNS)
         self._put(bundle, session.announced)
         self.recall()
 
@@ -84,6 +91,52 @@ class Work:
     def stand(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
         """Take over what a round of the fleet made of the state: what was learned alone is old."""
         self.state, self.alone = state, None
+
+    # --- the last good parameters -----------------------------------------------------------------
+
+    def fault_of(self, candidate: Any, present: Any = None) -> str:  # noqa: ANN401 - as above
+        """Return why a candidate must not replace the state in use, and count it; empty if it may.
+
+        Args:
+            candidate: What training, mixing or a common model led to.
+            present: What it would replace, and the count is saved at once; None for the half's
+                state, with which the caller saves ``returns``.
+        """
+        found = self.learner.fault_of(candidate, self.state if present is None else present)
+        if not found:
+            self._is_judged = self.learner.is_measurable()
+            return ""
+        self._count_return(found)
+        if present is not None:
+            self._store.set_facts(**self.returns)
+        return found
+
+    def last_good(self) -> Any:  # noqa: ANN401 - the half's own type
+        """Return the state in use as it was saved: without the turns of an open round."""
+        return type(self.state).from_arrays(self.state.arrays())
+
+    @property
+    def returns(self) -> dict[str, int]:
+        """How often a candidate was given up for the last good parameters, to be saved."""
+        return {RETURNS: self._session.counts[RETURNED] + self._returns_before}
+
+    def judge_present(self) -> None:
+        """Judge a state that was taken over while there were no windows to judge it by.
+
+        One that is at fault makes room for the bundle's first vector, with personal layers anew.
+        """
+        if self._is_judged or not self.learner.is_measurable():
+            return
+        self._is_judged = True
+        first = self.learner.first_state()
+        if found := self.learner.fault_of(self.state, first):
+            self._count_return(found)
+            self._store.set_facts(**self.returns)
+            self.stand(first)
+
+    def _count_return(self, why: str) -> None:
+        self._session.counts[RETURNED] += 1
+        logger.warning("returned to the last good parameters %s", fields(why=why))
 
     # --- what the run makes of it -----------------------------------------------------------------
 
@@ -135,6 +188,7 @@ class Work:
     def recall(self) -> None:
         """Take over what was learned before, if it was learned for this layout."""
         self.state, learned = recall(self.learner, self._store)
+        self._is_judged = False
         if learned is not None and learned.run == self._session.seen.run:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
             self._session.learned(turn, learned.version)
@@ -164,4 +218,5 @@ class Work:
         self.spending.begin(learner.mechanism)
         self._session.at_work, self._session.holds = None, bundle.digest
         spec, most = learner.spec, self._config.accept.max_steps
-        self._session.wanted = Wanted(spec.digest, spec.shared_size, self.contract, most)
+        signed = learner.manifest.training.limits
+        self._session.wanted = Wanted(spec.digest, spec.shared_size, self.contract, most, signed)

@@ -110,6 +110,11 @@ class Plan:
         return self.mechanism.point in {"none", "input"}
 
     @property
+    def hides_answers(self) -> bool:
+        """Whether noise is all that hides the readings in an answer; then so is its absence."""
+        return self.mechanism.point in {"gradient", "update", "sign"}
+
+    @property
     def booked(self) -> str:
         """The word of the ledger for this mechanism."""
         mechanism = self.mechanism

@@ -68,6 +68,13 @@ Count = Annotated[int, Between(1, 65536)]
 Finite = Annotated[float, Between(-1e30, 1e30)]
 Level = Annotated[float, Between(1e-6, 1 - 1e-6)]
 
+MAX_RATE: Final = 1.0
+"""Largest learning rate of a task where the bundle names none (``training.max_rate``)."""
+MAX_PROX: Final = 100.0
+"""Largest proximal weight of a task where the bundle names none (``training.max_prox``)."""
+MAX_STEPS: Final = 65_536
+"""Most local steps of a task where the bundle names none (``training.max_steps``)."""
+
 
 class ManifestError(WireError):
     """A manifest that cannot be read, or that contradicts itself."""
@@ -194,7 +201,22 @@ def _check_levels(levels: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The local optimiser and its defaults; a task's numbers override steps and rate."""
+    """The local optimiser and its defaults; a task's numbers override steps and rate.
+
+    Attributes:
+        optimiser: Of the local steps.
+        rate: Learning rate where a task names none.
+        beta1: Of Adam: decay of the first moment.
+        beta2: Of Adam: decay of the second moment.
+        eps: Of Adam.
+        batch: Windows of a minibatch.
+        steps: Local steps where a task names none.
+        minibatch: One minibatch for all steps of a round, or a fresh one for each.
+        max_rate: Largest learning rate that a task may name; ``MAX_RATE`` where left out.
+        max_steps: Most local steps that a task may name; ``MAX_STEPS`` where left out. A device
+            takes no more than its own ``accept.max_steps`` either.
+        max_prox: Largest proximal weight that a task may name; ``MAX_PROX`` where left out.
+    """
 
     optimiser: Literal["adam", "sgd"] = "adam"
     rate: Annotated[float, Between(1e-9, 1e3)] = 1e-3
@@ -204,6 +226,29 @@ class Training:
     batch: Count = 64
     steps: Count = 4
     minibatch: Literal["fixed", "fresh"] = "fresh"
+    max_rate: Annotated[float, Between(1e-9, 10.0)] | None = None
+    max_steps: Count | None = None
+    max_prox: Annotated[float, Between(0.0, 1e4)] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse defaults beyond the limits."""
+        for name in ("rate", "steps"):
+            value, most = getattr(self, name), self.limits[name]
+            if value > most:
+                raise ValueError(f"training.{name}: {value:g} above training.max_{name} {most:g}")
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Return the most that a task may name of ``rate``, ``steps`` and ``prox``.
+
+        >>> dict(Training(max_rate=0.1).limits)
+        {'rate': 0.1, 'steps': 65536, 'prox': 100.0}
+        """
+        return {
+            "rate": MAX_RATE if self.max_rate is None else self.max_rate,
+            "steps": MAX_STEPS if self.max_steps is None else self.max_steps,
+            "prox": MAX_PROX if self.max_prox is None else self.max_prox,
+        }
 
 
 @dataclass(frozen=True, slots=True)
