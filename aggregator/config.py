@@ -24,6 +24,7 @@ from aggregator.methods.setup import Lent
 from aggregator.records import Retention
 from aggregator.rules import Bound, UnknownRuleError
 from aggregator.rules import bind as bind_rule
+from aggregator.uploads import IN_FLIGHT
 from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
 from edge_sdk.wire.admit import Limits
 from edge_sdk.wire.codec import pack_leaves
@@ -38,6 +39,7 @@ from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build
 PREFIX = "GRIDFED_AGGREGATOR_"
 
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+WindowBytes = Annotated[int, Between(CHUNK_LIMIT, IN_FLIGHT)]
 Positive = Annotated[int, Between(1, 2**31 - 1)]
 DailyBytes = Annotated[int, Between(1, 2**50)]
 StoredBytes = Annotated[int, Between(1_000_000, 2**50)]
@@ -96,7 +98,7 @@ class AdmissionSection:
     max_norm: Literal["auto"] | Norm = "auto"  # of an update; auto: any
     n_cap: Positive = 1_000_000_000  # largest sample count a device may claim
     inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest body sent unasked
-    window: Annotated[int, Between(1, 256)] = 20  # uploads granted at a time
+    window_bytes: WindowBytes = IN_FLIGHT  # granted chunks on their way, of all devices together
     hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
     releases: Positive | None = None  # updates of one device in all; left out: no limit
     quota: DailyBytes = 64_000_000  # bytes a day a device may use, both directions

@@ -707,7 +707,7 @@ def terms_of(config: Config) -> Terms:
             refill=said.quota / 8 / 3600,
             downlink=config.pace.down_rate,
         ),
-        room=Room(uploads=said.window),
+        room=Room(in_flight=said.window_bytes),
     )
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from aggregator.answers import Taken, Voice, pause, subject
+from aggregator.answers import Answer, Taken, Voice, pause, subject
 from aggregator.ledger import Row, hear
 from aggregator.quotas import Guard
 from aggregator.records import Store
@@ -44,6 +44,8 @@ from edge_sdk.wire.messages import (
     Update,
 )
 from edge_sdk.wire.transport import Message as Arrival
+
+GRANTED_AT_ONCE = 64  # offers taken from the queue in one turn of the loop
 
 
 class AtHand(NamedTuple):
@@ -103,6 +105,7 @@ class Intake:
         self._clock = clock
         self._terms = terms or Terms()
         self._turn: Turn | None = None
+        self._is_more_waiting = False
         self._voice = Voice(fleet, signer)
         self._guard = Guard(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
@@ -189,16 +192,22 @@ class Intake:
         return self._refuse(address.id, Reason.INTERNAL, None, None)
 
     def tick(self) -> Taken:
-        """Ask for chunks that are overdue and forget transfers that went silent."""
+        """Ask for chunks that are overdue, forget transfers that went silent, grant new ones."""
         now = self._clock.monotonic()
         self._serving.forget(now)
         due = self._uploads.due(now)
-        return Taken(tuple(self._voice.say(device, have) for device, have in due))
+        said = [self._voice.say(device, have) for device, have in due]
+        return Taken((*said, *self._grant_waiting(now)))
 
     @property
     def next_due(self) -> float | None:
         """When ``tick`` has something to do, in seconds of the monotonic clock."""
-        return self._uploads.next_due
+        return float("-inf") if self._is_more_waiting else self._uploads.next_due
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Chunks that devices may have on their way now, and their bytes."""
+        return self._uploads.in_flight
 
     # --- who says it
 
@@ -260,7 +269,7 @@ class Intake:
         self.counts[reason.name] += 1
         if not self._guard.may_answer(device, reason, self._clock.monotonic()):
             return Taken()
-        wait = self._uploads.wait(device) if reason is Reason.BUSY else pause(reason)
+        wait = self._uploads.wait() if reason is Reason.BUSY else pause(reason)
         refusal = Refusal(reason, wait, *subject(sealed, said))
         return Taken((self._voice.say(device, refusal),))
 
@@ -277,6 +286,7 @@ class Intake:
             return Taken((self._voice.say(device, Floor(sealed.ref, ledger.top)),))
         if ledger != before:
             self._settling.greeted(device, hello, ledger)
+            self._uploads.leave(device)  # it offers again what it still has
         run = self._turn.opened.run if self._turn else 0
         words = welcome(self._terms, hello, sealed.ref, ledger, run=run, time=self._clock.wall())
         said: list[Message] = [words, *self._store.issued(device)]
@@ -288,6 +298,8 @@ class Intake:
         if (status.life, status.conn) < (known.life, known.conn):
             self.counts["STALE_STATUS"] += 1
         member = self._registry.follow(sealed.sender, status)
+        if member is not None and not member.present:
+            self._uploads.leave(sealed.sender)
         is_early = member is not None and member.present and not status.life  # its hello follows
         return Taken(member=None if is_early else member)
 
@@ -315,21 +327,54 @@ class Intake:
         return self._settling.update(sealed, update, self._turn)
 
     def _offer(self, sealed: Sealed, offer: Offer) -> Taken:
-        """Answer a question of 300 bytes: settled, refused, not now, or go ahead."""
-        device, key = sealed.sender, (offer.life, offer.seq)
+        """Answer a question of 300 bytes: settled, refused, go ahead, or nothing: it waits."""
+        device = sealed.sender
         if offer.of != Update.kind:
             raise Refused(Reason.UNKNOWN_KIND, offer.of)
+        settled = self._settled(device, offer)
+        if settled is not None:
+            return settled
+        grant = self._uploads.offered(device, offer, self._clock.monotonic())
+        return Taken() if grant is None else Taken((self._voice.say(device, grant),))
+
+    def _settled(self, device: str, offer: Offer) -> Taken | None:
+        """Return what settles an offer before any chunk of it is sent; None if it may come.
+
+        Raises:
+            Refused: Its proof, or its number; PAUSED.
+        """
+        key = (offer.life, offer.seq)
         ledger = self._settling.number(self._proved(device, offer), key, offer.spent)
         if isinstance(ledger, Taken):
             self._uploads.drop(device)
             return ledger
         is_set_aside = self.is_set_aside(device, offer.digest)
         reason = Reason.INTERNAL if is_set_aside else foreseen(offer, wanted(self._turn))
-        if reason is not None:
-            row = Row(offer.digest, reason, offer.run, offer.round)
-            return self._settling.refuse(device, ledger, key, row)
-        grant = self._uploads.grant(device, offer, self._clock.monotonic())
-        return Taken((self._voice.say(device, grant),))
+        if reason is None:
+            return None
+        row = Row(offer.digest, reason, offer.run, offer.round)
+        return self._settling.refuse(device, ledger, key, row)
+
+    def _grant_waiting(self, now: float) -> list[Answer]:
+        """Grant offers that waited, as far as there is room; judge each anew before."""
+        answers: list[Answer] = []
+        self._is_more_waiting = False
+        for _ in range(GRANTED_AT_ONCE):
+            found = self._uploads.next_waiting(now)
+            if found is None:
+                return answers
+            answers += self._grant_one(*found, now).answers
+        self._is_more_waiting = True
+        return answers
+
+    def _grant_one(self, device: str, offer: Offer, now: float) -> Taken:
+        try:
+            settled = self._settled(device, offer)
+        except Refused as refused:
+            return self._refuse(device, refused.reason, None, offer)
+        if settled is not None:
+            return settled
+        return Taken((self._voice.say(device, self._uploads.grant(device, offer, now)),))
 
     def _proved(self, device: str, offer: Offer) -> Sealed:
         """Check that the device signed the whole body that is offered."""

@@ -23,7 +23,7 @@ LIVE: Mapping[str, str] = {
     "log.level": "at once",
     "alerts.expiry": "at once",
     "broker.crl": "at once",
-    "admission.window": "at once; who is uploading goes on",
+    "admission.window_bytes": "at once; who is uploading goes on",
     "admission.control": "at once",
     "admission.quota": "at once, at the door; a device hears of it with its next welcome",
     "admission.releases": "at once",

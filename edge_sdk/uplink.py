@@ -26,10 +26,13 @@ from edge_sdk.wire.messages import (
     Refusal,
     Welcome,
 )
-from edge_sdk.wire.transfer import chunk_size, count_of, indices
+from edge_sdk.wire.transfer import FIRST_GAP, chunk_size, count_of, indices
 
 CAPS = ("b1", "b2")
 """What a device can do beyond the least: tensor encodings of signs."""
+
+SOONEST_GAP = FIRST_GAP / 2
+"""Seconds that a receiver waits for chunks at least, before it reports that none came."""
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of an outbox entry."""
@@ -146,6 +149,7 @@ class Transfer:
     asked: bytes  # ref of the offer itself: a refusal may name it
     have: frozenset[int] = frozenset()
     sent: tuple[int, ...] = ()  # in the order they left, those that arrived left out
+    left: float = float("-inf")  # when chunks were sent last
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,10 +396,12 @@ def _send(up: Uplink, asked: Grant | Have, chance: Chance) -> Turn:
     before = before or Transfer(entry.key, b"")
     count = count_of(len(entry.body), up.chunk)
     have = frozenset(indices(asked.have, count))
-    flying = _still_flying(before, have)
+    is_early = chance.now - before.left < SOONEST_GAP
+    flying = before.sent if is_early and have == before.have else _still_flying(before, have)
     wanted = [i for i in range(count) if i not in have and i not in flying]
     going = wanted[: max(0, asked.win - len(flying))]
-    transfer = replace(before, have=have, sent=(*flying, *going))
+    left = chance.now if going else before.left
+    transfer = replace(before, have=have, sent=(*flying, *going), left=left)
     quiet = chance.now + up.pace.base  # all sent and then silence: ask again
     answered = replace(entry, attempts=1)
     pieces = tuple(Piece(_chunk(entry, i, up.chunk), worker) for i in going)
@@ -405,7 +411,8 @@ def _send(up: Uplink, asked: Grant | Have, chance: Chance) -> Turn:
 def _still_flying(before: Transfer, have: frozenset[int]) -> tuple[int, ...]:
     """Chunks that left and may yet arrive: lost is what a later one has overtaken.
 
-    A report without anything new is a receiver that waited in vain: then nothing is flying.
+    A report without anything new is a receiver that waited in vain: then nothing is flying. One
+    that comes sooner than a receiver waits crossed with the chunks, and is not judged here.
     """
     if have <= before.have:
         return ()

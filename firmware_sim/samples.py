@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +49,12 @@ class Sample:
     def column(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return UTC seconds and values of one column; an empty cell is NaN. Shapes ``(n,)``.
 
+        Many devices of a fleet read one file: the arrays are shared, and read-only.
+
         Raises:
             SampleError: There is no such column.
         """
-        opener = gzip.open if self.path.suffix == ".gz" else open
-        with opener(self.path, "rt", encoding="utf-8", newline="") as text:
-            rows = csv.DictReader(text)
-            if name not in (rows.fieldnames or ()):
-                raise SampleError(f"{self.path.name} has no column {name!r}")
-            pairs = [(instant(row["time"]), float(row[name] or "nan")) for row in rows]
-        times, values = zip(*pairs, strict=True)
-        return np.array(times, np.int64), np.array(values, np.float64)
+        return _column(self.path, self.path.stat().st_mtime_ns, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +86,20 @@ class SampleSet:
         terms = {"licence": "yours", "attribution": str(folder), "samples": samples}
         kept = {x: getattr(self, x) for x in SampleSet.__slots__}
         return SampleSet(**(kept | own | terms))
+
+
+@lru_cache(maxsize=256)
+def _column(path: Path, _changed: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as text:
+        rows = csv.DictReader(text)
+        if name not in (rows.fieldnames or ()):
+            raise SampleError(f"{path.name} has no column {name!r}")
+        pairs = [(instant(row["time"]), float(row[name] or "nan")) for row in rows]
+    seconds, numbers = zip(*pairs, strict=True)
+    times, values = np.array(seconds, np.int64), np.array(numbers, np.float64)
+    times.flags.writeable = values.flags.writeable = False
+    return times, values
 
 
 def instant(text: str) -> int:

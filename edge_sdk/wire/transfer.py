@@ -209,6 +209,7 @@ class Receiving:
         rng: Spreads the gap timer by ±50 %.
         window: Chunks on their way at first; it halves at a gap and grows by one per clean window.
         most: Where it stops growing.
+        gap: Seconds of silence before the receiver asks again; doubles.
 
     Raises:
         Refused: TOO_LARGE, or MALFORMED for sizes that make no sense.
@@ -238,8 +239,9 @@ class Receiving:
         rng: random.Random,
         window: int = MOST_IN_FLIGHT,
         most: int = MOST_IN_FLIGHT,
+        gap: float = FIRST_GAP,
     ) -> None:
-        _check_sizes(digest, size, chunk)
+        check_sizes(digest, size, chunk)
         self.digest = digest
         self.size = size
         self.chunk = chunk
@@ -251,7 +253,7 @@ class Receiving:
         self._mask = 0
         self._fresh = 0  # new chunks since the last report
         self._clean = 0  # new chunks since the last gap or growth
-        self._gap = FIRST_GAP
+        self._first_gap = self._gap = gap
         self._arrived = now
         self._ask_at = now  # at once: the first report is the grant
         self._has_asked = False
@@ -276,6 +278,16 @@ class Receiving:
         """How many chunks may be on their way now."""
         return self._window
 
+    @property
+    def missing(self) -> int:
+        """How many chunks have not arrived."""
+        return self.count - self._mask.bit_count()
+
+    @property
+    def arrived(self) -> float:
+        """When the last new chunk came; before the first, when the machine was made."""
+        return self._arrived
+
     def add(self, transfer: bytes, index: int, data: bytes, now: float) -> bool:
         """Insert a chunk; False if it was here already (the copy is not looked at).
 
@@ -292,8 +304,8 @@ class Receiving:
         self._bytes[start : start + len(data)] = data
         self._mask |= 1 << index
         self._fresh += 1
-        self._arrived, self._gap = now, FIRST_GAP
-        self._ask_at = now + self._spread(FIRST_GAP)
+        self._arrived, self._gap = now, self._first_gap
+        self._ask_at = now + self._spread(self._gap)
         self._grow()
         return True
 
@@ -350,7 +362,14 @@ class Receiving:
         return seconds * self._rng.uniform(0.5, 1.5)
 
 
-def _check_sizes(digest: bytes, size: int, chunk: int) -> None:
+def check_sizes(digest: bytes, size: int, chunk: int) -> None:
+    """Refuse a transfer whose sizes make no sense or are beyond the limits.
+
+    Raises:
+        Refused: TOO_LARGE or MALFORMED.
+
+    >>> check_sizes(bytes(32), 20_000, 8_192)
+    """
     if len(digest) != 32 or size < 1 or not SMALLEST_CHUNK <= chunk <= CHUNK:
         raise Refused(Reason.MALFORMED, f"a transfer of {size} bytes in chunks of {chunk}")
     if size > MOST_BYTES or count_of(size, chunk) > MOST_CHUNKS:

@@ -208,7 +208,15 @@ def test_what_a_later_chunk_has_overtaken_is_sent_again():
 def test_a_report_without_news_brings_everything_again():
     up, of = sending()
     turn = uplink.hear(up, grant(of, win=2), chance())
-    assert sent(uplink.hear(turn.uplink, m.Have(of.id, b"", 1), chance())) == [0]
+    assert sent(uplink.hear(turn.uplink, m.Have(of.id, b"", 1), chance(now=1.0))) == [0]
+
+
+@pytest.mark.parametrize("again", ["have", "grant"])
+def test_a_report_that_crossed_with_the_chunks_brings_nothing_again(again):
+    up, of = sending()
+    turn = uplink.hear(up, grant(of, win=2), chance())
+    word = m.Have(of.id, b"", 1) if again == "have" else grant(of, win=2)
+    assert sent(uplink.hear(turn.uplink, word, chance(now=0.9))) == []
 
 
 def test_after_a_silence_it_asks_again():

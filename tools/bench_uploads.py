@@ -1,0 +1,286 @@
+"""How fast a fleet's updates come in, what they wait for, and what that costs.
+
+    python -m tools.bench_uploads                                # 200 devices, 158 kB up
+    python -m tools.bench_uploads --devices 1000 --rounds 2
+    python -m tools.bench_uploads --shared lstm                  # 23 kB: sent unasked
+    python -m tools.bench_uploads --json FILE
+
+Runs ``gridfed-sim fleet --in-process`` on a Mosquitto of its own and listens beside it to what is
+offered, granted, refused and receipted. Nothing in the programs measured is changed for it. All
+devices share one thread, so the simulator can use one core at most; aggregator and broker use
+others. Compare refusals, offers and processor seconds per update: times of a shared machine move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from aggregator import broker
+from edge_sdk.wire import codec, topics
+from edge_sdk.wire.broker import Broker
+from edge_sdk.wire.envelope import digest, unproved
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.messages import Grant, Have, Offer, Receipt, Refusal
+from edge_sdk.wire.mqtt import MqttLink
+from edge_sdk.wire.transport import Message
+from firmware_sim.processes import processor_seconds
+
+HEARD = ("up/offer", "up/update", "down/grant", "down/have", "down/refusal", "down/receipt")
+STATES = ("offered", "refused", "granted", "inline")
+"""What an update waits for: an answer, the end of a refusal's wait, its chunks, a receipt."""
+
+_LOOK = 0.25  # s between two looks at the processes
+_NEXT = {"grant": "granted", "refusal": "refused", "offer": "offered", "update": "inline"}
+
+
+@dataclass
+class Upload:
+    """One update on its way: what it waits for now, and how long it did so far."""
+
+    state: str
+    since: float
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*STATES, "done"), 0.0))
+
+    def move(self, state: str, now: float) -> None:
+        """Begin to wait for something else; a repeated offer goes on waiting."""
+        self.spent[self.state] += now - self.since
+        self.state, self.since = state, now
+
+
+@dataclass
+class Trace:
+    """What was heard on the broker.
+
+    Attributes:
+        counts: Messages by kind; refusals by reason.
+        uploads: Those under way, by device and body.
+        done: Those that a receipt has settled as accepted.
+        first: When the first was heard; ``last`` the last receipt.
+        most_granted: Uploads with a grant at the same time, at most.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    uploads: dict[tuple[str, bytes], Upload] = field(default_factory=dict)
+    done: list[Upload] = field(default_factory=list)
+    first: float = 0.0
+    last: float = 0.0
+    most_granted: int = 0
+
+    def hear(self, message: Message, now: float) -> None:
+        """Take one message in."""
+        address = topics.parse(message.topic)
+        if address is None:
+            return
+        body = unproved(message.payload)
+        name, code = _named(address.kind, body)
+        self.counts[address.kind] += 1
+        if code is not None and address.kind == "refusal":
+            self.counts[Reason(code).name] += 1
+        if name is None:
+            return
+        self.first = self.first or now
+        self._follow(address.kind, (address.id, name), code, now)
+
+    def _follow(self, kind: str, key: tuple[str, bytes], code: int | None, now: float) -> None:
+        upload = self.uploads.get(key)
+        if kind == "receipt":
+            if upload is not None and code == Reason.ACCEPTED:
+                upload.move("done", now)
+                self.done.append(self.uploads.pop(key))
+                self.last = now
+        elif upload is None and kind in ("offer", "update"):
+            self.uploads[key] = Upload(_NEXT[kind], now)
+        elif upload is not None and kind in _NEXT and (kind, upload.state) != ("offer", "granted"):
+            upload.move(_NEXT[kind], now)
+        granted = sum(u.state == "granted" for u in self.uploads.values())
+        self.most_granted = max(self.most_granted, granted)
+
+
+def _named(kind: str, body: bytes) -> tuple[bytes | None, int | None]:
+    """Return the body that a message is about, and its code, where it has one."""
+    if kind == "update":
+        return digest(body)[:16], None
+    match codec.decode(kind, body):
+        case Offer(digest=whole):
+            return whole[:16], None
+        case Grant(id=name) | Have(id=name):
+            return name, None
+        case Refusal(id=name, code=code):
+            return name, code
+        case Receipt(ref=name, code=code):
+            return name, code
+    return None, None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run came to. Shares are of one core; the machine has ``cores`` of them."""
+
+    devices: int
+    rounds: int
+    shared: str
+    updates: int
+    seconds: float
+    rate: float  # updates a second
+    refusals: float  # per update
+    offers: float  # per update
+    haves: float  # per update
+    most_granted: int  # uploads at the same time
+    waits: dict[str, float]  # mean seconds of an update in each state
+    cpu_ms: dict[str, float]  # processor milliseconds per update
+    share: dict[str, float]  # of one core, from the first offer to the last receipt
+    used: float  # of all cores
+    cores: int
+    load: float  # of the machine before it began
+    refused: dict[str, int]
+
+    def text(self) -> str:
+        """Return what a person wants to know."""
+        waits = ", ".join(f"{name} {took:.2f}" for name, took in self.waits.items() if took)
+        cpu = ", ".join(f"{name} {ms:.1f}" for name, ms in self.cpu_ms.items())
+        share = ", ".join(f"{name} {part:.0%}" for name, part in self.share.items())
+        return (
+            f"{self.devices} devices, {self.rounds} rounds, shared {self.shared}:"
+            f" {self.updates} updates in {self.seconds:.1f} s, {self.rate:.1f} a second"
+            f" (load before: {self.load:.1f})\n"
+            f"per update: {self.refusals:.3f} refusals, {self.offers:.2f} offers,"
+            f" {self.haves:.2f} reports; at most {self.most_granted} granted at a time\n"
+            f"seconds of an update: {waits}\n"
+            f"processor ms per update: {cpu}\n"
+            f"of one core: {share}; {self.used:.0%} of {self.cores} cores"
+        )
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Cost:
+    """Run one fleet and listen to it.
+
+    Raises:
+        SystemExit: The simulator failed; what it said is printed.
+    """
+    load = os.getloadavg()[0]
+    with broker.start(options.kind, folder=folder / "broker") as served:
+        link = MqttLink(Broker(url=served.url, client_id="bench"))
+        link.open()
+        trace, samples = Trace(), deque[tuple[float, dict[str, float]]]()
+        with (folder / "sim.out").open("wb") as out:
+            fleet = subprocess.Popen(_command(options, served.url), stdout=out)
+            try:
+                _listen(link, trace, fleet, served.pid or 0, samples)
+            finally:
+                fleet.terminate()
+                fleet.wait()
+                link.close()
+        if fleet.returncode:
+            raise SystemExit((folder / "sim.out").read_text(encoding="utf-8"))
+    return _cost(options, trace, list(samples), load)
+
+
+def _command(options: argparse.Namespace, url: str) -> list[str]:
+    said = ("devices", "rounds", "shared", "steps", "limit")
+    given = [part for key in said for part in (f"--{key}", str(getattr(options, key)))]
+    return [
+        sys.executable, "-m", "firmware_sim", "fleet", "--in-process", "--json",
+        "--broker", url, *given,
+    ]  # fmt: skip
+
+
+def _listen(
+    link: MqttLink,
+    trace: Trace,
+    fleet: subprocess.Popen[bytes],
+    broker_pid: int,
+    samples: deque[tuple[float, dict[str, float]]],
+) -> None:
+    is_subscribed, looked = False, 0.0
+    while fleet.poll() is None:
+        happened = link.poll(_LOOK)
+        now = time.monotonic()
+        if link.is_up and not is_subscribed:
+            link.subscribe(*(f"gf/1/+/+/{kind}" for kind in HEARD))
+            is_subscribed = True
+        for happening in happened:
+            if isinstance(happening, Message):
+                link.acknowledge(happening)
+                trace.hear(happening, now)
+        if now - looked >= _LOOK:
+            looked = now
+            samples.append((now, _used(fleet.pid, broker_pid)))
+
+
+def _used(simulator: int, served: int) -> dict[str, float]:
+    """Return the processor seconds of each program so far."""
+    used = {"devices": processor_seconds(simulator), "broker": processor_seconds(served)}
+    children = Path(f"/proc/{simulator}/task/{simulator}/children")
+    try:
+        below = children.read_text(encoding="ascii").split()
+    except OSError:
+        below = []
+    used["aggregator"] = max((processor_seconds(int(pid)) for pid in below), default=0.0)
+    return used
+
+
+def _cost(
+    options: argparse.Namespace,
+    trace: Trace,
+    samples: Sequence[tuple[float, dict[str, float]]],
+    load: float,
+) -> Cost:
+    inside = [used for at, used in samples if trace.first <= at <= trace.last + _LOOK]
+    count, seconds = max(len(trace.done), 1), max(trace.last - trace.first, 1e-9)
+    cpu = {name: max(0.0, inside[-1][name] - inside[0][name]) for name in inside[0]}
+    cores, heard = len(os.sched_getaffinity(0)), trace.counts
+    return Cost(
+        devices=options.devices,
+        rounds=options.rounds,
+        shared=options.shared,
+        updates=len(trace.done),
+        seconds=seconds,
+        rate=len(trace.done) / seconds,
+        refusals=heard["refusal"] / count,
+        offers=heard["offer"] / count,
+        haves=heard["have"] / count,
+        most_granted=trace.most_granted,
+        waits={s: mean([u.spent[s] for u in trace.done] or [0.0]) for s in STATES},
+        cpu_ms={name: 1e3 * spent / count for name, spent in cpu.items()},
+        share={name: spent / seconds for name, spent in cpu.items()},
+        used=sum(cpu.values()) / seconds / cores,
+        cores=cores,
+        load=load,
+        refused={name: n for name, n in heard.items() if name in Reason.__members__},
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what one run came to; return 0."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--devices", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shared", default="head", help="prefixes of layers (head)")
+    parser.add_argument("--steps", type=int, default=1, help="local steps in a round (1)")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds the run may take (900)")
+    parser.add_argument("--kind", choices=("mosquitto", "embedded"), default="mosquitto")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="bench-uploads-") as folder:
+        cost = measure(options, Path(folder))
+    print(cost.text())
+    if options.json:
+        data: dict[str, Any] = asdict(cost)
+        options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
