@@ -18,6 +18,7 @@ from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.messages import (
     CHUNK_LIMIT,
+    SPAN_LIMIT,
     WIRE,
     Bundle,
     Content,
@@ -240,7 +241,8 @@ def spread(devices: int, size: int, *, down_rate: float, up_rate: float) -> int:
     >>> spread(8, 23_200, down_rate=5e6, up_rate=200)
     10000
     """
-    return int(1000 * max(10.0, devices * size / down_rate, devices / up_rate))
+    longest = max(10.0, devices * size / down_rate, devices / up_rate)
+    return int(min(1000 * longest, SPAN_LIMIT))
 
 
 def _declared(values: Mapping[str, float], names: set[str]) -> dict[str, float]:

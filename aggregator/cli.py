@@ -74,6 +74,13 @@ def _enrol(parser: ArgumentParser) -> None:
         "--proof", metavar="HEX", default="", help="its proof that it holds the key"
     )
     parser.add_argument("--from-file", metavar="CSV", help="many: columns id, public, proof")
+    parser.add_argument(
+        "--spent",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with a new key: releases that the device's new ledger begins with (0)",
+    )
     _config_option(parser)
 
 
@@ -200,7 +207,14 @@ COMMANDS = {
         _later("announce"),
         _root,
     ),
-    "enrol": Command("Let a device in.", _later("enrol"), _enrol),
+    "enrol": Command(
+        "Let a device in.",
+        _later("enrol"),
+        _enrol,
+        "A new key for a device that is known begins a new ledger of it: the count of releases\n"
+        "that the aggregator keeps begins at --spent, and what could not be used is left behind.\n"
+        "The privacy ledger on the device goes on.",
+    ),
     "revoke": Command("Shut a device out.", _later("revoke"), _revoke),
     "list": Command("List the devices and their standing.", _later("listing"), _config),
     "command": Command(

@@ -18,7 +18,7 @@ from aggregator import config as configs
 from aggregator.dead_letters import DeadLetters
 from aggregator.heat import given, received, svg, table
 from aggregator.methods import METHODS
-from aggregator.orders import Order, apply, leave
+from aggregator.orders import Order, apply, check_args, leave, renewal
 from aggregator.page import SCHEMA, round_line
 from aggregator.store import SqliteStore, StoreBusyError
 from aggregator.upkeep import horizon_of, offline, refuse_expired, rows
@@ -27,6 +27,7 @@ from edge_sdk.permissions import make_private_folder
 from edge_sdk.program import RUNTIME, USAGE, Answer, Failure
 from edge_sdk.settings import SettingsError, shown
 from edge_sdk.wire.codec import pack_tensor
+from edge_sdk.wire.messages import RELEASES_LIMIT
 
 PATIENCE = 5.0  # s for the page to answer
 SHOWN = 8  # names of a cluster's devices; the JSON has them all
@@ -204,7 +205,12 @@ def enrol(args: Namespace) -> Answer:
     )
     for claim in claims:
         checked(claim, config.fleet)
-    orders = [Order("enrol", claim.device, public=claim.public.hex()) for claim in claims]
+    if not 0 <= args.spent <= RELEASES_LIMIT:
+        raise CommandError(f"--spent: {args.spent} is not from 0 to {RELEASES_LIMIT}")
+    orders = [
+        Order("enrol", claim.device, public=claim.public.hex(), spent=args.spent)
+        for claim in claims
+    ]
     return _order(config, orders)
 
 
@@ -215,9 +221,21 @@ def revoke(args: Namespace) -> Answer:
 
 def command(args: Namespace) -> Answer:
     """Tell one device to do something."""
-    numbers = {} if args.releases is None else {"releases": float(args.releases)}
+    numbers: dict[str, float] = {}
+    if args.releases is not None:
+        if not 0 <= args.releases <= RELEASES_LIMIT:
+            raise CommandError(
+                f"--releases: {_brief(args.releases)} is not from 0 to {RELEASES_LIMIT}"
+            )
+        numbers["releases"] = float(args.releases)
+    check_args(args.op, numbers)
     order = Order("command", args.id, op=args.op, args=numbers)
     return _order(configs.Config.load(args.config), [order])
+
+
+def _brief(number: int) -> str:
+    """Write a number that may have thousands of digits."""
+    return str(number) if abs(number) < 10**30 else f"a number of {number.bit_length()} bits"
 
 
 def pause(args: Namespace) -> Answer:
@@ -237,9 +255,14 @@ def _order(config: configs.Config, orders: list[Order]) -> Answer:
         with SqliteStore.open(config.database) as store:
             told = [apply(order, store) for order in orders]
     except StoreBusyError:
+        with SqliteStore.open(config.database, read_only=True) as store:
+            anew = [renewal(order, store) for order in orders]
         for order in orders:
             leave(config.inbox, order)
-        told = [f"{order.do} {order.device}: handed to the running daemon" for order in orders]
+        told = [
+            f"{order.do} {order.device}: handed to the running daemon{more}"
+            for order, more in zip(orders, anew, strict=True)
+        ]
     return Answer({"done": told}, "\n".join(told))
 
 
@@ -247,6 +270,7 @@ def listing(args: Namespace) -> Answer:
     """List the devices and their standing."""
     config = _require(configs.Config.load(args.config))
     with SqliteStore.open(config.database, read_only=True) as store:
+        unusable = store.unusable()
         rows = [
             {
                 "id": client.id,
@@ -255,12 +279,19 @@ def listing(args: Namespace) -> Answer:
                 "why": client.why,
                 "life": store.ledger(client.id).cur,
                 "spent": store.ledger(client.id).spent,
+                "unusable": unusable.get(client.id, []),
             }
             for client in store.clients()
         ]
     text = "\n".join(
         f"{r['id']:<24} {r['state']:<12} releases {r['spent']}  {r['why']}".rstrip() for r in rows
     )
+    if unusable:
+        text += "\n" + "\n".join(
+            f"warning: {device}: on disk and out of bounds: {', '.join(names)}; "
+            "enrol it with a new key"
+            for device, names in unusable.items()
+        )
     return Answer({"devices": rows}, text or "no device is enrolled")
 
 

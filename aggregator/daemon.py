@@ -197,6 +197,9 @@ class Daemon:
         self._transport.open()
         self._closing.callback(self._transport.close)
         self._look()
+        for device, names in self._store.unusable().items():
+            what = {"device": device, "numbers": ",".join(names)}
+            logger.error("ledger unusable %s", fields(**what, do="enrol it with a new key"))
         told = {"fleet": self.config.fleet, "run": self._fold.number, "round": self.state.round}
         logger.info("started %s", fields(**told, version=self.state.version))
 
@@ -597,7 +600,7 @@ class Daemon:
 
     def _obey(self) -> None:
         """Carry out what commands left for us; a device hears at once if it is there."""
-        if not carry_out(self.config.inbox, self._carry_out, lambda text: logger.info("%s", text)):
+        if not carry_out(self.config.inbox, self._carry_out, _told):
             return
         self._registry.reload()
         for client in self._registry.clients():
@@ -726,3 +729,8 @@ def _link(config: Config, found: Any) -> Transport:  # noqa: ANN401 - as above
     url = found.url_v4 if config.broker.protocol == 4 else found.url
     link: Transport = MqttLink(broker_of(config, url))
     return link
+
+
+def _told(text: str) -> None:
+    """Log what came of an order in one line."""
+    logger.info("%s", "; ".join(line.strip() for line in text.splitlines()))

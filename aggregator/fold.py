@@ -28,7 +28,7 @@ from edge_sdk.wire.admit import Opened
 from edge_sdk.wire.codec import decode
 from edge_sdk.wire.envelope import AGGREGATOR, unproved, unseal
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.messages import CHUNK_LIMIT, Model
+from edge_sdk.wire.messages import CHUNK_LIMIT, SPAN_LIMIT, TIME_LIMIT, Model
 from edge_sdk.wire.method import (
     ALL,
     CONTRACTS,
@@ -342,7 +342,7 @@ class Fold:
         lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
         opening = Opening(
             serial=self._store.next_serial(),
-            until=self._clock.wall() + lasts,
+            until=min(self._clock.wall() + lasts, TIME_LIMIT),
             spread=self._spread(body),
             inline=self.run.config.admission.inline,
             chunk=self.chunk,
@@ -362,7 +362,7 @@ class Fold:
     def _spread(self, body: Body) -> int:
         pace = self.run.config.pace
         if pace.spread != "auto":
-            return int(1000 * seconds(pace.spread))
+            return min(int(1000 * seconds(pace.spread)), SPAN_LIMIT)
         return announce.spread(
             self._devices(), len(body.data), down_rate=pace.down_rate, up_rate=pace.up_rate
         )

@@ -7,9 +7,11 @@ nothing is receipted that a crash could take back (`PROTOCOL.md` sections 5, 9 a
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aggregator.answers import Answer, Taken, Voice, pause, subject
@@ -24,6 +26,7 @@ from aggregator.store import StoreFullError
 from aggregator.turn import Terms, Turn, foreseen, wanted, welcome
 from aggregator.uploads import Uploads
 from edge_sdk.clock import Clock
+from edge_sdk.program import fields
 from edge_sdk.wire import codec, envelope, messages, method, topics
 from edge_sdk.wire.envelope import AGGREGATOR, Sealed
 from edge_sdk.wire.errors import Reason, Refused
@@ -45,7 +48,10 @@ from edge_sdk.wire.messages import (
 )
 from edge_sdk.wire.transport import Message as Arrival
 
+logger = logging.getLogger(__name__)
+
 GRANTED_AT_ONCE = 64  # offers taken from the queue in one turn of the loop
+RENUMBERED = 16  # commands that a device may have numbered again in one life
 
 
 class AtHand(NamedTuple):
@@ -107,6 +113,7 @@ class Intake:
         self._turn: Turn | None = None
         self._is_more_waiting = False
         self._voice = Voice(fleet, signer)
+        self._renumbered: dict[str, tuple[int, int]] = {}
         self._guard = Guard(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
         self._serving = Serving(
@@ -294,6 +301,8 @@ class Intake:
         return Taken(answers, member=method.Member(device, True), greeted=device)
 
     def _status(self, sealed: Sealed, status: Status) -> Taken:
+        top = self._store.ledger(sealed.sender).top  # no life was confirmed above it
+        status = replace(status, life=min(status.life, top))
         known = self._registry.presence(sealed.sender)
         if (status.life, status.conn) < (known.life, known.conn):
             self.counts["STALE_STATUS"] += 1
@@ -317,7 +326,22 @@ class Intake:
             self._uploads.abort(sealed.sender, refusal.id)
         self._serving.stop(sealed.sender, refusal.id)
         self.counts["REFUSED_BY_DEVICE"] += 1
+        if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
+            return self._number_again(sealed.sender, refusal.ref)
         return Taken()
+
+    def _number_again(self, device: str, ref: bytes) -> Taken:
+        """Give a command that its device takes for an old one a new number; a few in each life."""
+        life = self._store.ledger(device).top
+        last, count = self._renumbered.get(device, (life, 0))
+        count = count if last == life else 0
+        command = self._store.reissue(device, ref) if count < RENUMBERED else None
+        if command is None:
+            return Taken()
+        told = {"device": device, "num": command.num, "op": command.op}
+        logger.warning("command numbered again %s", fields(**told))
+        self._renumbered[device] = life, count + 1
+        return Taken((self._voice.say(device, command),))
 
     # --- updates, whole and in chunks
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from edge_sdk.wire.messages import LARGEST, Hello
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.messages import (
+    LARGEST,
+    LIFE_LEAP,
+    RELEASES_LEAP,
+    RELEASES_LIMIT,
+    Hello,
+)
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of one release."""
@@ -77,6 +84,9 @@ def hear(ledger: Ledger, hello: Hello, digest: bytes, hold: int) -> tuple[Ledger
     welcome. ``hold`` releases are added to the account of a device that lost its store: so many
     may have left without our knowing. A full account stays full: its number must fit a message.
 
+    Raises:
+        Refused: MALFORMED: a life or a count that leaps so far ahead that no device gets there.
+
     Example:
         >>> fresh = Hello(1, bytes(16), 0, True, (), (1, 1), (), "1", 1)
         >>> known, welcome = hear(Ledger(), fresh, b"a", hold=2)
@@ -89,13 +99,15 @@ def hear(ledger: Ledger, hello: Hello, digest: bytes, hold: int) -> tuple[Ledger
         return ledger, True
     if hello.life <= ledger.top:
         return ledger, False
+    check_leap("life", hello.life, ledger.top, LIFE_LEAP)
+    check_leap("spent", hello.spent, ledger.spent, RELEASES_LEAP)
     unseen = hold if hello.lost and ledger.top else 0
     after = replace(
         ledger,
         hid=digest,
         hid_life=hello.life,
         hid_open=hello.open,
-        spent=min(LARGEST, max(ledger.spent, hello.spent) + unseen),
+        spent=min(RELEASES_LIMIT, max(ledger.spent, hello.spent) + unseen),
     )
     return after, True
 
@@ -124,5 +136,69 @@ def standing(ledger: Ledger, key: Key, digest: bytes, row: Row | None) -> Standi
 
 
 def charged(ledger: Ledger, spent: int) -> Ledger:
-    """Return the ledger that has seen this count of releases; refused ones count too (A5)."""
+    """Return the ledger that has seen this count of releases; refused ones count too (A5).
+
+    Raises:
+        Refused: MALFORMED: a count that leaps so far ahead that no device gets there.
+    """
+    check_leap("spent", spent, ledger.spent, RELEASES_LEAP)
     return replace(ledger, spent=max(ledger.spent, spent))
+
+
+def check_leap(name: str, said: int, known: int, most: int) -> None:
+    """Refuse a counter of a device that is further ahead of ours than it can have counted.
+
+    Raises:
+        Refused: MALFORMED.
+
+    Example:
+        >>> check_leap("life", 1_000_000, known=0, most=2**20)
+        >>> check_leap("life", 2**40, known=5, most=2**20)
+        Traceback (most recent call last):
+        edge_sdk.wire.errors.Refused: MALFORMED: life 1099511627776 is more than 1048576 above 5
+    """
+    if said > known + most:
+        raise Refused(Reason.MALFORMED, f"{name} {said} is more than {most} above {known}")
+
+
+def renewed(before: Ledger, *, life: int, cmd: int, spent: int = 0) -> Ledger:
+    """Return the ledger that a device begins with under a new key.
+
+    The count of releases begins anew. Lives go on, so that no number is used twice, and so do
+    command numbers; but what no device can have got to is left behind.
+
+    Args:
+        before: The ledger under the old key.
+        life: Highest life of the journal that a device can have got to.
+        cmd: Highest command number that was issued, as far as it can be used.
+        spent: Releases to count from.
+
+    Example:
+        >>> renewed(Ledger(cur=3, hid_life=4, spent=20, cmd=2), life=3, cmd=2)
+        Ledger(cur=3, hid=b'', hid_life=4, hid_open=(), open=(), spent=0, cmd=2)
+        >>> renewed(Ledger(cur=2**40, hid_life=2**40), life=3, cmd=0).cur
+        3
+    """
+    cmd = before.cmd if before.cmd <= LARGEST // 2 else cmd
+    if before.top <= LIFE_LEAP:
+        return replace(before, cmd=cmd, spent=spent)
+    return Ledger(cur=life, cmd=cmd, spent=spent)
+
+
+def usable(found: Ledger) -> tuple[Ledger, tuple[str, ...]]:
+    """Return a ledger whose every number fits a message, and the names of those that did not.
+
+    A number that is too large becomes the largest: so a count of releases grants nothing more, and
+    no life or command is numbered below one that was used. A new key begins a new ledger.
+
+    Example:
+        >>> usable(Ledger(cur=3, spent=2**63 - 1))[1]
+        ('spent',)
+    """
+    most = {"cur": LARGEST, "hid_life": LARGEST, "spent": RELEASES_LIMIT, "cmd": LARGEST}
+    wrong = {
+        name: bound if getattr(found, name) > bound else 0
+        for name, bound in most.items()
+        if not 0 <= getattr(found, name) <= bound
+    }
+    return replace(found, **wrong), tuple(wrong)  # type: ignore[arg-type]

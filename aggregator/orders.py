@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from aggregator.records import Client, Store
+from aggregator.records import Client
 from edge_sdk.permissions import make_private_folder, open_private
 from edge_sdk.program import RUNTIME, Failure
+from edge_sdk.wire.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
 from edge_sdk.wire.strict import Length, Misfit, build
 
 OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
@@ -44,6 +45,7 @@ class Order:
         why: For the record, with ``revoke``.
         args: Numbers of the command.
         until: Useless after this server time, Unix milliseconds.
+        spent: With ``enrol`` of another key: releases that the new ledger begins with.
     """
 
     do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear"]
@@ -51,8 +53,9 @@ class Order:
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
     why: Annotated[str, Length(0, 200)] = ""
-    args: Mapping[str, float] = field(default_factory=dict)
-    until: int | None = None
+    args: Scalars = field(default_factory=dict)
+    until: Moment | None = None
+    spent: Releases = 0
 
 
 def apply(order: Order, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
@@ -77,22 +80,76 @@ def apply(order: Order, store: Any) -> str:  # noqa: ANN401 - a Store that also 
         return f"{order.device} is revoked"
     if order.op not in OPS:
         raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
-    waiting = [c for c in store.issued(order.device) if c.op == order.op and c.until == order.until]
+    check_args(order.op, order.args)
+    if store.ledger(order.device).cmd >= LARGEST:
+        raise OrderError(
+            f"{order.device}: no command number is left",
+            hint="a new key begins a new ledger: gridfed-aggregator enrol ID --public FILE",
+        )
+    waiting = [
+        c
+        for c in store.issued(order.device)
+        if c.op == order.op and c.until == order.until and c.args == order.args
+    ]
     command = (
         waiting[0] if waiting else store.issue(order.device, order.op, order.args, order.until)
     )
     return f"command {command.num} for {order.device}: {order.op}"
 
 
-def _enrol(order: Order, store: Store, before: Client | None) -> str:
+def check_args(op: str, args: Mapping[str, float]) -> None:
+    """Refuse numbers of a command that its device would refuse.
+
+    Raises:
+        OrderError: With the number, its bounds, and where it belongs.
+
+    Example:
+        >>> check_args("budget", {"releases": 40.0})
+        >>> check_args("budget", {"releases": -1.0})
+        Traceback (most recent call last):
+        aggregator.orders.OrderError: releases: -1 is not a whole number from 0 to 2147483647
+    """
+    if (op == "budget") != ("releases" in args):
+        raise OrderError(
+            "releases: belongs to the command budget, and budget needs it",
+            hint="gridfed-aggregator command ID budget --releases N",
+        )
+    said = args.get("releases", 0.0)
+    if not (0 <= said <= RELEASES_LIMIT and said == int(said)):
+        raise OrderError(f"releases: {said:g} is not a whole number from 0 to {RELEASES_LIMIT}")
+
+
+def _enrol(order: Order, store: Any, before: Client | None) -> str:  # noqa: ANN401 - as ``apply``
     public = bytes.fromhex(order.public)
     if before is None:
-        store.put_client(Client(order.device, (public,)))
+        store.renew(Client(order.device, (public,)), spent=order.spent)
         return f"{order.device} is enrolled"
     if before.sign == (public,) and before.state == "enrolled":
         return f"{order.device} was enrolled with this key already"
-    store.put_client(Client(order.device, (public,), before.generation + 1))
-    return f"{order.device} is enrolled anew, generation {before.generation + 1}"
+    generation = before.generation + 1
+    if before.sign == (public,):
+        store.put_client(Client(order.device, (public,), generation))
+        return f"{order.device} is enrolled anew, generation {generation}, with the key it had"
+    told = renewal(order, store)
+    store.renew(Client(order.device, (public,), generation), spent=order.spent)
+    return f"{order.device} is enrolled anew, generation {generation}{told}"
+
+
+def renewal(order: Order, store: Any) -> str:  # noqa: ANN401 - as ``apply``
+    """Return what begins anew with an enrolment, to be said to the operator; nothing if empty."""
+    known = {client.id: client for client in store.clients()}
+    before = known.get(order.device)
+    if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
+        return ""
+    counted = store.ledger(order.device).spent
+    return (
+        f", with a new key: a new ledger of it begins here\n"
+        f"  begins anew: the count of releases kept here, {counted} so far, goes on from "
+        f"{order.spent}\n"
+        "  goes on: the privacy ledger on the device, which tells its count with its next hello\n"
+        "  if the device lost its state as well, keep the old count: enrol it with "
+        f"--spent {counted}"
+    )
 
 
 def leave(folder: Path, order: Order) -> Path:

@@ -301,6 +301,9 @@ class Store(Protocol):
     def issued(self, device: str) -> list[Command]:
         """Return the commands a device has not yet receipted."""
 
+    def reissue(self, device: str, ref: bytes) -> Command | None:
+        """Give an open command of these bytes the next number; None if there is none."""
+
     def command_done(self, device: str, num: int, code: int) -> bool:
         """Note a command's receipt; False if there is no such open command."""
 

@@ -17,7 +17,8 @@ class Allowance:
 
     Example:
         What is used before the clock is known counts for the first day that is known; a new day
-        begins at nothing, and a clock that goes back begins none.
+        begins at nothing, and a clock that goes back begins none. A day that lies further ahead was
+        a mistake, and is corrected.
 
         >>> used = Allowance().use(400, now=None).use(100, now=20_000 * DAY)
         >>> used, used.is_spent(500), used.is_spent(501)
@@ -26,6 +27,8 @@ class Allowance:
         Allowance(day=20001, used=7)
         >>> used.use(7, now=19_999 * DAY)
         Allowance(day=20000, used=507)
+        >>> used.use(7, now=19_960 * DAY)
+        Allowance(day=19960, used=507)
     """
 
     day: int = 0
@@ -38,8 +41,10 @@ class Allowance:
             size: Bytes.
             now: Server time in Unix milliseconds; None if it is not known.
         """
-        day = self.day if now is None else max(self.day, now // DAY)
-        before = self.used if day == self.day or not self.day else 0
+        today = self.day if now is None else now // DAY
+        is_mistaken = self.day > today + 1
+        day = today if is_mistaken else max(self.day, today)
+        before = self.used if is_mistaken or day == self.day or not self.day else 0
         return replace(self, day=day, used=before + size)
 
     def is_spent(self, quota: int | None) -> bool:

@@ -42,3 +42,7 @@ class Charge:
     def is_free(self) -> bool:
         """Whether it tells nothing that was not paid for before."""
         return math.isinf(self.multiplier) or not self.count
+
+
+BOUNDLESS = Charge(0, "device", "none", "none", 0.0, count=1, releases=2**31)
+"""What stands for a line that cannot be read as a charge: more than any budget allows."""

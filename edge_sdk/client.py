@@ -31,6 +31,7 @@ from edge_sdk.set_aside import digest_of, is_defect
 from edge_sdk.store import Store
 from edge_sdk.upkeep import Upkeep
 from edge_sdk.uplink import Entry, Numbers
+from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.method import END, Task, Update
 from edge_sdk.wire.transport import Transport
 from edge_sdk.work import RETURNS, GivenUp, Work
@@ -71,13 +72,22 @@ class Client:
         self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
         self._store = Store.open(config.state)
         try:
+            self._own_up()
             self._session = Session(config, self._store, self._clock, self._signer, ring)
             self._begin(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)
-            self._session.connect(_maker(config, transport, self._session.judged_at))
+            self._session.connect(_maker(config, transport, self._session))
         except BaseException:
             self._store.close()
             raise
+
+    def _own_up(self) -> None:
+        """Say what in the store cannot be used, and begin new numbers under a new key."""
+        for what, value in self._store.found.items():
+            told = {"what": what, "value": value}
+            logger.error("set aside %s", fields(**told, do="gridfed-edge check CONFIG"))
+        if self._store.own(kid_of(self._signer.public)):
+            logger.warning("key changed: numbers and receipts go on under the new key")
 
     def _begin(self, methods: Mapping[str, Factory]) -> None:
         """Put together what a device does, each part upon those before it."""
@@ -341,9 +351,7 @@ class Client:
             raise GivenUp
 
 
-def _maker(
-    config: Config, transport: Transport | Connect | None, judged_at: Callable[[], float | None]
-) -> Connect:
+def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
-        return lambda will: connect(config, will, judged_at)
+        return lambda will: connect(config, will, session.judged_at, session.judged_else)
     return transport if callable(transport) else lambda _will: transport

@@ -15,7 +15,17 @@ import numpy as np
 from edge_sdk.wire.envelope import AGGREGATOR, ROOT
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.messages import CHUNK_LIMIT, Bundle, Chunk, Have, Keys, Model, Part, Task
+from edge_sdk.wire.messages import (
+    CHUNK_LIMIT,
+    SERIAL_LEAP,
+    Bundle,
+    Chunk,
+    Have,
+    Keys,
+    Model,
+    Part,
+    Task,
+)
 from edge_sdk.wire.method import CONTRACTS, Ask, Contract, answered
 from edge_sdk.wire.spec import Vector
 from edge_sdk.wire.transfer import Receiving
@@ -47,6 +57,11 @@ class KeyRing:
         if self.announced is None and self.pinned and kid_of(self.pinned) == kid:
             return self.pinned
         return None
+
+    def is_in_force(self, now: int) -> bool:
+        """Whether some announced key is valid at a time: a welcome cannot tell another one."""
+        known = self._online()
+        return not known or any(start <= now < end for _, start, end in known)
 
     def accept(self, keys: Keys) -> KeyRing:
         """Take a newer list over; the old one is revoked by it.
@@ -188,6 +203,7 @@ def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
         Refused: ROLLBACK (older serial or version), WRONG_RUN, WRONG_SPEC, WRONG_ENCODING, or
             BAD_SCALAR for numbers outside the contract or beyond what this device accepts.
     """
+    check_serial(model.serial, seen.serial)
     if model.serial < seen.serial:
         raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
     if model.run != seen.run:
@@ -199,6 +215,16 @@ def judge_model(model: Model, seen: Seen, wanted: Wanted) -> None:
     if model.enc != "f4":
         raise Refused(Reason.WRONG_ENCODING, model.enc)
     judge_numbers(model.vals, wanted.ask, wanted.limits)
+
+
+def check_serial(said: int, known: int) -> None:
+    """Refuse an announcement whose number leaps to where no aggregator gets.
+
+    Raises:
+        Refused: FROM_FUTURE.
+    """
+    if said > known + SERIAL_LEAP:
+        raise Refused(Reason.FROM_FUTURE, f"announcement {said} after {known}")
 
 
 def judge_task(task: Task, seen: Seen, wanted: Wanted) -> None:

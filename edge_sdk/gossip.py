@@ -20,7 +20,7 @@ import numpy as np
 from edge_sdk.slices import Floats, Slices, cut
 from edge_sdk.uplink import Pace
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.messages import Peer, Settle
+from edge_sdk.wire.messages import EPOCH_LEAP, STEP_LEAP, Peer, Settle
 from edge_sdk.wire.spec import Vector
 
 PATIENCE = 3.0
@@ -179,6 +179,10 @@ def hear(x: Exchange, name: str, message: Peer | Settle, now: float) -> Turn:
         raise Refused(Reason.WRONG_RUN, f"run {message.run}, here {x.run}")
     if isinstance(message, Peer) and message.spec != x.spec:
         raise Refused(Reason.WRONG_SPEC, message.spec.hex())
+    if message.epoch > x.epoch + EPOCH_LEAP:
+        raise Refused(Reason.FROM_FUTURE, f"epoch {message.epoch} after {x.epoch}")
+    if message.step > max(x.step, 0) + STEP_LEAP:
+        raise Refused(Reason.FROM_FUTURE, f"step {message.step} after {x.step}")
     if message.epoch > x.epoch:
         return Turn(x, notes=(Newer(message.epoch, message.step),))
     if message.epoch < x.epoch:

@@ -23,7 +23,7 @@ from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.mechanism import mechanism_of
 from edge_sdk.privacy.plan import Facts, Plan
 from edge_sdk.privacy.terms import plan_of, refuse_method
-from edge_sdk.questions import Found
+from edge_sdk.questions import Found, filed
 from edge_sdk.retention import history_of
 from edge_sdk.series import Series
 from edge_sdk.settings import seconds
@@ -31,7 +31,7 @@ from edge_sdk.store import Learned, Store
 from edge_sdk.windows import Scale
 from edge_sdk.wire import messages as m
 from edge_sdk.wire.broker import Broker
-from edge_sdk.wire.codec import decode, pack_leaves, unpack_leaves
+from edge_sdk.wire.codec import pack_leaves, unpack_leaves
 from edge_sdk.wire.errors import LinkError, WireError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
 from edge_sdk.wire.manifest import Manifest
@@ -224,8 +224,7 @@ def hood_of(config: Config, store: Store, method: str, run: int) -> Neighbourhoo
     """
     if answered(CONTRACTS[method])[1].up is not Up.PEERS:
         return None
-    paper = store.paper(NEIGHBOURS)
-    said = decode(m.Task, paper) if paper is not None else None
+    said = filed(store, m.Task, NEIGHBOURS)
     if said is not None and said.run == run:
         return of_task(said)
     if not config.neighbours.keys:
@@ -302,6 +301,7 @@ def broker_of(
     config: Config,
     will: Callable[[], Will] | None = None,
     judged_at: Callable[[], float | None] | None = None,
+    judged_else: Callable[[], float | None] | None = None,
 ) -> Broker:
     """Describe the configured broker.
 
@@ -322,6 +322,7 @@ def broker_of(
             will=will,
             insecure=section.insecure,
             judged_at=judged_at,
+            judged_else=judged_else,
         )
     except LinkError as error:
         raise ConfigError(f"broker: {error}") from error
@@ -331,6 +332,7 @@ def connect(
     config: Config,
     will: Callable[[], Will],
     judged_at: Callable[[], float | None] | None = None,
+    judged_else: Callable[[], float | None] | None = None,
     *,
     is_trial: bool = False,
 ) -> Transport:
@@ -341,7 +343,7 @@ def connect(
     """
     from edge_sdk.wire.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 
-    broker = broker_of(config, None if is_trial else will, judged_at)
+    broker = broker_of(config, None if is_trial else will, judged_at, judged_else)
     if is_trial:
         broker = replace(broker, session_expiry=0)
     try:

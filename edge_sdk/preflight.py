@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_sdk import expiring, opening
 from edge_sdk.agent import open_sources
+from edge_sdk.clock import DAY
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.learner import series_for
@@ -17,6 +18,8 @@ from edge_sdk.permissions import make_private_folder
 from edge_sdk.privacy.words import promise
 from edge_sdk.retention import history_of
 from edge_sdk.sources import Source
+from edge_sdk.store import Store
+from edge_sdk.storefile import FILE
 from edge_sdk.wire import topics
 from edge_sdk.wire.keys import (
     KeyFileError,
@@ -52,6 +55,7 @@ def check(config: Config) -> dict[str, str]:
     sources = open_sources(config)
     _check_streams(sources, manifest)
     opening.broker_of(config)
+    kept = _kept(config)
     return {
         "device key": key.kid.hex(),
         "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
@@ -62,7 +66,54 @@ def check(config: Config) -> dict[str, str]:
         **({"neighbours": str(neighbours)} if neighbours else {}),
         **expiring.checked(config, time.time()),
         "privacy": promise(plan),
+        **kept,
     }
+
+
+def _kept(config: Config) -> dict[str, str]:
+    """Say what a device's state keeps of the time, and what in it could not be used."""
+    if not (config.state / FILE).exists():
+        return {}
+    with Store.open(config.state, read_only=True) as store:
+        told = {"clock": clock_told(store.fact("floor"), time.time_ns() // 1_000_000)}
+        found = {**store.set_aside(), **store.unusable()}
+    if found:
+        listed = "; ".join(f"{what} ({value})" for what, value in found.items())
+        told["set aside"] = (
+            f"{listed}: out of bounds and not used; if the device is not welcomed, or its budget "
+            "is spent by it, make a new key and enrol it again"
+        )
+    return told
+
+
+def clock_told(floor: int, wall: int) -> str:
+    """Say how the stored server time and this machine's clock agree, and what to do if they do not.
+
+    Args:
+        floor: The latest server time that was signed, Unix milliseconds; 0 if none was.
+        wall: This machine's clock, likewise.
+
+    Example:
+        >>> told = clock_told(1_803_456_000_000, 1_800_000_000_000)
+        >>> print(told.split(": ")[0].split("; ")[1])
+        stored server time 2027-02-24 08:00 UTC, 40 days ahead
+    """
+    here = f"machine's clock {_minute(wall)}"
+    if not floor:
+        return f"{here}; no server time is stored yet"
+    days, where = (abs(floor - wall) // DAY, "ahead" if floor > wall else "behind")
+    told = f"{here}; stored server time {_minute(floor)}, {days} days {where}"
+    if floor <= wall + DAY:
+        return told
+    return (
+        f"{told}: one of them is wrong. The broker's certificate is tried at both. Set this "
+        "machine's clock if it is behind; if the aggregator's was ahead, its next welcome takes "
+        "the stored time back"
+    )
+
+
+def _minute(moment: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment / 1000))
 
 
 def _reads(manifest: Manifest) -> list[str]:

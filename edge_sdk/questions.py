@@ -35,7 +35,7 @@ from edge_sdk.wire.spec import Vector
 
 logger = logging.getLogger(__name__)
 
-M = TypeVar("M", m.Bundle, m.Keys)
+M = TypeVar("M", m.Bundle, m.Keys, m.Task)
 
 _GRACE = 600.0  # seconds after which a round counts as over when no server time is known
 
@@ -190,6 +190,7 @@ class Questions:
 
     def _consider(self, manifest: m.Model) -> None:
         """Decide whether the round that a manifest opens concerns this device."""
+        downlink.check_serial(manifest.serial, self.seen.serial)
         if self._manifest is None or manifest.serial > self._manifest.serial:
             self._manifest, self._manifest_at = manifest, self.now
         if self.wanted is None or self.bundle is not None or manifest.run > self.seen.run:
@@ -386,6 +387,13 @@ def _turn(task: Task) -> tuple[int, int, int]:
 
 
 def filed(store: Store, what: type[M], name: str) -> M | None:
-    """Read an announcement that was kept, or None."""
+    """Read an announcement that was kept, or None.
+
+    One that holds a number out of its bounds is not used: the next one takes its place.
+    """
     paper = store.paper(name)
-    return None if paper is None else decode(what, paper)
+    try:
+        return None if paper is None else decode(what, paper)
+    except Refused as refused:
+        logger.warning("set aside %s", fields(what=name, why=refused))
+        return None

@@ -24,12 +24,13 @@ from edge_sdk.permissions import open_private
 from edge_sdk.privacy import words
 from edge_sdk.privacy.ledger import Account
 from edge_sdk.privacy.plan import Plan
+from edge_sdk.questions import filed
 from edge_sdk.retention import history_of
 from edge_sdk.session import SPENT
 from edge_sdk.store import Learned, Store
 from edge_sdk.storefile import FILE
 from edge_sdk.wire import messages as m
-from edge_sdk.wire.codec import decode, encode
+from edge_sdk.wire.codec import encode
 from edge_sdk.wire.cursor import binary, text
 from edge_sdk.wire.spec import ParamSpec
 from edge_sdk.work import RETURNS
@@ -221,8 +222,7 @@ def datasheet(config: Config) -> dict[str, Any]:
 
 
 def _announced(store: Store) -> m.Bundle | None:
-    paper = store.paper("bundle")
-    return decode(m.Bundle, paper) if paper else None
+    return filed(store, m.Bundle, "bundle")
 
 
 def _plan(config: Config, announced: m.Bundle | None) -> Plan:

@@ -79,7 +79,7 @@ def sealed(
         part=ask.up.value,
         enc=ask.enc,
         n=int(values.pop("n", 0)),
-        vals=values,
+        vals={name: value for name, value in values.items() if abs(value) <= m.FLOAT_LIMIT},
         check=update.check or None,
         blob=pack_tensor(update.vector, ask.enc),
     )

@@ -17,7 +17,8 @@ from typing import Any
 from edge_sdk import uplink
 from edge_sdk.allowance import Allowance
 from edge_sdk.bundle import SDK_VERSION
-from edge_sdk.clock import Clock, ServerTime
+from edge_sdk.clock import DAY, Clock, ServerTime
+from edge_sdk.command_log import CommandLog
 from edge_sdk.config import Config
 from edge_sdk.downlink import KeyRing
 from edge_sdk.means import lesser, means_of
@@ -44,7 +45,6 @@ SPENT = "budget"
 """Why a device answers nothing any more: what it may tell about itself is told."""
 
 _HOURLY = 3600.0
-_DAY = 86_400_000  # ms
 _LOST = 30.0  # s without what must exist before we ask for it again; doubles
 _LOST_MOST = 900.0
 
@@ -88,7 +88,10 @@ class Session(Questions):
             pace=Pace(base, 90 * base),
         )
         self._kept = self.up.entries
-        self._time = ServerTime(max(ServerTime().floor, store.fact("floor")))
+        floor = max(ServerTime().floor, store.fact("floor"))
+        self._time = ServerTime(floor, before=store.fact("floor before"))
+        self._doubts_at = self.now
+        self._command_log = CommandLog(store)
         self._started = self._hour = self.heard_at = self.now
         self._lost_at, self._lost_wait = self.now + _LOST, _LOST
         self._allowance, self._booked = Allowance(store.fact("day"), store.fact("used")), 0
@@ -183,8 +186,8 @@ class Session(Questions):
         """Take in everything that arrived, then say everything that is due."""
         for happening in self._post.poll(self._until_due(timeout), self._key_of):
             match happening:
-                case LinkUp(max_payload=most):
-                    self._link_up(most)
+                case LinkUp(max_payload=most, dates_by=dates_by):
+                    self._link_up(most, dates_by)
                 case LinkDown(why=why):
                     self._link_down(why)
                 case Letter():
@@ -282,7 +285,11 @@ class Session(Questions):
         It is wrong if it is a day behind what was signed; then that is the best we have.
         """
         signed = max(self._time.floor, self._time.now(self.now) or 0)
-        return signed / 1000 if self._clock.wall() + _DAY < signed else None
+        return signed / 1000 if self._clock.wall() + DAY < signed else None
+
+    def judged_else(self) -> float | None:
+        """Return one more time to judge certificates by: before the stored one leapt, if it did."""
+        return self._time.before / 1000 if self._time.before else None
 
     def last_words(self) -> Will:
         """What the broker says when we are gone; asked before every CONNECT, each one counted."""
@@ -297,11 +304,12 @@ class Session(Questions):
 
     # --- the link ---------------------------------------------------------------------------------
 
-    def _link_up(self, max_payload: int) -> None:
+    def _link_up(self, max_payload: int, dates_by: str = "") -> None:
         if not self._conn_said:
             self._count_connection()
         self._conn_said, self.linked_at = False, self.now
-        logger.info("link up %s", fields(conn=self.up.conn))
+        dates = {"certificate_dates_by": dates_by} if dates_by else {}
+        logger.info("link up %s", fields(conn=self.up.conn, **dates))
         self._post.subscribe()
         if self._fetch is not None:
             self._fetch.is_open = False  # subscriptions are made anew
@@ -318,7 +326,7 @@ class Session(Questions):
         self._post.forget()
 
     def _count_connection(self) -> None:
-        self.up = replace(self.up, conn=self.up.conn + 1)
+        self.up = replace(self.up, conn=min(self.up.conn + 1, 2**32 - 1))
         self._store.set_facts(conn=self.up.conn)
 
     def _status(self, state: str) -> m.Status:
@@ -368,6 +376,7 @@ class Session(Questions):
         match letter.message:
             case m.Welcome() | m.Floor() | m.Grant() | m.Receipt() | m.Have() as said:
                 was_ready = self.up.is_ready
+                self._check_leap(said)
                 self._look_for_a_loss(said)
                 self.follow(uplink.hear(self.up, said, self.chance()))
                 if isinstance(said, m.Welcome) and self.up.is_ready and not was_ready:
@@ -384,7 +393,7 @@ class Session(Questions):
             case m.Keys() as keys:
                 self._follow_keys(keys, letter.body)
             case m.Time(t=t):
-                self._time = self._time.hear(t, self.now)
+                self._hear_time(t)
             case m.Command() as command:
                 self._obey(command, letter.ref)
             case _:
@@ -396,7 +405,11 @@ class Session(Questions):
         A broker sends retained messages in any order, and each of them once per subscription.
         """
         before, self._ring = self._ring, self._ring.accept(keys)
-        self._store.file_paper("keys", body)
+        known = before.announced
+        anew = known is not None and not set(known.sign) & set(keys.sign)
+        self._store.file_paper("keys", body, **({"serial": 0} if anew else {}))
+        if anew:  # whoever has another key numbers its announcements anew
+            self.seen, self._manifest = replace(self.seen, serial=0), None
         if self._ring != before and self._post.refused[Reason.UNKNOWN_CLIENT]:
             self._post.subscribe()
 
@@ -426,12 +439,65 @@ class Session(Questions):
             return
         is_ours = said.hello == self.up.greeting.ref
         if is_ours and self.up.numbers.lost and said.spent > 0:
-            self._store.begin_noise_anew(said.time // 1000)
+            wall = self._clock.wall()
+            heard = self._time.hear(said.time, self.now, wall=wall, bound=True)
+            is_sound = self._ring.is_in_force(said.time)
+            since = heard.floor if is_sound else max(self._time.floor, wall)
+            self._store.begin_noise_anew(since // 1000)
             self.lost = True
 
+    def _check_leap(self, said: object) -> None:
+        """Refuse an answer to our hello whose counters leap to where no device gets.
+
+        Raises:
+            Refused: MALFORMED; nothing is taken over, and the hello is said again.
+        """
+        greeting, numbers = self.up.greeting, self.up.numbers
+        match said:
+            case m.Welcome(spent=told):
+                name, known, most = "spent", numbers.spent, m.RELEASES_LEAP
+            case m.Floor(life=told):
+                name, known, most = "life", numbers.life, m.LIFE_LEAP
+            case _:
+                return
+        if greeting is None or said.hello != greeting.ref or told <= known + most:
+            return
+        if not self.counts["leaps refused"]:
+            what = {name: told, "own": known, "most": known + most}
+            logger.error("not believed %s", fields(**what, do="enrol this device with a new key"))
+        self.counts["leaps refused"] += 1
+        raise Refused(Reason.MALFORMED, f"{name} {told} is more than {most} above {known}")
+
+    def _hear_time(self, t: int) -> None:
+        """Follow an announced time; if it is behind what we think by a day, ask what is right."""
+        known = self._time.now(self.now)
+        self._time = self._time.hear(t, self.now, wall=self._clock.wall())
+        is_behind = known is not None and t < known - DAY
+        if is_behind and self.up.is_ready and self.now >= self._doubts_at:
+            self._doubts_at = self.now + _HOURLY
+            logger.warning("time in doubt %s", fields(announced=t, known=known))
+            self.follow(uplink.greet(self.up, self.chance()))
+
+    def _keep_time(self) -> None:
+        kept = self._time.kept(self.now)
+        self._store.set_facts(**{"floor": kept, "floor before": self._time.before})
+
     def _welcomed(self, welcome: m.Welcome) -> None:
-        self._time = self._time.hear(welcome.time, self.now, bound=True)
-        self._store.set_facts(floor=self._time.floor)
+        before = self._time.kept(self.now)
+        if self._ring.is_in_force(welcome.time):
+            self._time = self._time.hear(
+                welcome.time, self.now, wall=self._clock.wall(), bound=True
+            )
+            self._keep_time()
+        else:
+            logger.error("time not believed %s", fields(told=welcome.time, why="no key is valid"))
+        if abs(self._time.floor - before) > DAY:
+            told = {"before": before, "now": self._time.floor, "machine": self._clock.wall()}
+            logger.warning("stored time changed %s", fields(**told))
+        lowered = self._command_log.lower(welcome.cmd)
+        if lowered is not None:
+            told = {"issued": welcome.cmd, "now": lowered}
+            logger.warning("command number lowered %s", fields(**told))
         logger.info("welcomed %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold))
         self._post.announce(self._status("online"))
 
@@ -447,14 +513,27 @@ class Session(Questions):
         self.follow(uplink.hear(self.up, refusal, self.chance()))
 
     def _obey(self, command: m.Command, ref: bytes) -> None:
-        """Do an operator's command once; a repeat is only receipted again."""
-        done = self._store.fact("command")
-        code = Reason.ACCEPTED
-        if command.num > done:
-            code = self._do(command)
-            self._store.set_facts(command=command.num, stopped=int(self._held_up))
-        receipt = m.Receipt(life=0, seq=command.num, ref=ref, code=code, run=0, round=0)
-        self._post.say(receipt)
+        """Do an operator's command once; a repeat is only receipted again.
+
+        One that is numbered below what was done, and is none of that, is not done: it may be a
+        replay. It is refused, so that the aggregator can number it again, and never receipted.
+
+        Raises:
+            Refused: FROM_FUTURE: its number leaps to where no aggregator gets.
+        """
+        log, number = self._command_log, command.num
+        code = log.code(number, ref)
+        if code is None and log.is_older(number):
+            self.counts["commands superseded"] += 1
+            told = {"op": command.op, "num": number, "done": log.highest}
+            logger.warning("command not done %s", fields(**told))
+            self._post.say(m.Refusal(code=Reason.SUPERSEDED, wait=0, ref=ref))
+            return
+        if code is None:
+            log.check_leap(number, self.up.welcome.cmd if self.up.welcome is not None else 0)
+            code = int(self._do(command))
+            log.note(number, ref, code, stopped=int(self._held_up))
+        self._post.say(m.Receipt(life=0, seq=number, ref=ref, code=code, run=0, round=0))
 
     def _do(self, command: m.Command) -> Reason:
         logger.info("command %s", fields(op=command.op))
@@ -466,7 +545,7 @@ class Session(Questions):
                     self.reconsider()
             case "report":
                 self._report()
-            case "budget" if command.args.get("releases", -1.0) >= 0.0:
+            case "budget" if 0 <= command.args.get("releases", -1.0) <= m.RELEASES_LIMIT:
                 self._allow(int(command.args["releases"]))
             case "hello":
                 self.follow(uplink.greet(self.up, self.chance()))
@@ -529,7 +608,7 @@ class Session(Questions):
     def _each_hour(self) -> None:
         if self.now - self._hour >= _HOURLY:
             self._hour = self.now
-            self._store.set_facts(floor=max(self._time.floor, self._time.now(self.now) or 0))
+            self._keep_time()
             self._save_allowance()
             self._report()
 

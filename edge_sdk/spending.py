@@ -12,10 +12,11 @@ from edge_sdk.charge import Charge
 from edge_sdk.clock import Clock
 from edge_sdk.opening import account_of
 from edge_sdk.privacy.gate import Mechanism
-from edge_sdk.privacy.ledger import Account
+from edge_sdk.privacy.ledger import Account, BudgetSpent
 from edge_sdk.program import fields
 from edge_sdk.session import SPENT, Session
 from edge_sdk.store import Store
+from edge_sdk.wire.messages import RELEASES_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Spending:
         if not releases:
             return
         up = self._session.up
-        numbers = replace(up.numbers, spent=up.numbers.spent + releases)
+        numbers = replace(up.numbers, spent=min(up.numbers.spent + releases, RELEASES_LIMIT))
         charges = self.mechanism.plan.unseen(self._clock.wall(), releases)
         self._store.charge(numbers, charges)
         self._session.up = replace(up, numbers=numbers)
@@ -87,6 +88,9 @@ class Spending:
         Raises:
             BudgetSpent: Something would be released that does not fit.
         """
+        counted = self._session.up.numbers.spent + releases
+        if counted > RELEASES_LIMIT:
+            raise BudgetSpent(f"{counted} releases are more than can be counted")
         wall = self._clock.wall()
         self._recount()
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))

@@ -7,20 +7,35 @@ Each public method that writes is one transaction on disk before it returns (wri
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from edge_sdk.charge import Charge
+from edge_sdk.charge import BOUNDLESS, Charge
 from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.series import Row
-from edge_sdk.storefile import CHARGE, FILE, SCHEMA, before_the_ledger, let_go, opened
+from edge_sdk.storefile import (
+    FILE,
+    SCHEMA,
+    SET_ASIDE,
+    before_the_ledger,
+    charges,
+    instead_of,
+    let_go,
+    opened,
+    unusable_lines,
+    usable_charge,
+    usable_fact,
+    usable_numbers,
+)
 from edge_sdk.storefile import write_charges as _write_charges
 from edge_sdk.uplink import Entry, Numbers
-from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
-from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.codec import Leaf, encode, pack_leaves, unpack_leaves
+from edge_sdk.wire.errors import Refused, WireError
+from edge_sdk.wire.messages import CHUNK_LIMIT, LARGEST, LIFE_LEAP
 
 _ENTRY = "life, seq, kind, body, proof, run, round, base, spec, spent, attempts"
 
@@ -62,6 +77,7 @@ class Store:
         self._db = connection
         self._lock = lock
         self.path = path
+        self.found: dict[str, str] = {}
 
     @classmethod
     def open(cls, folder: Path, *, read_only: bool = False) -> Store:
@@ -76,7 +92,10 @@ class Store:
             StoreNewer: A newer version of this software wrote the file.
             StoreError: It cannot be opened, or is not ours.
         """
-        return cls(*opened(folder, read_only=read_only))
+        store = cls(*opened(folder, read_only=read_only))
+        if not read_only:
+            store._set_aside()
+        return store
 
     # --- what was learned, owed and spent ---------------------------------------------------------
 
@@ -139,11 +158,30 @@ class Store:
 
     def numbers(self) -> Numbers:
         """Read the numbers; those of a new store say ``lost``."""
+        return self._numbers()[0]
+
+    def _numbers(self) -> tuple[Numbers, dict[str, object]]:
+        """Read the numbers, and those on disk that are out of their bounds."""
         row = self._db.execute("SELECT life, seq, spent, lost FROM numbers").fetchone()
-        return Numbers(row[0], row[1], row[2], bool(row[3])) if row else Numbers()
+        if row is None:
+            return Numbers(), {}
+        life, seq, spent = row[:3]
+        found, wrong = usable_numbers(life, seq, spent, told=0)
+        if "spent" in wrong:
+            found, wrong = usable_numbers(life, seq, spent, told=self._told())
+        return Numbers(*found, bool(row[3])), wrong
+
+    def _told(self) -> int:
+        """Add up the releases of the ledger's lines that can be used."""
+        if self._schema() < SCHEMA:
+            return 0
+        return sum(charge.releases for charge in charges(self._db, LARGEST))
 
     def outbox(self) -> tuple[Entry, ...]:
-        """Read what is owed, oldest first."""
+        """Read what is owed, oldest first, as far as a message can carry it."""
+        return tuple(entry for entry in self._entries() if _can_be_sent(entry))
+
+    def _entries(self) -> tuple[Entry, ...]:
         rows = self._db.execute(f"SELECT {_ENTRY} FROM outbox ORDER BY life, seq")  # noqa: S608 - a constant
         names = [name.strip() for name in _ENTRY.split(",")]
         return tuple(Entry(**dict(zip(names, row, strict=True))) for row in rows)
@@ -161,6 +199,8 @@ class Store:
             return None
         try:
             run, round_, version, spec, leaves = row
+            if not all(-1 <= number <= LARGEST for number in (run, round_, version)):
+                run, round_, version = 0, -1, -1  # the weights are good for any run
             return Learned(run, round_, version, spec, unpack_leaves(leaves))
         except WireError as error:
             raise StoreError(
@@ -170,12 +210,16 @@ class Store:
     # --- what was told, and under what noise ------------------------------------------------------
 
     def ledger(self) -> Iterator[Charge]:
-        """Read every charge, in the order it was made."""
-        if self._db.execute("PRAGMA user_version").fetchone()[0] < SCHEMA:
-            yield from before_the_ledger(self.numbers().spent)
+        """Read every charge, in the order it was made; one that cannot be read exhausts budgets."""
+        if self._schema() < SCHEMA:
+            row = self._db.execute("SELECT spent FROM numbers").fetchone()
+            before = before_the_ledger(row[0] if row else 0)
+            yield from (usable_charge(astuple(charge)) or BOUNDLESS for charge in before)
             return
-        rows = self._db.execute(f"SELECT {CHARGE} FROM ledger ORDER BY line")  # noqa: S608 - a constant
-        yield from (Charge(*row) for row in rows)
+        yield from charges(self._db, self.fact("ledger set aside"))
+
+    def _schema(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def charge(self, numbers: Numbers, charges: Iterable[Charge]) -> None:
         """Keep charges for what may have left, and the count that goes with them."""
@@ -213,7 +257,10 @@ class Store:
     def fact(self, name: str, default: int = 0) -> int:
         """Read one whole number by name."""
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return int(row[0]) if row else default
+        if row is None:
+            return default
+        value = usable_fact(name, row[0])
+        return instead_of(name, row[0], int(time.time())) if value is None else value
 
     def set_facts(self, **values: int) -> None:
         """Keep whole numbers by name, together."""
@@ -240,6 +287,78 @@ class Store:
         if old:
             with self._writing() as db:
                 db.executemany("DELETE FROM papers WHERE name = ?", old)
+
+    # --- what cannot be used ----------------------------------------------------------------------
+
+    def unusable(self) -> dict[str, str]:
+        """Return what is on disk and out of its bounds, by its name."""
+        rows = self._db.execute("SELECT name, value FROM facts ORDER BY name")
+        found = {name: value for name, value in rows if usable_fact(name, value) is None}
+        found |= self._numbers()[1]
+        for entry in self._entries():
+            if not _can_be_sent(entry):
+                found[f"outbox {entry.life}, {entry.seq}"] = "a number that no message can carry"
+        row = self._db.execute("SELECT run, round, version FROM learned").fetchone()
+        if row is not None and not all(-1 <= number <= LARGEST for number in row):
+            found["learned"] = row
+        if self._schema() >= SCHEMA:
+            ignored = self.fact("ledger set aside")
+            lines = [line for line in unusable_lines(self._db) if line > ignored]
+            found |= {f"ledger line {line}": "not a charge; no budget is left" for line in lines}
+        return {name: str(value) for name, value in found.items()}
+
+    def set_aside(self) -> dict[str, str]:
+        """Return what was found unusable so far, and is not used any more."""
+        paper = self.paper(SET_ASIDE)
+        try:
+            return {} if paper is None else dict(unpack_leaves(paper))
+        except WireError:
+            return {}
+
+    def own(self, kid: bytes) -> bool:
+        """Note whose numbers these are; return whether the key is another one than before.
+
+        A new key begins new numbers where those before cannot be used. What was charged stays
+        charged, but for lines of the ledger that cannot be read: they are left out from now on.
+        """
+        before = self.paper("key")
+        if before == kid:
+            return False
+        if before is None:
+            self.file_paper("key", kid)
+            return False
+        numbers = self.numbers()
+        numbers = replace(numbers, life=numbers.life if numbers.life <= LIFE_LEAP else 0, seq=0)
+        line = self._db.execute("SELECT coalesce(max(line), 0) FROM ledger").fetchone()[0]
+        with self._writing() as db:
+            _write_numbers(db, numbers)
+            _write_facts(db, {"ledger set aside": int(line)})
+            db.execute("INSERT OR REPLACE INTO papers VALUES ('key', ?)", (kid,))
+        return True
+
+    def _set_aside(self) -> None:
+        """Write down what is out of its bounds, and put something that can be used in its place."""
+        found = self.unusable()
+        if not found:
+            return
+        numbers, wrong = self._numbers()
+        gone = [entry.key for entry in self._entries() if not _can_be_sent(entry)]
+        rows = self._db.execute("SELECT name, value FROM facts").fetchall()
+        facts = {
+            name: instead_of(name, value, int(time.time()))
+            for name, value in rows
+            if usable_fact(name, value) is None
+        }
+        kept = pack_leaves({**self.set_aside(), **found})
+        with self._writing() as db:
+            if wrong:
+                _write_numbers(db, numbers)
+            db.executemany("DELETE FROM outbox WHERE life = ? AND seq = ?", gone)
+            _write_facts(db, facts)
+            if "learned" in found:
+                db.execute("UPDATE learned SET run = 0, round = -1, version = -1")
+            db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (SET_ASIDE, kept))
+        self.found = found
 
     # --- readings ---------------------------------------------------------------------------------
 
@@ -320,6 +439,15 @@ class Store:
     def _undo(self) -> None:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
+
+
+def _can_be_sent(entry: Entry) -> bool:
+    """Whether a message can carry the numbers of an entry."""
+    try:
+        encode(entry.offer(CHUNK_LIMIT))
+    except (Refused, TypeError):
+        return False
+    return True
 
 
 def _write_numbers(db: sqlite3.Connection, numbers: Numbers) -> None:

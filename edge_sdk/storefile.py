@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from edge_sdk.charge import Charge
+from edge_sdk.charge import BOUNDLESS, Charge
 from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
 from edge_sdk.permissions import PermissionsError, make_private_file, make_private_folder, tighten
+from edge_sdk.wire.messages import LARGEST, LIFE_LEAP, RELEASES_LIMIT, TIME_LIMIT
 
 FILE = "device.db"
 APPLICATION = 0x47464544  # "GFED"
@@ -45,6 +48,127 @@ CREATE TABLE noised (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT
     PRIMARY KEY (stream, slot)) WITHOUT ROWID;
 """
 """Since schema 2: what was charged, and readings as they were perturbed once and for all."""
+
+SET_ASIDE = "unusable rows"
+"""The paper that lists what was on disk and could not be used."""
+
+_DAYS = TIME_LIMIT // 86_400_000
+_DRAWS = RELEASES_LIMIT * 65_536  # draws of noise in so many releases
+
+FACTS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
+    {
+        "floor": (0, TIME_LIMIT, 0),
+        "floor before": (0, TIME_LIMIT, 0),
+        "serial": (0, LARGEST, 0),
+        "conn": (0, 2**32 - 1, 0),
+        "command": (0, LARGEST, LARGEST),  # the next welcome lowers it
+        "releases allowed": (0, RELEASES_LIMIT, 0),  # too large a one is cut to the largest
+        "noised since": (0, TIME_LIMIT // 1000, TIME_LIMIT // 1000),  # as above: the clock's time
+        "day": (0, _DAYS, 0),
+        "flash day": (0, _DAYS, 0),
+        "wake day": (0, _DAYS, 0),
+    }
+)
+"""Lowest and highest value of a fact, and what stands for one that is neither."""
+
+ANY_FACT = (0, LARGEST, 0)
+
+
+def usable_fact(name: str, value: object) -> int | None:
+    """Return a fact's value, or None if it is out of its bounds.
+
+    >>> usable_fact("floor", 1_700_000_000_000), usable_fact("floor", 2**63 - 1)
+    (1700000000000, None)
+    """
+    low, high, _ = FACTS.get(name, ANY_FACT)
+    return value if isinstance(value, int) and low <= value <= high else None
+
+
+def instead_of(name: str, value: object, now: int) -> int:
+    """Return what stands for a fact that is out of its bounds.
+
+    Args:
+        name: Of the fact.
+        value: What is on disk.
+        now: Unix seconds of this machine's clock.
+
+    Example:
+        An operator's limit that is too large limits as much as a count can, and so grants no more
+        than was said; one below zero grants nothing.
+
+        >>> instead_of("releases allowed", 2**62, 0), instead_of("releases allowed", -7, 0)
+        (2147483647, 0)
+    """
+    low, high, instead = FACTS.get(name, ANY_FACT)
+    if name == "releases allowed" and isinstance(value, (int, float)) and value > high:
+        return high
+    return max(low, min(high, now)) if name == "noised since" else instead
+
+
+def usable_numbers(
+    life: object, seq: object, spent: object, *, told: int
+) -> tuple[tuple[int, int, int], dict[str, object]]:
+    """Return life, seq and spent as they can be used, and those that could not be.
+
+    A life that is out of its bounds begins at 0: the aggregator then says above which to propose. A
+    count of releases that is, is taken from the ledger, where each release of this device's own is
+    written; the aggregator's welcome adds what it knows beyond.
+
+    Example:
+        >>> usable_numbers(3, 2, 20, told=20)
+        ((3, 2, 20), {})
+        >>> usable_numbers(2**63 - 1, 2, 2**63 - 1, told=20)[0]
+        (0, 0, 20)
+    """
+    wrong: dict[str, object] = {}
+    if not (_is_within(life, LARGEST - LIFE_LEAP) and _is_within(seq, LARGEST - LIFE_LEAP)):
+        wrong |= {"life": life, "seq": seq}
+        life = seq = 0
+    if not _is_within(spent, RELEASES_LIMIT):
+        wrong["spent"] = spent
+        spent = min(told, RELEASES_LIMIT)
+    return (life, seq, spent), wrong  # type: ignore[return-value]
+
+
+def _is_within(value: object, highest: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= highest
+
+
+def usable_charge(row: tuple[Any, ...]) -> Charge | None:
+    """Return a line of the ledger, or None if it holds a number that no release has.
+
+    >>> usable_charge((0, "device", "none", "none", 0.0, 1.0, 2**63 - 1, 1)) is None
+    True
+    """
+    charge = Charge(*row)
+    is_sound = (
+        _is_within(charge.count, _DRAWS)
+        and _is_within(charge.releases, RELEASES_LIMIT)
+        and isinstance(charge.multiplier, float)
+        and charge.multiplier >= 0.0
+    )
+    return charge if is_sound else None
+
+
+def charges(db: sqlite3.Connection, ignored: int) -> Iterator[Charge]:
+    """Read the ledger; for a line that cannot be used stands one that nothing bounds.
+
+    Nobody knows what such a line stood for. So it exhausts every budget, rather than grant one,
+    until a new key begins: then lines up to ``ignored`` are left out.
+    """
+    for number, *row in db.execute(f"SELECT line, {CHARGE} FROM ledger ORDER BY line"):  # noqa: S608 - a constant
+        charge = usable_charge(tuple(row))
+        if charge is not None:
+            yield charge
+        elif number > ignored:
+            yield BOUNDLESS
+
+
+def unusable_lines(db: sqlite3.Connection) -> list[int]:
+    """Return the numbers of the ledger's lines that cannot be used."""
+    rows = db.execute(f"SELECT line, {CHARGE} FROM ledger ORDER BY line")  # noqa: S608 - a constant
+    return [number for number, *row in rows if usable_charge(tuple(row)) is None]
+
 
 CHARGE = "time, unit, point, mechanism, multiplier, rate, count, releases"
 """The columns of the ledger, as ``Charge`` has them."""

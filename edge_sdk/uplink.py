@@ -15,6 +15,7 @@ from edge_sdk.wire.envelope import digest, ref
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.messages import (
     CHUNK_LIMIT,
+    LARGEST,
     WIRE,
     Chunk,
     Floor,
@@ -234,7 +235,7 @@ class Turn:
 
 def greet(up: Uplink, chance: Chance, *, above: int = 0) -> Turn:
     """Propose a new ledger session: a number never said before, bound by a nonce (rule D5)."""
-    numbers = replace(up.numbers, life=max(up.numbers.life, above) + 1)
+    numbers = replace(up.numbers, life=min(max(up.numbers.life, above) + 1, LARGEST))
     hello = Hello(
         life=numbers.life,
         nonce=chance.nonce(),

@@ -6,6 +6,8 @@ import json
 import sqlite3
 
 from aggregator.records import Client
+from edge_sdk.wire.codec import encode
+from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.messages import Command
 
 _COMMANDS = 64  # receipted commands kept of a device
@@ -57,7 +59,37 @@ def put_command(db: sqlite3.Connection, device: str, command: Command) -> None:
 
 
 def open_commands(db: sqlite3.Connection, device: str) -> list[Command]:
-    """Return the commands a device has not yet receipted, oldest first."""
+    """Return the commands a device has not yet receipted, oldest first; only what can be sent."""
+    return [command for command in _waiting(db, device) if is_sound(command)]
+
+
+def unusable(db: sqlite3.Connection) -> dict[str, tuple[int, ...]]:
+    """Return, by device, the numbers of open commands that no message can carry."""
+    devices = [
+        name
+        for (name,) in db.execute("SELECT DISTINCT device FROM commands WHERE done = 0 ORDER BY 1")
+    ]
+    found = {
+        device: tuple(one.num for one in _waiting(db, device) if not is_sound(one))
+        for device in devices
+    }
+    return {device: numbers for device, numbers in found.items() if numbers}
+
+
+def is_sound(command: Command) -> bool:
+    """Return whether a message can carry a command.
+
+    >>> is_sound(Command(1, "budget", {"releases": 40.0})), is_sound(Command(2**63, "stop"))
+    (True, False)
+    """
+    try:
+        encode(command)
+    except Refused:
+        return False
+    return True
+
+
+def _waiting(db: sqlite3.Connection, device: str) -> list[Command]:
     return [
         Command(num, op, json.loads(args), until)
         for num, op, args, until in db.execute(

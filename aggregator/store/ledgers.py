@@ -6,11 +6,54 @@ import json
 import sqlite3
 from collections.abc import Iterable
 
-from aggregator.ledger import Key, Ledger, Row
+from aggregator.ledger import Key, Ledger, Row, renewed, usable
+from edge_sdk.wire.messages import LARGEST, LIFE_LEAP
 
 
 def get(db: sqlite3.Connection, device: str) -> Ledger:
-    """Return a device's numbers; a new device has empty ones."""
+    """Return a device's numbers; a new device has empty ones, an unusable number is the largest."""
+    return usable(_stored(db, device))[0]
+
+
+def unusable(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+    """Return, by device, the names of the numbers on disk that no message can carry."""
+    devices = [name for (name,) in db.execute("SELECT device FROM ledgers ORDER BY device")]
+    found = {device: usable(_stored(db, device))[1] for device in devices}
+    return {device: names for device, names in found.items() if names}
+
+
+def renew(db: sqlite3.Connection, device: str, spent: int = 0) -> Ledger:
+    """Begin a device's ledger anew, for a new key, and return the one before.
+
+    Rows of lives that no device can have got to are removed; the others still recognise a repeat.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from aggregator.store.schema import prepare
+        >>> db = sqlite3.connect(":memory:", isolation_level=None)
+        >>> prepare(db, Path("fleet.db"))
+        >>> put(db, "meter-1", Ledger(cur=2**63 - 1, hid_life=2**63 - 1, spent=2**63 - 1, cmd=3))
+        >>> _ = renew(db, "meter-1")
+        >>> get(db, "meter-1")
+        Ledger(cur=0, hid=b'', hid_life=0, hid_open=(), open=(), spent=0, cmd=3)
+    """
+    before = get(db, device)
+    (life,) = db.execute(
+        "SELECT coalesce(max(life), 0) FROM journal"
+        " WHERE kind = 'update' AND device = ? AND life <= ?",
+        (device, LIFE_LEAP),
+    ).fetchone()
+    (num,) = db.execute(
+        "SELECT coalesce(max(num), 0) FROM commands WHERE device = ? AND num <= ?",
+        (device, LARGEST // 2),
+    ).fetchone()
+    after = renewed(before, life=life, cmd=num, spent=spent)
+    put(db, device, after)
+    db.execute("DELETE FROM rows WHERE device = ? AND life > ?", (device, after.top))
+    return before
+
+
+def _stored(db: sqlite3.Connection, device: str) -> Ledger:
     found = db.execute(
         "SELECT cur, hid, hid_life, hid_open, open, spent, cmd FROM ledgers WHERE device = ?",
         (device,),
@@ -50,8 +93,8 @@ def raise_commands(db: sqlite3.Connection, devices: Iterable[str], by: int) -> N
     db.executemany(
         "INSERT INTO ledgers (device, cur, hid, hid_life, hid_open, open, spent, cmd)"
         " VALUES (?, 0, x'', 0, '[]', '[]', 0, ?)"
-        " ON CONFLICT (device) DO UPDATE SET cmd = cmd + excluded.cmd",
-        [(device, by) for device in devices],
+        " ON CONFLICT (device) DO UPDATE SET cmd = min(cmd, ?) + excluded.cmd",
+        [(device, by, LARGEST - by) for device in devices],
     )
 
 

@@ -43,7 +43,8 @@ from aggregator.store import (
 from aggregator.store.errors import StoreError, spoken
 from aggregator.store.runs import Reach
 from aggregator.store.schema import fact, put_fact
-from edge_sdk.wire.codec import Leaf
+from edge_sdk.wire import envelope
+from edge_sdk.wire.codec import Leaf, encode
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.messages import Command
 from edge_sdk.wire.method import Event, Update
@@ -231,6 +232,30 @@ class SqliteStore:
         with self._writing() as db:
             devices.put(db, client)
 
+    def renew(self, client: Client, *, spent: int = 0) -> Ledger:
+        """Enrol a device under a new key with a new ledger; return the ledger before.
+
+        Commands that no message can carry are given up.
+
+        Args:
+            client: What is known of it from now on.
+            spent: Releases that its new ledger begins with.
+        """
+        with self._writing() as db:
+            devices.put(db, client)
+            for num in devices.unusable(db).get(client.id, ()):
+                devices.finish_command(db, client.id, num, Reason.BAD_COMMAND)
+            return ledgers.renew(db, client.id, spent)
+
+    def unusable(self) -> dict[str, list[str]]:
+        """Return, by device, what is on disk for it that no message can carry."""
+        found: dict[str, list[str]] = {}
+        for device, names in ledgers.unusable(self._db).items():
+            found.setdefault(device, []).extend(names)
+        for device, numbers in devices.unusable(self._db).items():
+            found.setdefault(device, []).extend(f"command {num}" for num in numbers)
+        return found
+
     def ledger(self, device: str) -> Ledger:
         """Return a device's numbers; a new device has empty ones."""
         return ledgers.get(self._db, device)
@@ -264,8 +289,21 @@ class SqliteStore:
             ledgers.raise_commands(db, (device,), 1)
             num = ledgers.get(db, device).cmd
             command = Command(num, op, dict(args or {}), until)
+            if not devices.is_sound(command):
+                raise StoreError(f"{self.path}: no message can carry {command}")
             devices.put_command(db, device, command)
         return command
+
+    def reissue(self, device: str, ref: bytes) -> Command | None:
+        """Give an open command of these bytes the next number; None if there is none.
+
+        A device that has forgotten which commands it has done refuses one that is numbered too low.
+        """
+        for before in self.issued(device):
+            if envelope.ref(envelope.digest(encode(before))) == ref:
+                self.command_done(device, before.num, Reason.SUPERSEDED)
+                return self.issue(device, before.op, before.args, before.until)
+        return None
 
     def issued(self, device: str) -> list[Command]:
         """Return the commands a device has not yet receipted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -19,6 +20,11 @@ WINDOW: Final = 20
 
 LARGEST: Final = 65_536
 """Largest payload in bytes, unless the server takes less."""
+
+STORED: Final = "stored time"
+MACHINE: Final = "machine's clock"
+EARLIER: Final = "stored time before its last leap"
+"""By which time the dates of a broker's certificate were found good."""
 
 Will = tuple[str, bytes, bool]
 """Topic, payload, retained: what the broker says for us when we are gone."""
@@ -47,7 +53,9 @@ class Broker:
         connect_timeout: Seconds for TCP and TLS; the only step that blocks.
         insecure: Allow ``mqtt://`` to a host that is not loopback.
         judged_at: Asked before every TLS handshake: the Unix seconds to judge the broker's dates
-            by, where this machine's clock is known to be wrong; None while it is not.
+            by, where this machine's clock is a day or more behind what was signed; None while it
+            is not. The dates may fit this machine's clock instead.
+        judged_else: As ``judged_at``: one more moment that the dates may fit, or None.
 
     Raises:
         LinkError: The settings cannot work together; the sentence says which.
@@ -76,6 +84,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     connect_timeout: float = 5.0
     insecure: bool = False
     judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
+    judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is sent."""
@@ -132,42 +141,75 @@ _NO_CHECK_TIME = 0x200000
 
 
 class _Dated(ssl.SSLSocket):
-    """Compares the leaf's dates itself where the machine's clock cannot be believed."""
+    """Compares the leaf's dates itself where clock and signed time disagree."""
 
     def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - ssl's signature
-        """Shake hands, and refuse a certificate that is not valid at the time we know."""
+        """Shake hands, and refuse a certificate that is valid at no time that may be the present.
+
+        Raises:
+            SSLCertVerificationError: With the dates of the certificate, and the moments tried.
+        """
         super().do_handshake(block)
-        at = self.context.at if isinstance(self.context, TlsContext) else None
-        if at is None:
+        context = self.context
+        if not isinstance(context, TlsContext):
+            return
+        context.dates_by = MACHINE
+        if context.at is None:
             return
         leaf: Any = self.getpeercert()
-        if not _second(leaf["notBefore"]) <= at <= _second(leaf["notAfter"]):
-            raise ssl.SSLCertVerificationError(
-                f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
-                "this machine's clock is wrong, and what is known of the time does not fit"
-            )
+        begin, end = _second(leaf["notBefore"]), _second(leaf["notAfter"])
+        tried = {STORED: context.at, MACHINE: time.time(), EARLIER: context.other}
+        for name, at in tried.items():
+            if at is not None and begin <= at <= end:
+                context.dates_by = name
+                return
+        context.dates_by = ""
+        told = "; ".join(f"{name} {_said(at)}" for name, at in tried.items() if at is not None)
+        raise ssl.SSLCertVerificationError(
+            f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
+            f"this machine's clock is wrong, or the time that was signed; none fits: {told}"
+        )
 
 
 _second = ssl.cert_time_to_seconds
+
+
+def _said(at: float) -> str:
+    """Write a moment for a person.
+
+    >>> _said(0.0)
+    '1970-01-01 00:00 UTC'
+    """
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
 class TlsContext(ssl.SSLContext):
     """Remembers the connection it wrapped last, and by which time its dates are judged.
 
     The MQTT library leaves it open when the handshake fails; whoever called it can close it here.
-    While the clock is known to be wrong, OpenSSL checks chain and host name without the time, and
-    the dates of the broker's own certificate are compared with the best time we have.
+    While the clock is a day or more behind what was signed, OpenSSL checks chain and host name
+    without the time, and the dates of the broker's own certificate are compared with the time that
+    was signed, with the clock, and with the signed time before it last leapt.
+
+    Attributes:
+        at: The signed time, Unix seconds; None while the clock agrees.
+        other: One more moment to try.
+        dates_by: Which of them the last certificate was valid at.
     """
 
     sslsocket_class = _Dated
     judged_at: Callable[[], float | None] | None = None
+    judged_else: Callable[[], float | None] | None = None
     at: float | None = None
+    other: float | None = None
+    dates_by: str = ""
     wrapped: ssl.SSLSocket | None = None
     marks: tuple[object, ...] = ()
 
     def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
         """Wrap as usual."""
         self.at = None if self.judged_at is None else self.judged_at()
+        self.other = None if self.judged_else is None else self.judged_else()
         flags = self.verify_flags & ~_NO_CHECK_TIME
         self.verify_flags = flags if self.at is None else flags | _NO_CHECK_TIME
         self.wrapped = super().wrap_socket(*args, **settings)
@@ -182,7 +224,7 @@ def tls_context(broker: Broker) -> TlsContext:
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.judged_at = broker.judged_at
+    context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
     context.marks = _marks(broker)  # before they are read: what is written meanwhile is read again
     try:
         context.load_verify_locations(cafile=broker.ca_file)

@@ -1,8 +1,9 @@
 """What is said: one frozen dataclass per message kind, one sentence per field.
 
 Field names are the header keys of the wire (``from_`` is ``from``). Times are server time in Unix
-milliseconds, durations milliseconds, sizes bytes; integers lie in 0 … 2^63-1. A field with a
-default may be left out on the wire. ``blob`` is not a header key but the body's second element.
+milliseconds, durations milliseconds, sizes bytes. A field with a default may be left out on the
+wire. ``blob`` is not a header key but the body's second element. Every number has a bound, far
+inside what SQLite, a double and a date can hold, so that no sum of a few of them overflows.
 Types narrow what ``codec.decode`` accepts; what is *wise* to accept is for ``admit`` to judge.
 """
 
@@ -23,7 +24,19 @@ WIRE = 1
 CLEAR = 0x92  # first byte of a clear body: an array of two
 SEALED = 0x94  # first byte of a sealed body: an array of four
 
-LARGEST = 2**63 - 1  # a signed 64-bit column or variable holds every number of the protocol
+LARGEST = 2**53 - 1  # the largest counter: a double holds it exactly, a signed 64-bit column too
+RELEASES_LIMIT = 2**31 - 1  # times the draws of one release, a 64-bit column still holds it
+TIME_LIMIT = 253_402_300_799_999  # ms: the end of the year 9999, the last that a date can have
+SPAN_LIMIT = 31 * 86_400_000  # ms: the longest duration
+WAIT_LIMIT = 86_400_000  # ms: the longest wait that a refusal may ask for
+FLOAT_LIMIT = 3.4028234663852886e38  # the largest float32
+
+LIFE_LEAP = 2**20  # lives that one message may skip: more hellos than a device ever says
+RELEASES_LEAP = 2**24  # releases that one message may add: one every thirty seconds for 16 years
+COMMAND_LEAP = 2**24  # commands that one may skip: sixteen restores of a backup
+EPOCH_LEAP = 2**16  # starts of an exchange that one message may skip
+STEP_LEAP = 2**24  # exchanges that a neighbour may be ahead
+SERIAL_LEAP = 2**40  # announcements that one may skip: a restore of a backup leaps by 2^20
 HEADER_LIMIT = 4096
 CHUNK_LIMIT = 32768
 CHUNK_FLOOR = 8192
@@ -34,6 +47,11 @@ NEIGHBOURS_LIMIT = 24
 
 Whole = Annotated[int, Between(0, LARGEST)]
 Ordinal = Annotated[int, Between(1, LARGEST)]
+Releases = Annotated[int, Between(0, RELEASES_LIMIT)]
+Moment = Annotated[int, Between(0, TIME_LIMIT)]
+Span = Annotated[int, Between(0, SPAN_LIMIT)]
+Wait = Annotated[int, Between(0, WAIT_LIMIT)]
+Real = Annotated[float, Between(-FLOAT_LIMIT, FLOAT_LIMIT)]
 U32 = Annotated[int, Between(0, 2**32 - 1)]
 Code = Annotated[int, Between(0, 65535)]
 Major = Annotated[int, Between(1, 255)]
@@ -52,7 +70,8 @@ Text = Annotated[str, Length(0, 64)]
 Word = Annotated[str, Length(1, 16)]
 Release = Annotated[str, Length(1, 32)]
 Words = Annotated[tuple[Word, ...], Length(0, 32)]
-Scalars = Annotated[Mapping[Text, float], Length(0, 32)]
+Scalars = Annotated[Mapping[Text, Real], Length(0, 32)]
+Claims = Annotated[Mapping[Text, float], Length(0, 32)]  # judged by admission, which can say why
 Slice = Annotated[int, Between(1, CHUNK_LIMIT // 4)]
 Offset = Annotated[int, Between(0, SCALARS_LIMIT - 1)]
 Pair = tuple[Whole, Whole]
@@ -76,7 +95,7 @@ class Hello:
     kind: ClassVar[str] = "hello"
     life: Ordinal  # number proposed for the session, saved before it is said
     nonce: Ref  # 16 random bytes that bind the answer to this very hello
-    spent: Whole  # releases charged so far
+    spent: Releases  # releases charged so far
     lost: bool  # whether the device's store is new
     open: Annotated[tuple[tuple[Ordinal, Ordinal], ...], Length(0, 8)]  # (life, seq) in the outbox
     wire: tuple[Major, Major]  # lowest and highest major version the device speaks
@@ -92,8 +111,8 @@ class Welcome:
     kind: ClassVar[str] = "welcome"
     hello: Ref  # which hello is answered
     life: Ordinal  # the life, confirmed
-    spent: Whole  # the aggregator's own count of releases: the device continues from the larger
-    time: Whole  # server time now
+    spent: Releases  # the aggregator's own count of releases: the device continues from the larger
+    time: Moment  # server time now
     wire: Major  # major version chosen
     caps: Words  # abilities that may be used; what is missing here must not be sent
     run: Whole  # current training run; 0 before the first
@@ -121,8 +140,8 @@ class Keys:
     serial: Ordinal  # rises with every announcement, for ever
     sign: Annotated[tuple[PublicKey, ...], Length(1, 8)]  # Ed25519 keys that may sign
     open: Annotated[tuple[PublicKey, ...], Length(0, 8)]  # X25519 keys bodies may be sealed to
-    from_: Annotated[tuple[Whole, ...], Length(1, 8)]  # start of validity of each ``sign`` key
-    until: Annotated[tuple[Whole, ...], Length(1, 8)]  # end of validity of each ``sign`` key
+    from_: Annotated[tuple[Moment, ...], Length(1, 8)]  # start of validity of each ``sign`` key
+    until: Annotated[tuple[Moment, ...], Length(1, 8)]  # end of validity of each ``sign`` key
     min_wire: Major  # no device may speak an older major version
 
     def __post_init__(self) -> None:
@@ -141,7 +160,7 @@ class Bundle:
     kind: ClassVar[str] = "bundle"
     serial: Ordinal  # rises with every announcement, for ever
     name: Text  # the bundle's name
-    version: Ordinal  # the bundle's own version
+    version: Annotated[int, Between(1, 2**31 - 1)]  # the bundle's own version
     digest: Digest  # SHA-256 of the archive; its first 16 bytes are the ``id`` to ask for
     size: BodySize  # bytes of the archive
     spec: Ref  # layout digest of the shared vector
@@ -170,8 +189,8 @@ class Model:
     digest: Digest  # SHA-256 of the content body; its first 16 bytes are the ``id`` of the parts
     size: BodySize  # bytes of the content body
     chunk: ChunkSize  # bytes of one part; the last is shorter
-    until: Whole  # end of the round, server time
-    spread: Whole  # take part after a uniform wait of at most this long
+    until: Moment  # end of the round, server time
+    spread: Span  # take part after a uniform wait of at most this long
     inline: Annotated[int, Between(0, CHUNK_LIMIT)]  # largest body sent unasked; 0 = always offer
     share: Share  # probability with which a device takes part
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
@@ -201,7 +220,7 @@ class Task:
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
     peers: Annotated[tuple[Text, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # your neighbours' ids
     keys: Annotated[tuple[PublicKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # and their keys
-    weights: Annotated[tuple[float, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: by degrees
+    weights: Annotated[tuple[Real, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: by degrees
     enc: Annotated[str, Length(0, 2)] = ""  # of a perishable array: f4, f2, or i4 for window ids
     shape: Dimensions = ()  # of that whole array; unset: it brings none
     off: U32 = 0  # number of the first row that is in the blob
@@ -270,7 +289,7 @@ class Offer:
     spec: Ref  # layout digest of its vector
     life: Ordinal  # its number, first half
     seq: Ordinal  # its number, second half
-    spent: Whole  # releases charged, this one included
+    spent: Releases  # releases charged, this one included
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +300,7 @@ class Grant:
     id: Ref  # first 16 bytes of the offered digest
     have: Bitmap  # bit i of byte i // 8, least significant first: chunk i has arrived
     win: Window  # chunks that may be on their way
-    keep: Whole  # how long the reservation lasts without a new chunk
+    keep: Span  # how long the reservation lasts without a new chunk
     to: Word | None = None  # worker whose topic the chunks go to
 
 
@@ -326,7 +345,7 @@ class Refusal:
 
     kind: ClassVar[str] = "refusal"
     code: Code  # why
-    wait: Whole  # not before this long
+    wait: Wait  # not before this long
     ref: Ref | None = None  # first 16 bytes of the refused message's digest
     id: Ref | None = None  # or the transfer that is refused
 
@@ -341,12 +360,12 @@ class Update:
     base: Whole  # model version the training started from
     life: Ordinal  # ledger session, never used again for other bytes
     seq: Ordinal  # 1, 2, 3 … within a life; gaps mean nothing
-    spent: Whole  # releases charged, this one included
+    spent: Releases  # releases charged, this one included
     spec: Ref  # layout digest of the vector
     part: Word  # what the vector is: delta (received minus trained), weights, grad, sign, q
     enc: Word  # tensor encoding of the blob
     n: Whole  # training samples, as claimed
-    vals: Scalars = field(default_factory=dict)  # the numbers of the answer, as the contract names
+    vals: Claims = field(default_factory=dict)  # the numbers of the answer, as the contract names
     check: Annotated[bytes, Length(8, 8)] | None = None  # hash of a vector both ends mirror
     flags: U32 | None = None  # 1 personal layers were reset, 2 clock not synchronised
     blob: bytes = b""  # the vector
@@ -410,7 +429,7 @@ class Command:
     num: Ordinal  # rises per device; the highest done is remembered
     op: Word  # stop, resume, reenrol, report, budget, hello, wipe
     args: Scalars = field(default_factory=dict)  # numbers the command needs
-    until: Whole | None = None  # useless after this server time
+    until: Moment | None = None  # useless after this server time
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +457,7 @@ class Time:
 
     kind: ClassVar[str] = "time"
     serial: Ordinal  # rises with every announcement, for ever
-    t: Whole  # server time now
+    t: Moment  # server time now
 
 
 Message = (

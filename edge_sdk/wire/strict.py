@@ -271,7 +271,10 @@ def _scalar(kind: type) -> Reader:
 def _float(value: object, at: Place) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise at.misfit("float", value)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise at.misfit("float", f"an int of {int(value).bit_length()} bits") from None
 
 
 def _enum(kind: type[Enum]) -> Reader:

@@ -22,6 +22,7 @@ class LinkUp:
     """The broker accepted the connection. Subscribe now, whatever the broker remembers."""
 
     max_payload: int  # largest payload the link will carry, in bytes
+    dates_by: str = ""  # by which time the broker's certificate is valid; empty without TLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class TestInline:
             ({"blob": np.array([np.nan, 0], "<f4").tobytes()}, Reason.NOT_FINITE),
             ({"blob": np.array([-np.inf, 0], "<f4").tobytes()}, Reason.NOT_FINITE),
             ({"blob": np.array([1e38, 1e38], "<f4").tobytes()}, Reason.NORM_EXCEEDED),
-            ({"n": 2**62}, Reason.BAD_SCALAR),
+            ({"n": 2**52}, Reason.BAD_SCALAR),
             ({"vals": {"loss": -1.0}}, Reason.BAD_SCALAR),
             ({"vals": {"mood": 1.0}}, Reason.BAD_SCALAR),
             ({"base": 1}, Reason.TOO_STALE),

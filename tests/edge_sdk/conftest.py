@@ -127,7 +127,7 @@ class Aggregator:
     def publish_keys(self, *, serial: int = 1) -> None:
         self.announce(
             "keys",
-            m.Keys(serial, (AGG_KEY.public,), (), (0,), (2**52,), 1),
+            m.Keys(serial, (AGG_KEY.public,), (), (0,), (2**47,), 1),
         )
 
     def publish_bundle(
@@ -172,7 +172,7 @@ class Aggregator:
             digest=digest(content),
             size=len(content),
             chunk=8192,
-            until=2**52,
+            until=2**47,
             spread=0,
             inline=self.inline,
             share=1.0,

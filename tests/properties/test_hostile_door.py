@@ -28,6 +28,9 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.messages import (
     KINDS,
     LARGEST,
+    RELEASES_LEAP,
+    RELEASES_LIMIT,
+    WAIT_LIMIT,
     Chunk,
     Have,
     Hello,
@@ -293,6 +296,7 @@ def test_one_flood_does_not_shut_others_out(door):
 
 whole = st.sampled_from((0, 1, 2, 3, 2**31, 2**32, LARGEST - 1, LARGEST))
 ordinal = st.sampled_from((1, 2, 3, 2**32, LARGEST - 1, LARGEST))
+releases = st.sampled_from((0, 1, 2**16, RELEASES_LEAP, RELEASES_LIMIT))
 small = st.integers(0, 255)
 refs = st.sampled_from((bytes(16), b"\xff" * 16))
 vector = np.zeros(SPEC.size, "<f4").tobytes()
@@ -305,13 +309,13 @@ scalars = st.dictionaries(
 sizes = st.sampled_from((1, 8_191, 8_192, 24_576, 8 * 1024 * 1024))
 specs = st.sampled_from((SPEC.digest, bytes(16)))
 numbers = {"run": ordinal, "round": whole, "base": whole, "spec": specs}
-own = {"life": ordinal, "seq": ordinal, "spent": whole}
+own = {"life": ordinal, "seq": ordinal, "spent": releases}
 words = st.one_of(
     st.builds(
         Hello,
         life=ordinal,
         nonce=refs,
-        spent=whole,
+        spent=releases,
         lost=st.booleans(),
         open=st.lists(st.tuples(ordinal, ordinal), max_size=3).map(tuple),
         wire=st.sampled_from(((1, 1), (2, 3), (255, 1))),
@@ -343,13 +347,19 @@ words = st.one_of(
     st.builds(Chunk, refs, small, ordinal | st.none(), ordinal | st.none(), st.just(bytes(8_192))),
     st.builds(Have, refs, st.sampled_from((b"", b"\x01", b"\xff" * 32)), st.sampled_from((1, 256))),
     st.builds(Receipt, whole, ordinal, refs, st.sampled_from((0, 65535)), whole, whole),
-    st.builds(Refusal, st.sampled_from((0, 65, 65535)), whole, refs | st.none(), refs | st.none()),
+    st.builds(
+        Refusal,
+        st.sampled_from((0, 64, 65535)),
+        st.sampled_from((0, WAIT_LIMIT)),
+        refs | st.none(),
+        refs | st.none(),
+    ),
     st.builds(Metrics, *[whole] * 9),
 )
 
 
 def lost_hello(life: int) -> Hello:
-    return Hello(life, bytes(16), LARGEST, True, (), (1, 1), (), "0", 0)
+    return Hello(life, bytes(16), life * RELEASES_LEAP, True, (), (1, 1), (), "0", 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES[:2]), words), max_size=12))

@@ -328,11 +328,24 @@ def neighbours() -> list[Case]:
 
 
 def widths() -> list[Case]:
-    """The largest integer of every width, and the first of the next."""
-    sizes = {"7": 0x7F, "8": 0xFF, "16": 0xFFFF, "32": 2**32 - 1, "63": LARGEST}
+    """The largest integer of every width, and the first of the next; too large ones are refused.
+
+    ``int-63`` was good before counters ended at 2^53-1: its bytes stay, and are refused.
+    """
+    sizes = {"7": 0x7F, "8": 0xFF, "16": 0xFFFF, "32": 2**32 - 1, "53": LARGEST}
     cases = [up(f"int-{k}", replace(UPDATE, life=v, seq=v)) for k, v in sizes.items()]
     over = {"7": 0x80, "8": 0x100, "16": 0x10000, "32": 2**32}
-    return cases + [up(f"int-over-{k}", replace(UPDATE, life=v, seq=v)) for k, v in over.items()]
+    cases += [up(f"int-over-{k}", replace(UPDATE, life=v, seq=v)) for k, v in over.items()]
+    beyond = {"int-63": 2**63 - 1, "int-over-53": LARGEST + 1}
+    return cases + [too_large(name, value) for name, value in beyond.items()]
+
+
+def too_large(name: str, value: int) -> Case:
+    """Return an update whose life and number are beyond what a counter may be."""
+    body, wide = codec.encode(UPDATE), b"\xcf" + value.to_bytes(8, "big")
+    for key, old in (("life", b"\x03"), ("seq", b"\x0c")):
+        body = body.replace(cursor.text(key) + old, cursor.text(key) + wide)
+    return replace(up(name, UPDATE), payload=raw(body), fields=None, refused="MALFORMED")
 
 
 TENSORS: dict[str, tuple[str, list[float]]] = {

@@ -15,15 +15,20 @@ I, S, B, F, L, M, T = "int", "str", "bin", "float", "list", "map", "bool"
 
 # kind: (has blob, {key: (type, lowest, highest)}, optional keys); for S, B, L, M the range is of
 # the length. This table is PROTOCOL.md section 5.
-ANY = (I, 0, 2**63 - 1)
-ONE = (I, 1, 2**63 - 1)
+ANY = (I, 0, 2**53 - 1)
+ONE = (I, 1, 2**53 - 1)
+SPENT = (I, 0, 2**31 - 1)
+TIME = (I, 0, 253402300799999)
+SPAN = (I, 0, 31 * 86400000)
+WAIT = (I, 0, 86400000)
+REAL = 3.4028234663852886e38
 REF = (B, 16, 16)
 TABLE = {
     "status": (0, {"state": (S, 4, 8), "life": ANY, "conn": (I, 0, 2**32 - 1)}, ""),
     "hello": (
         0,
         {
-            "life": ONE, "nonce": REF, "spent": ANY, "lost": (T, 0, 0), "open": (L, 0, 8),
+            "life": ONE, "nonce": REF, "spent": SPENT, "lost": (T, 0, 0), "open": (L, 0, 8),
             "wire": (L, 2, 2), "caps": (L, 0, 32), "sdk": (S, 1, 32), "conn": (I, 0, 2**32 - 1),
         },
         "",
@@ -31,7 +36,7 @@ TABLE = {
     "welcome": (
         0,
         {
-            "hello": REF, "life": ONE, "spent": ANY, "time": ANY, "wire": (I, 1, 255),
+            "hello": REF, "life": ONE, "spent": SPENT, "time": TIME, "wire": (I, 1, 255),
             "caps": (L, 0, 32), "run": ANY, "inline": (I, 0, 32768), "window": (I, 1, 256),
             "quota": ANY, "hold": (I, 1, 8), "cmd": ANY,
         },
@@ -49,7 +54,7 @@ TABLE = {
     "bundle": (
         0,
         {
-            "serial": ONE, "name": (S, 0, 64), "version": ONE, "digest": (B, 32, 32),
+            "serial": ONE, "name": (S, 0, 64), "version": (I, 1, 2**31 - 1), "digest": (B, 32, 32),
             "size": (I, 1, 2**23), "spec": REF, "sdk": (S, 1, 32), "method": (S, 1, 16),
             "run": ONE, "shared": (L, 0, 32), "seal": (L, 0, 32), "encs": (L, 0, 32),
             "url": (S, 1, 512),
@@ -61,7 +66,7 @@ TABLE = {
         {
             "serial": ONE, "run": ONE, "round": ANY, "version": ANY, "phase": (S, 4, 5),
             "part": (S, 1, 16), "spec": REF, "enc": (S, 1, 16), "digest": (B, 32, 32),
-            "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": ANY, "spread": ANY,
+            "size": (I, 1, 2**23), "chunk": (I, 1, 32768), "until": TIME, "spread": SPAN,
             "inline": (I, 0, 32768), "share": (F, 0.0, 1.0), "vals": (M, 0, 32), "cohort": REF,
             "deltas": (L, 0, 8),
         },
@@ -93,13 +98,13 @@ TABLE = {
         {
             "of": (S, 1, 16), "digest": (B, 32, 32), "size": (I, 1, 2**23),
             "chunk": (I, 1, 32768), "sig": (B, 72, 72), "run": ONE, "round": ANY, "base": ANY,
-            "spec": REF, "life": ONE, "seq": ONE, "spent": ANY,
+            "spec": REF, "life": ONE, "seq": ONE, "spent": SPENT,
         },
         "",
     ),
     "grant": (
         0,
-        {"id": REF, "have": (B, 0, 32), "win": (I, 1, 256), "keep": ANY, "to": (S, 1, 16)},
+        {"id": REF, "have": (B, 0, 32), "win": (I, 1, 256), "keep": SPAN, "to": (S, 1, 16)},
         "to",
     ),
     "chunk": (1, {"id": REF, "i": (I, 0, 255), "life": ONE, "seq": ONE}, "life seq"),
@@ -109,11 +114,11 @@ TABLE = {
         {"life": ANY, "seq": ONE, "ref": REF, "code": (I, 0, 65535), "run": ANY, "round": ANY},
         "",
     ),
-    "refusal": (0, {"code": (I, 0, 65535), "wait": ANY, "ref": REF, "id": REF}, "ref id"),
+    "refusal": (0, {"code": (I, 0, 65535), "wait": WAIT, "ref": REF, "id": REF}, "ref id"),
     "update": (
         1,
         {
-            "run": ONE, "round": ANY, "base": ANY, "life": ONE, "seq": ONE, "spent": ANY,
+            "run": ONE, "round": ANY, "base": ANY, "life": ONE, "seq": ONE, "spent": SPENT,
             "spec": REF, "part": (S, 1, 16), "enc": (S, 1, 16), "n": ANY, "vals": (M, 0, 32),
             "check": (B, 8, 8), "flags": (I, 0, 2**32 - 1),
         },
@@ -129,7 +134,7 @@ TABLE = {
     ),
     "settle": (0, {"run": ANY, "epoch": ONE, "step": ANY, "used": (T, 0, 0)}, ""),
     "command": (
-        0, {"num": ONE, "op": (S, 1, 16), "args": (M, 0, 32), "until": ANY}, "args until",
+        0, {"num": ONE, "op": (S, 1, 16), "args": (M, 0, 32), "until": TIME}, "args until",
     ),
     "metrics": (
         0,
@@ -139,7 +144,7 @@ TABLE = {
         ),
         "step mixed missed",
     ),
-    "time": (0, {"serial": ONE, "t": ANY}, ""),
+    "time": (0, {"serial": ONE, "t": TIME}, ""),
 }  # fmt: skip
 
 
@@ -270,7 +275,7 @@ def parse(kind, body):
     for key in header:
         if key not in keys and key[:1].isupper():
             raise Bad("UNKNOWN_FIELD")
-    out = known(header, keys, optional.split())
+    out = known(kind, header, keys, optional.split())
     if with_blob:
         out["blob"] = blob
     if "shape" in keys and (kind == "signal" or out.get("shape")):
@@ -278,7 +283,7 @@ def parse(kind, body):
     return out
 
 
-def known(header, keys, optional):
+def known(kind, header, keys, optional):
     """Return what the table knows of a header, each of its type and size."""
     out = {}
     for key, (want, lowest, highest) in keys.items():
@@ -291,6 +296,16 @@ def known(header, keys, optional):
             raise Bad("MALFORMED")
         amount = value if want in (I, F) else 0 if want is T else len(value)
         if not lowest <= amount <= highest:
+            raise Bad("MALFORMED")
+        if (
+            want is M
+            and kind != "update"
+            and not all(-REAL <= v <= REAL for _, v in value.values())
+        ):
+            raise Bad("MALFORMED")
+        if key in ("from", "until") and want is L and not all(0 <= v <= TIME[2] for v in value):
+            raise Bad("MALFORMED")
+        if key == "weights" and not all(-REAL <= v <= REAL for v in value):
             raise Bad("MALFORMED")
         out[key] = {k: v for k, (_, v) in value.items()} if want is M else value
     return out

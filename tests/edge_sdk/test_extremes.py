@@ -1,0 +1,354 @@
+"""A device that is told the largest numbers there are, or has worse on disk, and starts again."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from dataclasses import replace
+
+import pytest
+
+from edge_sdk.charge import Charge
+from edge_sdk.clock import BUILT, DAY
+from edge_sdk.preflight import clock_told
+from edge_sdk.store import Store
+from edge_sdk.wire import keys
+from edge_sdk.wire import messages as m
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.messages import LARGEST, RELEASES_LEAP, RELEASES_LIMIT, TIME_LIMIT
+
+POISON = 2**63 - 1
+NEW_KEY = keys.from_seed(b"n" * 32)
+
+
+@pytest.fixture
+def told(fleet, monkeypatch):
+    """Let the server change every welcome, and return the fleet and the changes."""
+    changes = {}
+    say = fleet.server.tell
+
+    def tell(message):
+        is_welcome = isinstance(message, m.Welcome)
+        say(replace(message, **changes) if is_welcome else message)
+
+    monkeypatch.setattr(fleet.server, "tell", tell)
+    return fleet, changes
+
+
+def commands(fleet, number, op, **args):
+    """Say a command; return what the device answered."""
+    before = len(fleet.server.receipts)
+    fleet.server.tell(m.Command(number, op, args))
+    fleet.run()
+    return [receipt.code for receipt in fleet.server.receipts[before:]]
+
+
+def learns(fleet, number):
+    """Whether a round is learned, sent and receipted."""
+    before = len(fleet.server.updates)
+    fleet.server.open_round(number, number - 1, [0.1] * 4)
+    fleet.run(30)
+    return len(fleet.server.updates) > before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spent": RELEASES_LEAP},
+        {"time": TIME_LIMIT},
+        {"time": 0},
+        {"quota": LARGEST},
+        {"run": LARGEST, "cmd": LARGEST},
+    ],
+    ids=str,
+)
+def test_the_largest_welcome_that_is_taken_does_no_harm(told, change):
+    fleet, changes = told
+    if "time" in change:  # a list of keys without end: else no such time is believed
+        fleet.server.announce(
+            "keys", m.Keys(2, (keys.from_seed(b"a" * 32).public,), (), (0,), (TIME_LIMIT,), 1)
+        )
+    changes |= change
+    fleet.device.start()
+    fleet.device.observe()
+    for _ in range(3):
+        fleet.run(20)
+        assert fleet.device.client.status()["ready"]
+        fleet.device.kill()
+        fleet.device.start()
+        fleet.device.observe()
+    changes.clear()
+    fleet.run(20)
+    assert fleet.device.client.status()["ready"]
+    assert learns(fleet, 1)
+
+
+@pytest.mark.parametrize("name", ["spent", "life"])
+def test_a_counter_that_leaps_to_its_end_is_not_believed_and_nothing_of_it_is_kept(
+    told, name, caplog
+):
+    fleet, changes = told
+    if name == "spent":
+        changes["spent"] = RELEASES_LIMIT
+    else:
+        fleet.server.highest = LARGEST
+    fleet.device.start()
+    with caplog.at_level(logging.ERROR):
+        fleet.run(30)
+    assert not fleet.device.client.status()["ready"]
+    assert "enrol this device with a new key" in caplog.text
+    numbers = fleet.device.client._store.numbers()
+    assert numbers.spent == 0
+    assert numbers.life == 1
+    fleet.device.kill()
+    changes.clear()
+    fleet.server.highest = 1
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run(30)
+    assert learns(fleet, 1), "an honest aggregator heals it"
+
+
+@pytest.mark.parametrize("releases", [-1.0, RELEASES_LIMIT + 1.0, 2.0**63, 1e20, 3.4e38])
+def test_a_budget_out_of_bounds_is_refused_and_receipted_as_that(fleet, releases):
+    fleet.device.start()
+    fleet.run(20)
+    assert commands(fleet, 1, "budget", releases=releases) == [Reason.BAD_COMMAND]
+    fleet.device.kill()
+    fleet.device.start()
+    fleet.run(20)
+    assert fleet.device.client._session.most is None
+
+
+def test_the_largest_budget_survives_a_restart(fleet):
+    fleet.device.start()
+    fleet.run(20)
+    assert commands(fleet, 1, "budget", releases=float(RELEASES_LIMIT)) == [0]
+    fleet.device.kill()
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run(20)
+    assert learns(fleet, 1)
+
+
+def test_a_command_that_leaps_silences_nobody_and_is_not_receipted(fleet):
+    fleet.device.start()
+    fleet.run(20)
+    assert commands(fleet, LARGEST, "stop") == []
+    assert not fleet.device.client.why_stopped
+    assert commands(fleet, 1, "stop") == [0]
+    assert fleet.device.client.why_stopped == "command"
+
+
+def test_a_command_below_what_was_done_is_neither_done_nor_receipted(fleet):
+    fleet.device.start()
+    fleet.run(20)
+    assert commands(fleet, 9, "report") == [0]
+    assert commands(fleet, 3, "stop") == []
+    assert fleet.server.heard["refusal"] == 1
+    assert not fleet.device.client.why_stopped
+    assert commands(fleet, 9, "report") == [0], "a repeat is receipted again"
+
+
+@pytest.mark.parametrize("done", [POISON, 2**24])
+def test_a_welcome_takes_back_a_command_number_that_nobody_issued(told, done):
+    fleet, changes = told
+    fleet.device.start()
+    fleet.run(20)
+    fleet.device.client._store.set_facts(command=done)
+    fleet.device.kill()
+    changes["cmd"] = 4
+    fleet.device.start()
+    fleet.run(20)
+    assert commands(fleet, 5, "stop") == [0]
+    assert fleet.device.client.why_stopped == "command"
+
+
+# --- what version 0.1 may have left on disk -------------------------------------------------------
+
+
+def poison(fleet, statement, *values):
+    """Write into the file of a device that is not running."""
+    path = fleet.device.config.state / "device.db"
+    with sqlite3.connect(path) as db:
+        db.execute(statement, values)
+    db.close()
+
+
+def stopped(fleet):
+    """Let a device learn a round, and stop it."""
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run(20)
+    assert learns(fleet, 1)
+    fleet.device.client.close()
+    fleet.device.client = None
+
+
+FACTS = ("floor", "command", "conn", "serial", "releases allowed", "noised since", "day", "starts")
+
+
+@pytest.mark.parametrize("value", [POISON, -1])
+@pytest.mark.parametrize("name", FACTS)
+def test_a_fact_that_is_out_of_bounds_is_set_aside_and_said(fleet, name, value, caplog):
+    stopped(fleet)
+    poison(fleet, "INSERT OR REPLACE INTO facts VALUES (?, ?)", name, value)
+    with caplog.at_level(logging.ERROR):
+        fleet.device.start()
+    assert f'set aside what="{name}"' in caplog.text or f"set aside what={name}" in caplog.text
+    assert fleet.device.client._store.set_aside()[name] == str(value)
+    fleet.device.observe()
+    fleet.run(20)
+    assert fleet.device.client.status()["ready"]
+    if (name, value < 0) != ("releases allowed", True):
+        assert learns(fleet, 2)
+    fleet.device.kill()
+    fleet.device.start()
+
+
+@pytest.mark.parametrize("column", ["life", "seq", "spent"])
+@pytest.mark.parametrize("value", [POISON, -1])
+def test_numbers_that_are_out_of_bounds_begin_anew_and_releases_stay_counted(
+    fleet, column, value, caplog
+):
+    stopped(fleet)
+    poison(fleet, f"UPDATE numbers SET {column} = ?", value)
+    with caplog.at_level(logging.ERROR):
+        fleet.device.start()
+    assert "set aside" in caplog.text
+    assert fleet.device.client._store.numbers().spent == 1, "the ledger has every release"
+    fleet.device.observe()
+    fleet.run(40)
+    assert fleet.device.client.status()["ready"], "the aggregator says where lives go on"
+    assert learns(fleet, 2)
+
+
+def test_an_entry_that_no_message_can_carry_is_not_sent_for_ever(fleet):
+    stopped(fleet)
+    poison(
+        fleet,
+        "INSERT INTO outbox VALUES (?, 1, 'update', x'92', x'00', 1, 1, 0, ?, 1, 0)",
+        POISON,
+        bytes(16),
+    )
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run(20)
+    assert fleet.device.client._session.up.entries == ()
+    assert learns(fleet, 2)
+
+
+def budgeted(make):
+    mechanism = {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 1.0}
+    budget = {"epsilon": 50.0, "delta": 1e-6}
+    return make(privacy={"mode": "honest", "mechanism": mechanism, "budget": budget})
+
+
+LINE = "INSERT INTO ledger VALUES (NULL, 0, 'device', 'update', 'gaussian', 5.0, 1.0, ?, ?)"
+
+
+@pytest.mark.parametrize("line", [(POISON, 1), (1, POISON), (-5, 1), (1, -5)])
+def test_a_line_of_the_ledger_that_cannot_be_read_grants_nothing_until_a_new_key(make, line):
+    fleet = budgeted(make)
+    stopped(fleet)
+    poison(fleet, LINE, *line)
+    fleet.device.start()
+    fleet.device.observe()
+    fleet.run(20)
+    assert not learns(fleet, 2)
+    assert fleet.device.client.why_stopped == "budget"
+    assert fleet.device.client.forecast() is not None
+    fleet.device.kill()
+    with Store.open(fleet.device.config.state) as store:
+        before = [charge for charge in store.ledger() if charge.point == "update"]
+        assert store.own(NEW_KEY.kid)
+        assert [*store.ledger()] == before, "what was told stays charged"
+        assert not store.own(NEW_KEY.kid)
+
+
+def test_what_was_charged_is_never_less_after_a_new_key(make):
+    fleet = budgeted(make)
+    stopped(fleet)
+    with Store.open(fleet.device.config.state) as store:
+        store.charge(replace(store.numbers(), spent=7), [Charge(0, "device", "update", "g", 5.0)])
+        before = [*store.ledger()]
+        assert store.own(NEW_KEY.kid)
+        assert [*store.ledger()] == before
+        assert store.numbers().spent == 7
+
+
+def test_announcements_on_disk_that_cannot_be_read_are_set_aside(fleet, caplog):
+    stopped(fleet)
+    poison(fleet, "UPDATE papers SET bytes = x'9280c400' WHERE name IN ('keys', 'bundle')")
+    with caplog.at_level(logging.WARNING):
+        fleet.device.start()
+    assert "set aside what=keys" in caplog.text
+    assert "set aside what=bundle" in caplog.text
+    fleet.device.observe()
+    fleet.run(40)
+    assert learns(fleet, 2)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_a_welcome_takes_back_a_time_that_was_wrong_and_a_replay_does_not_bring_it(told):
+    fleet, changes = told
+    right = fleet.clock.wall()
+    changes["time"] = right + 40 * DAY
+    fleet.device.start()
+    fleet.run(20)
+    session = fleet.device.client._session
+    assert session.judged_at() == pytest.approx(right / 1000 + 40 * 86_400, abs=10)
+    fleet.device.kill()
+    fleet.device.start()
+    session = fleet.device.client._session
+    assert session.judged_at() == pytest.approx(right / 1000 + 40 * 86_400, abs=10)
+    assert session.judged_else() is not None, "the time before the leap"
+    changes["time"] = right
+    fleet.run(20)
+    assert session.judged_at() is None
+    assert session.judged_else() is None
+    old = m.Time(99, right + 40 * DAY)
+    fleet.server.announce("time", old, keys.from_seed(b"a" * 32), "_agg")
+    fleet.run(20)
+    assert session.judged_at() is None
+    fleet.device.kill()
+    fleet.device.start()
+    assert fleet.device.client._session.judged_at() is None
+
+
+def test_a_time_at_which_no_key_is_valid_is_not_believed(told):
+    fleet, changes = told
+    end = fleet.clock.wall() + 100 * DAY
+    public = keys.from_seed(b"a" * 32).public
+    fleet.server.announce("keys", m.Keys(2, (public,), (), (0,), (end,), 1))
+    changes["time"] = end + DAY
+    fleet.device.start()
+    fleet.run(20)
+    assert fleet.device.client.status()["ready"]
+    assert fleet.device.client._store.fact("floor", BUILT) == BUILT
+
+
+def test_a_device_that_lives_in_the_future_asks_what_the_time_is(told):
+    fleet, changes = told
+    right = fleet.clock.wall()
+    changes["time"] = right + 40 * DAY
+    fleet.device.start()
+    fleet.run(20)
+    changes.clear()
+    hellos = fleet.server.heard["hello"]
+    for serial in (98, 99):
+        said = m.Time(serial, fleet.clock.wall())
+        fleet.server.announce("time", said, keys.from_seed(b"a" * 32), "_agg")
+        fleet.run(20)
+    assert fleet.server.heard["hello"] == hellos + 1
+    assert fleet.device.client._session.judged_at() is None
+
+
+def test_the_check_says_what_is_stored_and_what_to_do():
+    now = 1_800_000_000_000
+    assert "0 days behind" in clock_told(now, now)
+    told = clock_told(now + 40 * DAY, now)
+    assert "40 days ahead: one of them is wrong" in told
+    assert "its next welcome takes the stored time back" in told
