@@ -63,7 +63,7 @@ def promtool():
 
     def run(*words, given=b""):
         words = [found, *map(str, words)]
-        done = subprocess.run(words, input=given, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(words, input=given, capture_output=True, timeout=300, check=False)
         assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
     return run

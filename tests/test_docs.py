@@ -201,7 +201,7 @@ class Walk:
         return subprocess.Popen(command, cwd=self.folder, env=self.environ, **pipes)
 
     def ended(self, running: subprocess.Popen[str]) -> tuple[int, str, str]:
-        out, err = running.communicate(timeout=120)
+        out, err = running.communicate(timeout=600)
         return running.returncode, out, err
 
     def call(self, *words: str) -> str:
@@ -212,7 +212,7 @@ class Walk:
     def serve(self) -> None:
         """Start the daemon in another terminal; go on when it is ready."""
         self.daemon = self.start("gridfed-aggregator", "run", "aggregator.toml")
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while self.ended(self.start("gridfed-aggregator", "health"))[0] and time.monotonic() < end:
             time.sleep(0.1)
 

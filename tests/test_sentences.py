@@ -113,7 +113,7 @@ def start(program: str, *words: str) -> Done:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
@@ -366,7 +366,7 @@ def test_make_says_which_python_is_needed(place):
         ["make", "-C", str(ROOT), f"PYTHON={shim}", f"VENV={place / 'venv'}", "test"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={key: value for key, value in os.environ.items() if not key.startswith("MAKE")},
     )

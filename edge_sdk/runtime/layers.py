@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_sdk.runtime.graph import GraphError
-from edge_sdk.runtime.operators import Run, Site, operator
+from edge_sdk.runtime.operators import Run, Site, bounded, operator
 from edge_sdk.runtime.pointwise import sigmoid
 from edge_sdk.wire.method import Array
 
@@ -87,6 +87,7 @@ def _driven(x: Array, w: Array, b: Array | None) -> Array:
 
 def _plain(x: Array, w: Array, bias: Array | int) -> Array:
     """One product for the whole window instead of one a step."""
+    bounded((*x.shape[:2], len(w)))
     flat = np.ascontiguousarray(x).reshape(-1, x.shape[2])
     return np.asarray(flat @ w.T + bias).reshape(*x.shape[:2], -1)
 

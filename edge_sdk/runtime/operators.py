@@ -10,7 +10,8 @@ Source of the meanings: the ONNX operator specification, operator sets 13 to 17.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,22 @@ from edge_sdk.wire.method import Array
 
 Run = Callable[..., Any]
 """Inputs in order to the result, or to a tuple of results where an operator has several."""
+
+
+LARGEST = 1 << 27
+"""The most numbers that one array may have: 512 MiB of float32, far more than any device has."""
+
+
+def bounded(sizes: Iterable[int]) -> None:
+    """Refuse an array before it is made; a damaged graph asks for more than the machine has.
+
+    >>> bounded((1 << 20, 1 << 10))
+    Traceback (most recent call last):
+    edge_sdk.runtime.graph.GraphError: an array of 1073741824 numbers, at most 134217728 are made
+    """
+    count = math.prod(sizes)
+    if count > LARGEST:
+        raise GraphError(f"an array of {count} numbers, at most {LARGEST} are made")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

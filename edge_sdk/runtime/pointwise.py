@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from edge_sdk.runtime.graph import GraphError
-from edge_sdk.runtime.operators import OPERATORS, Operator, Run, Site, operator
+from edge_sdk.runtime.operators import LARGEST, OPERATORS, Operator, Run, Site, bounded, operator
 from edge_sdk.wire.method import Array
 
 
@@ -94,11 +95,32 @@ _PLAIN: Final[dict[str, Run]] = {
 }
 
 
+_OF_SEVERAL: Final = frozenset(
+    ["Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "And", "Or", "Equal", "Where"]
+).union(kind for kind in _PLAIN if kind.startswith(("Greater", "Less")))
+"""What broadcasts its inputs; the others have one input, and a result of its shape."""
+
+
+def _of_several(run: Run, *inputs: Array) -> Array:
+    """Run an operator whose inputs are broadcast: two long ones may ask for a huge result."""
+    if math.prod(one.size for one in inputs) > LARGEST:
+        bounded(np.broadcast_shapes(*(one.shape for one in inputs)))
+    out: Array = run(*inputs)
+    return out
+
+
 def _as_it_is(run: Run, _site: Site) -> Run:
     return run
 
 
-OPERATORS.update({kind: Operator(partial(_as_it_is, run), {}) for kind, run in _PLAIN.items()})
+OPERATORS.update(
+    {
+        kind: Operator(
+            partial(_as_it_is, partial(_of_several, run) if kind in _OF_SEVERAL else run), {}
+        )
+        for kind, run in _PLAIN.items()
+    }
+)
 
 _TYPES: Final[dict[Any, type[np.generic]]] = {1: np.float32, 7: np.int64, 9: np.bool_}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.runtime.graph import GraphError
-from edge_sdk.runtime.operators import Run, Site, operator
+from edge_sdk.runtime.operators import LARGEST, Run, Site, bounded, operator
 from edge_sdk.wire.method import Array
 
 
@@ -47,6 +47,7 @@ def _expand(_site: Site) -> Run:
 
     def run(x: Array, sizes: Array) -> Array:
         shape = np.broadcast_shapes(np.shape(x), _whole(sizes))
+        bounded(shape)
         return np.broadcast_to(x, shape)
 
     return run
@@ -137,6 +138,7 @@ def _pad(site: Site) -> Run:
         if min(around) < 0:
             raise GraphError("Pad: a negative pad is not supported")
         sizes = [b + size + a for b, size, a in zip(before, x.shape, after, strict=True)]
+        bounded(sizes)
         out = np.full(sizes, fill, x.dtype) if fill is not None else np.zeros(sizes, x.dtype)
         out[tuple(slice(b, b + size) for b, size in zip(before, x.shape, strict=True))] = x
         return out
@@ -193,9 +195,18 @@ def _argmax(site: Site) -> Run:
     return lambda x: np.argmax(x, axis, keepdims=keep)
 
 
+def _product(a: Array, b: Array) -> Array:
+    """Return ``a @ b``; its size is at most that of the product of the operands' sizes."""
+    if a.size * b.size > LARGEST and a.ndim > 1 and b.ndim > 1:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        bounded((*batch, a.shape[-2], b.shape[-1]))
+    out: Array = np.matmul(a, b)
+    return out
+
+
 @operator("MatMul")
 def _matmul(_site: Site) -> Run:
-    return np.matmul
+    return _product
 
 
 @operator("Gemm", alpha=1.0, beta=1.0, transA=0, transB=0)
@@ -205,7 +216,7 @@ def _gemm(site: Site) -> Run:
     alpha, beta = (np.float32(site.attributes[name]) for name in ("alpha", "beta"))
 
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
-        out: Array = np.matmul(a.T if turn_a else a, b.T if turn_b else b)
+        out: Array = _product(a.T if turn_a else a, b.T if turn_b else b)
         if alpha != 1:
             out *= alpha
         if c is not None:

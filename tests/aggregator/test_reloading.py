@@ -291,7 +291,7 @@ class Process:
         return self._log.read_text("utf-8")
 
     def metrics(self):
-        with urllib.request.urlopen(f"{self.page}/metrics", timeout=5) as page:
+        with urllib.request.urlopen(f"{self.page}/metrics", timeout=60) as page:
             rows = [line.rpartition(" ") for line in page.read().decode().splitlines()]
         return {name: float(value) for name, _, value in rows if not name.startswith("#")}
 
@@ -301,7 +301,7 @@ class Process:
     def hang_up(self):
         self.running.send_signal(signal.SIGHUP)
 
-    def until(self, holds, patience=30.0):
+    def until(self, holds, patience=300.0):
         end = time.monotonic() + patience
         while time.monotonic() < end:
             assert self.running.poll() is None, self.log
@@ -319,7 +319,7 @@ class Process:
 
     def end(self):
         self.running.terminate()
-        return self.running.wait(20)
+        return self.running.wait(300)
 
 
 @pytest.fixture
@@ -391,7 +391,7 @@ def test_the_service_manager_hears_of_it(founded, tmp_path):
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(address))
-        manager.settimeout(30)
+        manager.settimeout(300)
         config = founded(replacing=[("127.0.0.1:1883", f"127.0.0.1:{port}")])
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(address)}
         words = [sys.executable, "-m", "aggregator", "run", str(config.file)]
@@ -404,7 +404,7 @@ def test_the_service_manager_hears_of_it(founded, tmp_path):
             heard(manager, "READY=1")
             running.terminate()
             heard(manager, "STOPPING=1")
-            assert running.wait(20) == 0
+            assert running.wait(300) == 0
         finally:
             running.kill()
             running.wait()
@@ -439,7 +439,7 @@ def test_a_closed_terminal_ends_the_daemon(started, terminal):
         process.until(lambda: "reloaded changed=nothing" in process.log)
         process.goes_on()
         os.close(ours)
-        assert process.running.wait(20) == 0
+        assert process.running.wait(300) == 0
         assert "stopped round" in process.log
 
 

@@ -48,7 +48,7 @@ def told(tmp_path_factory):
         [sys.executable, "-c", TRAIN, str(folder / "meter.toml")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
     )

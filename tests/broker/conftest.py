@@ -56,7 +56,9 @@ class Room:
     def serve(self, seconds: float) -> None:
         self.until(lambda: False, seconds, must=False)
 
-    def until(self, done: Callable[[], bool], patience: float = 20.0, *, must: bool = True) -> None:
+    def until(
+        self, done: Callable[[], bool], patience: float = 200.0, *, must: bool = True
+    ) -> None:
         end = time.monotonic() + patience
         while not done():
             if time.monotonic() > end:

@@ -16,7 +16,6 @@ from tools.day.street import Plan
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.timeout(480),
     pytest.mark.skipif(sys.platform != "linux", reason="another process's counters are in /proc"),
 ]
 PLAN = Plan()

@@ -12,7 +12,7 @@ from firmware_sim.running import FleetRun
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.broker
 
 DEVICES = 2
 BUNDLES = {"fedgru": "load-gru", "fedntp": "load-lstm-week"}
@@ -65,7 +65,14 @@ def chosen(method):
     ).first_days(21, sample_set("homes" if is_plain else "cells"))
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - NOISY - HOSTED))
+QUICK = "fedavg"
+EACH = [
+    pytest.param(method, marks=[] if method == QUICK else pytest.mark.slow)
+    for method in sorted(METHODS.keys() - NOISY - HOSTED)
+]
+
+
+@pytest.mark.parametrize("method", EACH)
 def test_a_method_moves_a_model_over_a_real_broker(url, tmp_path, method):
     scenario = chosen(method)
     with display(is_quiet=True) as shown:

@@ -26,7 +26,7 @@ from tests.broker.conftest import require
 from tests.fleet.conftest import STREAMS, history
 from tests.fleet.street import Street, ring
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 NAMES = [f"home-{number:02d}" for number in range(20)]
 KILLED, CUT = "home-07", "home-13"

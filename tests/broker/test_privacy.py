@@ -19,7 +19,7 @@ from firmware_sim.folders import toml
 from tests.fleet.conftest import World
 from tests.fleet.test_split import HOURS, demand, sites
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.broker
 
 STREAM = "ev.demand.energy"
 BEGIN = 1_514_764_800

@@ -10,7 +10,7 @@ from firmware_sim.running import FleetRun
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 ROUNDS = 3
 

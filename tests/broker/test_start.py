@@ -137,7 +137,7 @@ def test_it_does_not_outlive_a_parent_that_is_killed(kind, tmp_path):
         url = parent.stdout.readline().strip()
         assert probe(url)
         parent.kill()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while probe(url, patience=0.5):
         assert time.monotonic() < until, "it still answers"
         time.sleep(0.1)
@@ -154,7 +154,7 @@ def test_links_come_back_after_the_broker_was_killed(kind, tmp_path, room):
         one.kill()
         room.until(lambda: not (ear.link.is_up or mouth.link.is_up))
         one.restart()
-        room.until(lambda: ear.link.is_up and mouth.link.is_up, 30.0)
+        room.until(lambda: ear.link.is_up and mouth.link.is_up)
         ear.link.subscribe("t/#")  # whatever the broker remembers
         room.serve(0.3)
         mouth.link.publish("t/1", b"after")

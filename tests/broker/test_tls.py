@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker import TlsFiles, probe, start
+from aggregator.broker import TlsFiles, mosquitto_program, probe, start
 from edge_sdk.wire.mosquitto_access import mosquitto_access
 from edge_sdk.wire.mqtt import Broker, MqttLink
 from edge_sdk.wire.tlsfiles import files, look
@@ -23,6 +23,8 @@ class Site:
     """A broker with an authority, and the settings of those who come to it."""
 
     def __init__(self, folder: Path, revoked: tuple[float, float] | None = None):
+        if mosquitto_program() is None:
+            pytest.skip("mosquitto is not installed")
         self.authority = Authority(folder, "authority")
         certificate, key = self.authority.issue("broker", "127.0.0.1")
         probe_certificate, probe_key = self.authority.issue("probe")
@@ -45,10 +47,6 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    from aggregator.broker import mosquitto_program  # noqa: PLC0415
-
-    if mosquitto_program() is None:
-        pytest.skip("mosquitto is not installed")
     one = Site(tmp_path_factory.mktemp("site"))
     yield one
     one.process.stop()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import sqlite3
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from aggregator import config as configs
 from aggregator import leaves
 from aggregator.audit import Audit, recompute
+from aggregator.broker import mosquitto_program
 from aggregator.store import SqliteStore
 from firmware_sim.federation import Federation, free_port, start_broker
 from firmware_sim.folders import prepare
@@ -27,7 +26,7 @@ KINDS = [
     pytest.param(
         "mosquitto",
         marks=pytest.mark.skipif(
-            not (shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists()),
+            mosquitto_program() is None,
             reason="mosquitto is not installed",
         ),
     ),
@@ -37,10 +36,12 @@ KINDS = [
 def kill(program: Running) -> None:
     """Kill a program; a device may just have ended by itself, its rounds done."""
     program.signal(signal.SIGKILL)
-    assert program.wait(10) in (-signal.SIGKILL, 0), program.tail()
+    assert program.wait(120) in (-signal.SIGKILL, 0), program.tail()
 
 
 def federation(folder, family, kind, scenario: Scenario) -> tuple[Federation, str]:
+    if kind == "mosquitto" and mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
     url = start_broker(family, folder / "broker", kind)
     page = f"127.0.0.1:{free_port()}"
     samples = sample_set(scenario.samples)

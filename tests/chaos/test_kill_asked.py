@@ -15,7 +15,7 @@ from firmware_sim.processes import Family
 from firmware_sim.scenario import Learning, Scenario
 from tests.chaos.storm import Storm, federation, personal, read, settled
 
-pytestmark = [pytest.mark.chaos, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 
 ROUNDS = 12
 SETTINGS = {"steps": 2, "rate": 0.003}
@@ -46,7 +46,7 @@ def run(folder, name, kind="embedded", seed=None):
         made, url = federation(folder, family, kind, scenario(name))
         if seed is not None:
             storm = Storm(made, url, kind=kind, folder=folder, seed=seed, most=15)
-        for _ in made.watch(300, tend=storm or (lambda: None)):
+        for _ in made.watch(800, tend=storm or (lambda: None)):
             pass
         settled(made)
         made.stop()

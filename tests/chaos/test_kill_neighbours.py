@@ -13,7 +13,7 @@ from firmware_sim.processes import Family
 from tests.broker.conftest import require
 from tests.broker.test_neighbours import Block
 
-pytestmark = [pytest.mark.chaos, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 
 NAMES = [f"home-{number:02d}" for number in range(5)]
 LAST, KILLS = 16, 8

@@ -20,7 +20,7 @@ def test_the_ledger_never_shows_less_than_what_went_out(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=800,
     )
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout)

@@ -142,7 +142,7 @@ def test_the_agent_warns_and_counts(authority, config):
                 break
         assert 'is="20 days left"' in said[-1], "".join(said)
         agent.send_signal(signal.SIGTERM)
-        out, _ = agent.communicate(timeout=30)
+        out, _ = agent.communicate(timeout=300)
         assert agent.returncode == 0
     finally:
         agent.kill()

@@ -84,12 +84,12 @@ def charging(url, *options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def finished(child, patience=90):
+def finished(child, patience=600):
     out, _ = child.communicate(timeout=patience)
     return json.loads(out.splitlines()[-1])
 
 
-def readings(folder, step=QUARTER, patience=10.0, *, sessions=None):
+def readings(folder, step=QUARTER, patience=60.0, *, sessions=None):
     """Read the tap's notes to their end, as the agent does: value by time, and the source."""
     sessions = [] if sessions is None else sessions
     source = SOURCES["ocpp"]({"type": "ocpp", "spool": str(folder)})
@@ -122,7 +122,7 @@ def heard(log):
     return log.read_text("utf-8").splitlines() if log.exists() else []
 
 
-def grows(log, child, patience=60.0):
+def grows(log, child, patience=300.0):
     """Wait until the back office hears more of the charger."""
     before, end = len(heard(log)), time.monotonic() + patience
     while len(heard(log)) <= before and child.poll() is None:
@@ -220,7 +220,7 @@ def test_a_charger_that_was_alone_hands_its_session_over_late(tmp_path):
     log, port = tmp_path / "office.jsonl", free_port()
     options = ("--ocpp", "2.0.1", "--for", "24h", "--speed", "20000")
     with socket.create_server(("127.0.0.1", port)) as closed:
-        closed.settimeout(60)
+        closed.settimeout(300)
         child = charging(f"ws://127.0.0.1:{port}/CP-1", *LIFE, *options)
         closed.accept()[0].close()  # its day has begun
     time.sleep(2.0)

@@ -65,7 +65,7 @@ def truth(path, column="wh"):
 @pytest.mark.parametrize(
     ("day", "quarters"), [("2024-03-31", 92), ("2023-10-29", 100), ("2024-05-14", 96)]
 )
-@pytest.mark.parametrize("line", ["pty", "tcp://127.0.0.1:0"])
+@pytest.mark.parametrize("line", ["pty", pytest.param("tcp://127.0.0.1:0", marks=pytest.mark.slow)])
 def test_a_day_on_a_line_is_a_day_of_intervals_also_when_the_clock_changes(
     tmp_path, day, quarters, line
 ):

@@ -29,7 +29,7 @@ DEAF = [sys.executable, "-c", STUBBORN]
 PARENT = [sys.executable, "-c", WITH_CHILD]
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

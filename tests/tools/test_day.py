@@ -55,13 +55,13 @@ def test_a_program_waits_by_the_clock_of_its_town(town):
         env=os.environ | town.environ,
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     took, found, wall, ns = json.loads(done.stdout)
     assert min(took.values()) >= 60.0, "no wait ended early"
     assert found == [True, True, True]
-    assert time.monotonic() - began < 30.0, "300 of its seconds were not 300 of ours"
-    assert 0 <= ns - wall < 600
+    assert time.monotonic() - began < 150.0, "300 of its seconds were not 300 of ours"
+    assert 0 <= ns - wall < 1000.0 * (time.monotonic() - began)
     assert abs(town.now - wall) < 1000.0 * (time.monotonic() - began)
 
 
@@ -72,8 +72,9 @@ def test_time_is_slow_while_somebody_speaks_and_never_goes_back(town):
         moments.append(town.now)
     assert moments == sorted(moments)
     town.hear()
-    before, began = town.now, time.monotonic()
-    assert town.now - before <= time.monotonic() - began + 0.001
+    began, before = time.monotonic(), town.now  # ours is read first and last: it cannot be less
+    passed = town.now - before
+    assert passed <= time.monotonic() - began + 0.001
 
 
 def test_two_threads_may_change_the_pace(town):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edge_sdk.bundle import Bundle, Trust, shipped_folder, shipped_names
 from edge_sdk.methods.optim import adam, sgd
 from edge_sdk.runtime import ENGINE, GraphError, onnxfile, plain
-from edge_sdk.runtime.operators import OPERATORS
+from edge_sdk.runtime.operators import OPERATORS, build
 from edge_sdk.runtime.plain import PlainGraph
 from edge_sdk.wire.manifest import Manifest
 
@@ -182,6 +182,32 @@ def test_damaged_files_are_refused_or_run_but_never_break_the_program(file, data
         graph(**{name: feeds[name] for name in graph.inputs if name in feeds})
     except GraphError:
         pass
+
+
+LONG = np.zeros((20_000, 1), np.float32)
+HUGE = np.array([20_000, 20_000], np.int64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "inputs"),
+    [
+        ("Gemm", {"transB": 1}, (LONG, LONG)),
+        ("MatMul", {}, (LONG, LONG.T)),
+        ("Add", {}, (LONG, LONG.T)),
+        ("Where", {}, (LONG > 0, LONG, LONG.T)),
+        ("Expand", {}, (LONG, HUGE)),
+        ("Pad", {}, (LONG, np.array([0, 0, 0, 20_000], np.int64))),
+        ("GRU", {"hidden_size": 5_000}, (LONG[None], LONG[None], LONG[None])),
+    ],
+)
+def test_an_array_that_no_machine_should_make_is_refused_before_it_is_made(
+    kind, attributes, inputs
+):
+    """A damaged shape once asked for 21 GB, and the kernel killed whoever ran it."""
+    names = tuple("abcd"[: len(inputs)])
+    run = build(onnxfile.Node(kind, names, ("out",), attributes), (None,) * len(inputs))
+    with pytest.raises(GraphError, match=r"an array of \d+ numbers, at most 134217728 are made"):
+        run(*inputs)
 
 
 @pytest.mark.parametrize("data", [b"", b"not a graph", b"\x08", bytes(50), b"\xff" * 50])

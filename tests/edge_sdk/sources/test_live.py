@@ -209,7 +209,7 @@ def serial(data):
 
 def test_a_serial_line_is_asked_as_modbus_rtu_does_and_only_to_read():
     wire = Wire(serial)
-    master = Master(wire, 17, is_serial=True, patience=1.0)
+    master = Master(wire, 17, is_serial=True, patience=60.0)
     assert master.read("holding", 40_000, 2) == [0x5375, 0x6E53]
     assert wire.asked == [bytes.fromhex("11039c400002e91f")]
     with pytest.raises(Rejected, match="refused"):
@@ -238,7 +238,7 @@ def test_an_answer_to_another_question_is_not_taken():
         said = answer(data[7:], HELD)
         return struct.pack(">HHHB", number - 1, 0, len(said) + 1, 1) + said
 
-    master = Master(Wire(late), 1, is_serial=False, patience=0.05)
+    master = Master(Wire(late), 1, is_serial=False, patience=60.0)
     with pytest.raises(ConnectionError):
         master.read("holding", 40_000, 2)
 

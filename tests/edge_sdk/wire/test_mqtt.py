@@ -41,11 +41,11 @@ class Puppet:
         if self.peer is not None:
             self.peer.close()
         self.listener.settimeout(0)
-        for _ in range(500):
+        for _ in range(6000):
             link._poller.serve(0.01)
             with contextlib.suppress(BlockingIOError):
                 self.peer, _ = self.listener.accept()
-                self.peer.settimeout(5)
+                self.peer.settimeout(60)
                 link._poller.serve(0.01)
                 return
         raise AssertionError("nobody connected")
@@ -74,7 +74,7 @@ class Puppet:
         except TimeoutError:
             return True
         finally:
-            self.peer.settimeout(5)
+            self.peer.settimeout(60)
 
     def close(self) -> None:
         self.listener.close()
@@ -113,7 +113,7 @@ def greet(puppet: Puppet, link: MqttLink, answer: bytes = OK5) -> bytes:
     return connect
 
 
-def only(link: MqttLink, kind: type, patience: float = 2.0):
+def only(link: MqttLink, kind: type, patience: float = 60.0):
     found = [h for h in link.poll(patience) if isinstance(h, kind)]
     assert len(found) == 1
     return found[0]
