@@ -12,6 +12,8 @@ from edge_sdk.runtime.graph import GraphError
 from edge_sdk.runtime.operators import LARGEST, Run, Site, bounded, operator
 from edge_sdk.wire.method import Array
 
+_RANK = 64  # of numpy's arrays
+
 
 def _whole(values: Array | None) -> tuple[int, ...]:
     return () if values is None else tuple(int(v) for v in np.ravel(values))
@@ -111,6 +113,8 @@ def _slice(site: Site) -> Run:
     ahead = [site.constant(i) for i in range(1, len(site.given))]
     if site.has(3) and all(part is not None for part in ahead) and min(_whole(ahead[2])) >= 0:
         rank = max(_whole(ahead[2])) + 1
+        if rank > _RANK:
+            raise GraphError(f"Slice: axis {rank - 1}, arrays have at most {_RANK} axes")
         fixed = _cut(rank, *ahead)
         return lambda x, *_ends: x[fixed]
     return run

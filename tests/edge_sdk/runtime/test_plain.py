@@ -210,6 +210,14 @@ def test_an_array_that_no_machine_should_make_is_refused_before_it_is_made(
         run(*inputs)
 
 
+def test_an_axis_that_no_array_has_is_refused_when_the_graph_is_built():
+    """A damaged axis of a slice once cost 14 GB before the first run."""
+    ends = tuple(np.array([number], np.int64) for number in (0, 1, 1_795_162_112, 1))
+    node = onnxfile.Node("Slice", ("x", "starts", "ends", "axes", "steps"), ("out",), {})
+    with pytest.raises(GraphError, match="axis 1795162112, arrays have at most 64 axes"):
+        build(node, (None, *ends))
+
+
 @pytest.mark.parametrize("data", [b"", b"not a graph", b"\x08", bytes(50), b"\xff" * 50])
 def test_bytes_that_are_no_graph_are_refused(data):
     with pytest.raises(GraphError, match="numpy cannot load the graph"):
