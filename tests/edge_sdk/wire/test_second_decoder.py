@@ -99,6 +99,7 @@ def test_the_text_lists_every_code_with_its_number_and_channel():
     for reason in Reason:
         channel = (
             ", local" if reason.name in ("ROLLBACK", "UNUSABLE_LINK")
+            else " R, N" if reason is Reason.INTERNAL
             else " R" if reason.is_final else " N"
         )  # fmt: skip
         assert f"| {reason.value} {reason.name}{channel} |" in TEXT
