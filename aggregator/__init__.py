@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aggregator.config import Config, Run, bind
+    from aggregator.config import AggregatorConfig, BoundRun, bind
     from aggregator.daemon import Daemon
 
-__all__ = ["Config", "Daemon", "Run", "bind"]
+__all__ = ["AggregatorConfig", "BoundRun", "Daemon", "bind"]
 
 _HOMES = {
-    "Config": "aggregator.config",
+    "AggregatorConfig": "aggregator.config",
     "Daemon": "aggregator.daemon",
-    "Run": "aggregator.config",
+    "BoundRun": "aggregator.config",
     "bind": "aggregator.config",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aggregator.cli import main
+from aggregator.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_sdk.program import USAGE, Failure
-from edge_sdk.wire.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, is_sealed, pack
+from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.wire.contract.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, is_sealed, pack
+from edge_sdk.wire.contract.manifest import Manifest, ManifestError
+from edge_sdk.wire.contract.parameter_layout import Vector
 from edge_sdk.wire.keys import read_public
-from edge_sdk.wire.manifest import Manifest, ManifestError
-from edge_sdk.wire.spec import Vector
 
 
-class BundleError(Failure):
+class BundleFileError(Failure):
     """A bundle that is missing, damaged, unsigned, or not what its manifest says."""
 
     exit_code = USAGE
@@ -63,7 +63,7 @@ def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> M
         trusted: Raw public keys that may have signed a bundle outside the package (the root).
 
     Raises:
-        BundleError: Missing, damaged, or signed by nobody we trust.
+        BundleFileError: Missing, damaged, or signed by nobody we trust.
     """
     if where in shipped():
         with as_file(files("edge_sdk").joinpath("bundles")) as home:
@@ -71,7 +71,7 @@ def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> M
     path = folder / Path(where).expanduser()
     if not (path / MANIFEST).is_file():
         known = ", ".join(shipped()) or "none in this installation"
-        raise BundleError(
+        raise BundleFileError(
             f"bundle {where!r} is neither shipped nor a folder with a {MANIFEST}",
             hint=f"shipped bundles: {known}; write one with `gridfed-aggregator export`",
         )
@@ -84,17 +84,17 @@ def _read(path: Path, trusted: tuple[bytes, ...]) -> ModelBundle:
     try:
         manifest = Manifest.parse(raw)
     except ManifestError as error:
-        raise BundleError(f"{path.name}: {error}") from error
+        raise BundleFileError(f"{path.name}: {error}") from error
     contents = {name: _checked(path, name, want) for name, want in manifest.files.items()}
     archive = pack({MANIFEST: raw, SIGNATURE: _bytes(path / SIGNATURE), **contents})
     if len(archive) > SIZE_LIMIT:
-        raise BundleError(f"{path.name}: {len(archive)} bytes; at most {SIZE_LIMIT} are sent")
+        raise BundleFileError(f"{path.name}: {len(archive)} bytes; at most {SIZE_LIMIT} are sent")
     return ModelBundle(manifest, _initial(path, manifest, contents.get(INITIAL, b"")), archive)
 
 
 def _check_signature(path: Path, raw: bytes, proof: bytes, trusted: tuple[bytes, ...]) -> None:
     if not is_sealed(raw, proof, trusted):
-        raise BundleError(
+        raise BundleFileError(
             f"{path.name}: no key we trust has signed this manifest (key id {proof[:8].hex()})",
             hint="sign it with this fleet's root key: `gridfed-aggregator export … --key root.key`",
         )
@@ -104,7 +104,7 @@ def _checked(path: Path, name: str, want: str) -> bytes:
     content = _bytes(path / name)
     got = hashlib.sha256(content).hexdigest()
     if got != want:
-        raise BundleError(
+        raise BundleFileError(
             f"{path.name}/{name}: digest {got[:12]} does not match the manifest's {want[:12]}",
             hint="copy the bundle again, or export it again",
         )
@@ -114,7 +114,9 @@ def _checked(path: Path, name: str, want: str) -> bytes:
 def _initial(path: Path, manifest: Manifest, content: bytes) -> Vector:
     vector = np.frombuffer(content[: len(content) // 4 * 4], "<f4").astype(np.float32)
     if len(content) != 4 * manifest.size or not np.isfinite(vector).all():
-        raise BundleError(f"{path.name}/{INITIAL}: expected {manifest.size} finite float32 values")
+        raise BundleFileError(
+            f"{path.name}/{INITIAL}: expected {manifest.size} finite float32 values"
+        )
     return vector
 
 
@@ -122,4 +124,4 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BundleError(f"{path}: {error.strerror or error}") from error
+        raise BundleFileError(f"{path}: {error.strerror or error}") from error

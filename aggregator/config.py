@@ -15,26 +15,26 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from aggregator.bundles import BundleError, ModelBundle, open_bundle
-from aggregator.graph.binding import GraphSection
-from aggregator.graph.binding import bind as bind_graph
-from aggregator.leaves import flatten
+from aggregator.bundles import BundleFileError, ModelBundle, open_bundle
+from aggregator.graph.factory import GraphSection
+from aggregator.graph.factory import bind as bind_graph
+from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods import METHODS, Course, Rounds, Setup
-from aggregator.methods.setup import Lent
-from aggregator.records import Retention
-from aggregator.rules import Bound, UnknownRuleError
+from aggregator.methods.base.types import BoundGraph
+from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
-from aggregator.uploads import IN_FLIGHT
-from edge_sdk.settings import Duration, Loaded, SettingsError, load, seconds
-from edge_sdk.wire.admit import Limits
-from edge_sdk.wire.codec import pack_leaves
+from aggregator.store.state_codec import flatten
+from aggregator.store.types import Retention
+from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
+from edge_sdk.wire.contract.manifest import ManifestError
+from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, answered, answers
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
-from edge_sdk.wire.manifest import ManifestError
-from edge_sdk.wire.messages import CHUNK_LIMIT
-from edge_sdk.wire.method import CONTRACTS, Ask, Half, answered, answers
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Between, Length, Matches, Misfit, build
+from edge_sdk.wire.protocol.admission_policy import Limits
+from edge_sdk.wire.protocol.codec import pack_leaves
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+from edge_sdk.wire.schema import Between, Length, Matches, SchemaError, build
 
 PREFIX = "GRIDFED_AGGREGATOR_"
 
@@ -48,7 +48,7 @@ Norm = Annotated[float, Between(1e-12, 1e30)]
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSection:
+class ServerBrokerSection:
     """Where the broker is. ``auto`` looks on this machine; everything else wants ``mqtts://``."""
 
     url: str = "auto"  # mqtts://host:8883, or auto
@@ -63,7 +63,7 @@ class BrokerSection:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysSection:
+class ServerKeysSection:
     """Keys, by file only. What is left out lies in the state folder under its usual name."""
 
     signing: Path | None = None  # the online key: aggregator.key
@@ -120,7 +120,7 @@ class StoreSection:
 
 
 @dataclass(frozen=True, slots=True)
-class PaceSection:
+class FleetPaceSection:
     """How a fleet is spread out so that it does not come all at once."""
 
     spread: Literal["auto"] | Duration = "auto"  # window of the random wait before taking part
@@ -149,19 +149,19 @@ class RunSection:
 
 
 @dataclass(frozen=True)
-class Config:
+class AggregatorConfig:
     """Everything the aggregator is told."""
 
     fleet: FleetId  # which fleet it serves
     state: Path  # folder for everything that must not be forgotten
     run: RunSection
-    broker: BrokerSection = field(default_factory=BrokerSection)
-    keys: KeysSection = field(default_factory=KeysSection)
+    broker: ServerBrokerSection = field(default_factory=ServerBrokerSection)
+    keys: ServerKeysSection = field(default_factory=ServerKeysSection)
     page: PageSection = field(default_factory=PageSection)
     log: LogSection = field(default_factory=LogSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
-    pace: PaceSection = field(default_factory=PaceSection)
+    pace: FleetPaceSection = field(default_factory=FleetPaceSection)
     store: StoreSection = field(default_factory=StoreSection)
     file: Path = field(default=Path("aggregator.toml"), init=False)  # where it was read
 
@@ -186,7 +186,7 @@ class Config:
         return self.keys.root or self.state / "root.pub"
 
     @classmethod
-    def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
+    def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> AggregatorConfig:
         """Read a configuration file, its ``conf.d``, and ``GRIDFED_AGGREGATOR_…`` variables.
 
         Raises:
@@ -195,19 +195,21 @@ class Config:
         return load_with_origins(path, environ).value
 
 
-def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ) -> Loaded[Config]:
+def load_with_origins(
+    path: str | Path, environ: Mapping[str, str] = os.environ
+) -> Loaded[AggregatorConfig]:
     """Read a configuration and remember which file or variable said what.
 
     Raises:
-        SettingsError: As ``Config.load``.
+        SettingsError: As ``AggregatorConfig.load``.
     """
-    loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
+    loaded = load(AggregatorConfig, Path(path), prefix=PREFIX, environ=environ)
     object.__setattr__(loaded.value, "file", Path(path).absolute())  # known only after reading
     return loaded
 
 
 @dataclass(frozen=True)
-class Run:
+class BoundRun:
     """A configuration bound to its parts: everything a daemon computes with.
 
     Attributes:
@@ -220,7 +222,7 @@ class Run:
         limits: What an update must keep to.
     """
 
-    config: Config
+    config: AggregatorConfig
     bundle: ModelBundle
     spec: ParamSpec
     half: Half[Any]
@@ -240,12 +242,12 @@ class Run:
         return state
 
 
-def bind(config: Config) -> Run:
+def bind(config: AggregatorConfig) -> BoundRun:
     """Turn names into parts, and refuse what no single key can see.
 
     Raises:
         SettingsError: Naming the file and the key.
-        BundleError: The bundle is missing, damaged, or signed by nobody we trust.
+        BundleFileError: The bundle is missing, damaged, or signed by nobody we trust.
     """
     run = config.run
     if run.method not in METHODS:
@@ -261,7 +263,7 @@ def bind(config: Config) -> Run:
         lent = _graph(config, bundle)
         setup = Setup(rule, settings, rounds, spec, run.seed, run.share, config.file.parent, lent)
         half = METHODS[run.method].half(setup)
-    except Misfit as misfit:  # numbers that cannot go together
+    except SchemaError as misfit:  # numbers that cannot go together
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
     if setup.graph is not None:
         _check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
@@ -275,12 +277,12 @@ def bind(config: Config) -> Run:
         max_norm=_max_norm(config.admission),
         n_cap=config.admission.n_cap,
     )
-    bound = Run(config, bundle, spec, half, ask, rounds, limits)
+    bound = BoundRun(config, bundle, spec, half, ask, rounds, limits)
     _check_kept(bound)
     return bound
 
 
-def _check_kept(run: Run) -> None:
+def _check_kept(run: BoundRun) -> None:
     """The vectors kept must hold what a restart needs: the state, and the open round's updates."""
     kept, config = run.config.store.keep_vectors, run.config
     state = len(pack_leaves(flatten(run.first_state())))
@@ -290,7 +292,7 @@ def _check_kept(run: Run) -> None:
         raise _wrong(config, "store.keep_vectors", why)
 
 
-def root_of(config: Config) -> bytes:
+def root_of(config: AggregatorConfig) -> bytes:
     """Return the root's raw public key.
 
     Raises:
@@ -305,32 +307,36 @@ def root_of(config: Config) -> bytes:
         ) from error
 
 
-def _open(config: Config) -> ModelBundle:
+def _open(config: AggregatorConfig) -> ModelBundle:
     public = config.root_public
     trusted = (read_public(public),) if public.is_file() else ()
     try:
         return open_bundle(config.run.bundle, folder=config.file.parent, trusted=trusted)
-    except BundleError as error:
-        raise BundleError(f"{config.file.name}: run.bundle: {error}", hint=error.hint) from error
+    except BundleFileError as error:
+        raise BundleFileError(
+            f"{config.file.name}: run.bundle: {error}", hint=error.hint
+        ) from error
 
 
-def _graph(config: Config, bundle: ModelBundle) -> Lent | None:
+def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
     """Bind the model between the devices.
 
     Raises:
-        Misfit: It cannot be; or the method has none.
+        SchemaError: It cannot be; or the method has none.
     """
     said, activation = config.run.graph, bundle.manifest.activation
     has_turns = any(ask.perishable for ask in CONTRACTS[config.run.method].values())
     if said is None or activation is None:
         return None
     if not has_turns:
-        raise Misfit("run.graph", f"none, for method {config.run.method!r} has no turns", "one")
+        raise SchemaError(
+            "run.graph", f"none, for method {config.run.method!r} has no turns", "one"
+        )
     seated = bind_graph(said, activation, config.file.parent)
-    return Lent(seated.model, activation, seated.places)
+    return BoundGraph(seated.model, activation, seated.places)
 
 
-def _check_quota(config: Config, uplink: int) -> None:
+def _check_quota(config: AggregatorConfig, uplink: int) -> None:
     """A round of activations must fit into what a device may send in an hour."""
     wanted = int(8 * 1.05 * uplink)
     if config.admission.quota < wanted:
@@ -338,7 +344,7 @@ def _check_quota(config: Config, uplink: int) -> None:
         raise _wrong(config, "admission.quota", why)
 
 
-def _check_graphs(config: Config, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:
+def _check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:
     for graph in graphs:
         if graph not in bundle.manifest.graphs:
             raise _wrong(
@@ -360,7 +366,7 @@ _LIMITED = {
 """Settings that become numbers of a task, each with the name of its limit in a bundle."""
 
 
-def _check_limits(config: Config, bundle: ModelBundle, settings: object) -> None:
+def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: object) -> None:
     """Refuse numbers that every device would refuse: beyond what the bundle was signed for."""
     limits = bundle.manifest.training.limits
     for key, name in _LIMITED.items():
@@ -376,14 +382,14 @@ def _check_limits(config: Config, bundle: ModelBundle, settings: object) -> None
             )
 
 
-def _spec(config: Config, bundle: ModelBundle) -> ParamSpec:
+def _spec(config: AggregatorConfig, bundle: ModelBundle) -> ParamSpec:
     try:
         return bundle.manifest.spec(config.run.shared)
     except ManifestError as error:
         raise _wrong(config, "run.shared", str(error).removeprefix("manifest: ")) from error
 
 
-def _rounds(config: Config) -> Rounds:
+def _rounds(config: AggregatorConfig) -> Rounds:
     run = config.run
     if run.quorum < 1:
         raise _wrong(config, "run.quorum", f"expected at least 1, got {run.quorum}")
@@ -401,7 +407,7 @@ def _rounds(config: Config) -> Rounds:
     return rounds
 
 
-def settings_of(config: Config) -> Any:  # noqa: ANN401 - each method has its own settings class
+def settings_of(config: AggregatorConfig) -> Any:  # noqa: ANN401 - each method has its own settings class
     """Return the method's settings, defaults filled in.
 
     Raises:
@@ -409,11 +415,11 @@ def settings_of(config: Config) -> Any:  # noqa: ANN401 - each method has its ow
     """
     try:
         return build(METHODS[config.run.method].settings, config.run.settings, where="run.settings")
-    except Misfit as misfit:
+    except SchemaError as misfit:
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
 
 
-def _rule(config: Config, rounds: Rounds) -> Bound:
+def _rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
     table = dict(config.run.rule)
     name = table.pop("name", None)
     if not isinstance(name, str):
@@ -426,7 +432,7 @@ def _rule(config: Config, rounds: Rounds) -> Bound:
     return rule
 
 
-def _check_faulty(config: Config, rule: Bound, rounds: Rounds) -> None:
+def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> None:
     """A rule cannot outvote half of its rows, nor may liars choose what they count."""
     f, rows = rule.f, rounds.enough
     where = "(run.quorum, run.least)"
@@ -451,13 +457,13 @@ def _max_norm(admission: AdmissionSection) -> float:
     return np.inf if admission.max_norm == "auto" else admission.max_norm
 
 
-def broker_of(config: Config, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wire.broker.Broker``
+def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wire.link.broker_options.Broker``
     """Return the link's settings for a broker that was found.
 
     Raises:
         SettingsError: They cannot work together.
     """
-    from edge_sdk.wire.broker import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
+    from edge_sdk.wire.link.broker_options import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
 
     said = config.broker
     try:
@@ -477,7 +483,7 @@ def broker_of(config: Config, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wir
         raise _wrong(config, "broker", str(error)) from error
 
 
-def _wrong(config: Config, key: str, why: str, *, hint: str = "") -> SettingsError:
+def _wrong(config: AggregatorConfig, key: str, why: str, *, hint: str = "") -> SettingsError:
     return SettingsError(f"{config.file.name}: {key}: {why}", hint=hint)
 
 

@@ -17,47 +17,48 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from aggregator import announce, founding, reloading
-from aggregator.announce import Ends, Publication
-from aggregator.answers import Answer, Taken
-from aggregator.asking import Asking, Peers
-from aggregator.config import Config, Run, bind, broker_of
-from aggregator.dead_letters import (
-    DeadLetters,
-    Letter,
-    LetterError,
-    forget,
-    site_of,
-)
-from aggregator.faults import ATTEMPTS
-from aggregator.flood_control import FloodControl, Subscriptions
-from aggregator.fold import Fold, Folded
-from aggregator.intake import AtHand, Intake
-from aggregator.isolation import Isolation
+from aggregator.config import AggregatorConfig, BoundRun, bind, broker_of
+from aggregator.ingress.admission_context import WelcomeTerms
+from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget, site_of
+from aggregator.ingress.defect_policy import ATTEMPTS
+from aggregator.ingress.flood_control import FloodControl, Subscriptions
+from aggregator.ingress.message_ingress import AtHand, MessageIngress
+from aggregator.ingress.rate_limits import RateLimits
+from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import Reply, Taken
+from aggregator.ingress.signal_assembler import SignalAssembler
+from aggregator.ingress.uploads import UploadCapacity
 from aggregator.methods import OPEN, Linked
 from aggregator.metrics import Metrics
-from aggregator.orders import Order, OrderError, apply, carry_out
-from aggregator.outgoing import Outgoing
-from aggregator.page import Page, Snapshot
-from aggregator.quotas import Quotas
-from aggregator.records import Entry, Version
-from aggregator.registry import Registry
-from aggregator.reloading import HangUps, hang_ups
-from aggregator.signals import Signals
-from aggregator.stage import Stage, Words
-from aggregator.store import SqliteStore, StoreFullError
-from aggregator.turn import Terms
-from aggregator.upkeep import Upkeep
-from aggregator.uploads import Room
-from aggregator.view import View
-from edge_sdk.clock import Clock, SystemClock
-from edge_sdk.program import fields, notify, stop_signals
-from edge_sdk.wire import codec, envelope, topics
+from aggregator.operations import config_reload, run_setup
+from aggregator.operations.config_reload import HangUps, hang_ups
+from aggregator.operations.control_queue import ControlOrder, OrderError, apply, carry_out
+from aggregator.operations.http_status import Page, Snapshot
+from aggregator.operations.operator_alerts import OperatorAlerts
+from aggregator.operations.status_snapshot import StatusView
+from aggregator.rounds import announcements as announce
+from aggregator.rounds.announcements import Ends, Publication
+from aggregator.rounds.message_isolation import Isolation
+from aggregator.rounds.publish_queue import PublishQueue
+from aggregator.rounds.round_engine import Folded, RoundEngine
+from aggregator.rounds.split_driver import SplitDriver, Words
+from aggregator.rounds.task_dispatch import Asking, Peers
+from aggregator.store import DatabaseFullError, SqliteStore
+from aggregator.store.types import JournalEntry, Version
+from edge_sdk.app.cli import fields, notify, stop_signals
+from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.wire.contract.method import CONTRACTS, Event, Member
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import BODY_LIMIT, CHUNK_LIMIT, Command, Task, Update
-from edge_sdk.wire.method import CONTRACTS, Event, Member
-from edge_sdk.wire.transfer import chunk_size
-from edge_sdk.wire.transport import Happening, LinkDown, LinkUp, Message, Transport
+from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message, Transport
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.messages import (
+    BODY_LIMIT,
+    CHUNK_LIMIT,
+    CommandMessage,
+    TaskMessage,
+    UpdateMessage,
+)
+from edge_sdk.wire.protocol.transfer import chunk_size
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ GOODBYE = 10.0  # s to publish what waits when the daemon is told to stop
 MQTT_PORT = 1883  # of a broker that is started here: devices have to find it
 
 
-class Asked(Protocol):
+class StopRequest(Protocol):
     """Whether somebody asked to stop."""
 
     def is_set(self) -> bool:
@@ -90,7 +91,7 @@ class Daemon:
 
     def __init__(
         self,
-        config: Config,
+        config: AggregatorConfig,
         *,
         transport: Transport | None = None,
         clock: Clock | None = None,
@@ -104,16 +105,20 @@ class Daemon:
             raise
 
     def _build(
-        self, config: Config, transport: Transport | None, clock: Clock, rng: random.Random | None
+        self,
+        config: AggregatorConfig,
+        transport: Transport | None,
+        clock: Clock,
+        rng: random.Random | None,
     ) -> None:
-        run, signer = bind(config), founding.signer(config)
+        run, signer = bind(config), run_setup.signer(config)
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(SqliteStore.open(config.database))
-        begun = founding.check(run, self._store, signer)
-        state, saved = founding.resumed(run, self._store, begun.run)
+        begun = run_setup.check(run, self._store, signer)
+        state, saved = run_setup.resumed(run, self._store, begun.run)
         self._registry = Registry(self._store)
         self._ends = Ends(config.fleet, signer)
-        self._intake = Intake(
+        self._intake = MessageIngress(
             self._store,
             self._registry,
             fleet=config.fleet,
@@ -122,7 +127,7 @@ class Daemon:
             terms=terms_of(config),
             rng=rng,
         )
-        self._fold = Fold(
+        self._fold = RoundEngine(
             run,
             begun.run,
             state,
@@ -133,8 +138,8 @@ class Daemon:
             devices=lambda: len(self._registry),
         )
         contract = CONTRACTS[config.run.method]
-        self._stage = Stage(run.half.play, contract, begun.run, run.spec.digest, clock)
-        self._intake.signals = Signals(contract, self._stage.wants)
+        self._stage = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, clock)
+        self._intake.signals = SignalAssembler(contract, self._stage.wants)
         now, spec = clock.monotonic(), run.spec.digest
         self._asking = Asking(self._store, begun.run, spec, now, self._neighbours_of)
         self._upto = saved.upto
@@ -144,10 +149,10 @@ class Daemon:
         excluded = config.state / "excluded.json"
         self._subscriptions = Subscriptions(self._transport, config.fleet, excluded)
         self._floods.exclude(self._subscriptions.remembered(), now)
-        self._backlog: deque[Entry] = deque()
-        self._upkeep = Upkeep(clock)
+        self._backlog: deque[JournalEntry] = deque()
+        self._upkeep = OperatorAlerts(clock)
         self._upkeep.follow(config)
-        self._view = View(
+        self._view = StatusView(
             self._fold,
             self._intake,
             self._registry,
@@ -159,7 +164,7 @@ class Daemon:
             floods=self._floods,
         )
         self._view.remember()
-        self._outgoing = Outgoing(self._transport, self.metrics)
+        self._outgoing = PublishQueue(self._transport, self.metrics)
         self._letters = self._view.letters
         self._intake.is_set_aside = self._letters.holds
         self._isolation = Isolation(
@@ -221,7 +226,7 @@ class Daemon:
 
     def run(
         self,
-        stopping: Asked,
+        stopping: StopRequest,
         *,
         exit_when_done: bool = False,
         hung_up: HangUps | None = None,
@@ -243,16 +248,16 @@ class Daemon:
         if self._was_linked:  # before that, READY below would tell the manager what is not so
             notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            run = reloading.again(self._fold.run, self._store, environ)
+            run = config_reload.again(self._fold.run, self._store, environ)
         except Exception as error:  # no file, however odd, ends a run at work
-            self._upkeep.refused = reloading.sentence(error)
+            self._upkeep.refused = config_reload.sentence(error)
             told = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
-            is_ours = not reloading.is_foreseen(error)
+            is_ours = not config_reload.is_foreseen(error)
             if is_ours:
                 self.metrics.errors.labels("reload").inc()
             logger.warning("reload refused %s", fields(**told), exc_info=is_ours)
         else:
-            keys = reloading.changed(self.config, run.config)
+            keys = config_reload.changed(self.config, run.config)
             self._follow(run)
             logger.info("reloaded %s", fields(changed=",".join(keys) or "nothing"))
         self._look()
@@ -260,7 +265,7 @@ class Daemon:
             notify("READY=1")
         return not self._upkeep.refused
 
-    def _follow(self, run: Run) -> None:
+    def _follow(self, run: BoundRun) -> None:
         """Put a configuration into force that was checked; nothing here can fail half-way."""
         if run.config.log != self.config.log:
             logging.getLogger().setLevel(run.config.log.level.upper())
@@ -361,7 +366,7 @@ class Daemon:
         self._intake.at_hand = AtHand()
         try:
             error = self._isolation.attempt(handle)
-        except StoreFullError as full:
+        except DatabaseFullError as full:
             self._isolation.note_full(full)
             self._isolation.attempt(lambda: self._say(self._intake.fail(Reason.NO_SPACE)))
             return
@@ -472,15 +477,15 @@ class Daemon:
         if self._stage.owed is not None:
             self._journal(self._played, self._stage.owed)
 
-    def _played(self, event: Event) -> Entry:
+    def _played(self, event: Event) -> JournalEntry:
         entry = self._fold.record(event)
         self._stage.owed = None
         return entry
 
-    def _journal(self, write: Callable[[Event], Entry | None], event: Event) -> None:
+    def _journal(self, write: Callable[[Event], JournalEntry | None], event: Event) -> None:
         try:
             entry = write(event)
-        except StoreFullError as error:
+        except DatabaseFullError as error:
             self._isolation.note_full(error)
             return
         if entry is not None:
@@ -492,7 +497,7 @@ class Daemon:
         while self._backlog:
             try:
                 folded = self._fold.take(self._backlog[0])
-            except StoreFullError as error:
+            except DatabaseFullError as error:
                 self._isolation.note_full(error)
                 return
             self._backlog.popleft()
@@ -608,7 +613,7 @@ class Daemon:
                 self._sealed(client.id, command) for command in self._store.issued(client.id)
             )
 
-    def _carry_out(self, order: Order) -> str:
+    def _carry_out(self, order: ControlOrder) -> str:
         if order.do in ("retry", "clear"):
             return self._reconsider(order)
         if order.do not in ("pause", "resume"):
@@ -626,7 +631,7 @@ class Daemon:
         if not self._is_begun:
             self._begin()
 
-    def _reconsider(self, order: Order) -> str:
+    def _reconsider(self, order: ControlOrder) -> str:
         """Handle a dead letter again, or forget it."""
         try:
             if order.do == "clear":
@@ -644,7 +649,7 @@ class Daemon:
             self._handle(message, lambda: self._say(self._intake.take_whole(_whole(letter))))
         return f"dead letter {letter.name} of {letter.device or letter.where} handled again"
 
-    def _sealed(self, device: str, message: Command | Task) -> Answer:
+    def _sealed(self, device: str, message: CommandMessage | TaskMessage) -> Reply:
         payload = envelope.seal(
             codec.encode(message),
             kind=message.kind,
@@ -653,7 +658,7 @@ class Daemon:
             fleet=self.config.fleet,
             signer=self._ends.signer,
         )
-        return Answer(topics.down(self.config.fleet, device, message.kind), payload)
+        return Reply(topics.down(self.config.fleet, device, message.kind), payload)
 
     def _patience(self) -> float:
         """How long the link may be served before something else is due."""
@@ -678,7 +683,10 @@ class Daemon:
 
 
 def serve(
-    config: Config, *, exit_when_done: bool = False, environ: Mapping[str, str] = os.environ
+    config: AggregatorConfig,
+    *,
+    exit_when_done: bool = False,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
     """Run a daemon until a signal comes; return where it stands."""
     with stop_signals() as stopping, hang_ups(stopping) as hung_up, Daemon(config) as daemon:
@@ -689,42 +697,42 @@ def serve(
 def _whole(letter: Letter) -> envelope.Sealed:
     """Return a body that came in chunks as its last chunk completed it."""
     digest = envelope.digest(letter.payload)
-    return envelope.Sealed(Update.kind, letter.device, letter.payload, digest, letter.proof)
+    return envelope.Sealed(UpdateMessage.kind, letter.device, letter.payload, digest, letter.proof)
 
 
-def terms_of(config: Config) -> Terms:
+def terms_of(config: AggregatorConfig) -> WelcomeTerms:
     """A device may use an eighth of its day in one hour, and always a chunk either way.
 
     What one fetches at once may be more: the largest bundle and the largest model, after a loss.
     """
     said = config.admission
-    return Terms(
+    return WelcomeTerms(
         inline=said.inline,
         quota=said.quota,
         hold=said.hold,
         caps=("b1", "b2"),
-        quotas=Quotas(
+        quotas=RateLimits(
             control=said.control,
             volume=max(said.quota // 8, 2 * CHUNK_LIMIT),
             download=max(said.quota // 8, 2 * BODY_LIMIT),
             refill=said.quota / 8 / 3600,
             downlink=config.pace.down_rate,
         ),
-        room=Room(in_flight=said.window_bytes),
+        room=UploadCapacity(in_flight=said.window_bytes),
     )
 
 
-def _found_broker(config: Config) -> Any:  # noqa: ANN401 - ``aggregator.broker.BrokerProcess``
-    from aggregator import broker  # noqa: PLC0415 - only where no link was given
+def _found_broker(config: AggregatorConfig) -> Any:  # noqa: ANN401 - ``aggregator.brokers.broker_process.BrokerProcess``
+    from aggregator.brokers import broker_process  # noqa: PLC0415 - only where no link was given
 
     port = MQTT_PORT if config.broker.url == "auto" else 0
-    found = broker.find(config.broker.url, folder=config.state / "broker", port=port)
+    found = broker_process.find(config.broker.url, folder=config.state / "broker", port=port)
     logger.info("%s", found.sentence)
     return found
 
 
-def _link(config: Config, found: Any) -> Transport:  # noqa: ANN401 - as above
-    from edge_sdk.wire.mqtt import MqttLink  # noqa: PLC0415 - only where no link was given
+def _link(config: AggregatorConfig, found: Any) -> Transport:  # noqa: ANN401 - as above
+    from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - only where no link was given
 
     url = found.url_v4 if config.broker.protocol == 4 else found.url
     link: Transport = MqttLink(broker_of(config, url))

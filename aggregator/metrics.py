@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from edge_sdk.program import installed_version
+from edge_sdk.app.cli import installed_version
 from edge_sdk.wire.errors import Reason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from edge_sdk.client import Client
     from edge_sdk.config import Config
     from edge_sdk.errors import EdgeError
-    from edge_sdk.forecast import Forecast
+    from edge_sdk.forecasting.forecast import Forecast
+    from edge_sdk.forecasting.series import Reading
     from edge_sdk.methods import METHODS
-    from edge_sdk.series import Reading
 
 __all__ = ["METHODS", "Bundle", "Client", "Config", "EdgeError", "Forecast", "Reading"]
 
@@ -25,9 +25,9 @@ _HOMES = {
     "Client": "edge_sdk.client",
     "Config": "edge_sdk.config",
     "EdgeError": "edge_sdk.errors",
-    "Forecast": "edge_sdk.forecast",
+    "Forecast": "edge_sdk.forecasting.forecast",
     "METHODS": "edge_sdk.methods",
-    "Reading": "edge_sdk.series",
+    "Reading": "edge_sdk.forecasting.series",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from edge_sdk.cli import main
+from edge_sdk.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

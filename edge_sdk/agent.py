@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
+from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.client import Client
 from edge_sdk.config import Config
-from edge_sdk.expiring import Reminder
-from edge_sdk.means import means_of
-from edge_sdk.program import fields, notify, stop_signals, watchdog_seconds
-from edge_sdk.series import Reading
-from edge_sdk.sources import Live, Source, open_source
-from edge_sdk.thrift import limit_memory
+from edge_sdk.forecasting.series import Reading
+from edge_sdk.limits.resource_governor import limit_memory
+from edge_sdk.limits.resource_limits import means_of
+from edge_sdk.session.certificate_monitor import ExpiryReminder
+from edge_sdk.sources import Source, ThreadedSource, open_source
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """
     sources = open_sources(config)
     limit_memory(means_of(config.means).memory)
-    reminder = Reminder(config)
+    reminder = ExpiryReminder(config)
     with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
         finite, live = parted(sources)
         read_all(finite, client.observe, stopping.is_set)
         client.flush()
-        with Ears(live, client) as ears:
+        with SourceSet(live, client) as ears:
             _serve(client, ears, reminder, stopping.is_set, until_done=until_done)
         notify("STOPPING=1")
         heard = {"sources": ears.health()} if live else {}
@@ -59,18 +59,18 @@ def open_sources(config: Config) -> list[Source]:
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
 
 
-def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, Live]]:
+def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, ThreadedSource]]:
     """Part what has an end from what goes on; the latter by a name of its own."""
     live = {
         f"{number} {source.kind}": source
         for number, source in enumerate(sources)
-        if isinstance(source, Live) and not source.is_finite
+        if isinstance(source, ThreadedSource) and not source.is_finite
     }
     going_on = {id(source) for source in live.values()}
     return [source for source in sources if id(source) not in going_on], live
 
 
-class Ears:
+class SourceSet:
     """The sources that go on, for as long as the agent listens to them.
 
     Args:
@@ -78,7 +78,7 @@ class Ears:
         client: Observes what they read, and keeps what they must remember.
     """
 
-    def __init__(self, sources: Mapping[str, Live], client: Client) -> None:
+    def __init__(self, sources: Mapping[str, ThreadedSource], client: Client) -> None:
         self._sources, self._client = sources, client
         self._noted = client.now
 
@@ -143,8 +143,8 @@ def read_all(
 
 def _serve(
     client: Client,
-    ears: Ears,
-    reminder: Reminder,
+    ears: SourceSet,
+    reminder: ExpiryReminder,
     is_stopping: Callable[[], bool],
     *,
     until_done: bool,

@@ -19,7 +19,7 @@ import numpy as np
 
 from edge_sdk.errors import EdgeError
 from edge_sdk.runtime import Graph, GraphError, inspect_graph, load_graph
-from edge_sdk.wire.archive import (
+from edge_sdk.wire.contract.archive import (
     INITIAL,
     MANIFEST,
     SIGNATURE,
@@ -28,9 +28,9 @@ from edge_sdk.wire.archive import (
     pack,
     unpack,
 )
+from edge_sdk.wire.contract.manifest import FORECAST, GRADIENT, Manifest, ManifestError
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.wire.keys import read_public
-from edge_sdk.wire.manifest import FORECAST, GRADIENT, Manifest, ManifestError
-from edge_sdk.wire.spec import ParamSpec, Vector
 
 SDK_VERSION = (0, 1, 0)
 """What ``min_sdk`` of a manifest is compared with."""
@@ -46,7 +46,7 @@ class BundleError(EdgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustedKeys:
     """Whose signature on a manifest counts.
 
     Attributes:
@@ -57,7 +57,7 @@ class Trust:
     roots: tuple[bytes, ...] = ()
 
 
-class Graphs(Mapping[str, Graph]):
+class BundleGraphs(Mapping[str, Graph]):
     """A bundle's functions by name, each loaded when it is first asked for."""
 
     def __init__(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -133,7 +133,7 @@ class Bundle:
         return f"Bundle({self.manifest.name} {self.manifest.version})"
 
     @classmethod
-    def open(cls, name_or_path: str | Path, *, trust: Trust) -> Bundle:
+    def open(cls, name_or_path: str | Path, *, trust: TrustedKeys) -> Bundle:
         """Open a shipped bundle by name, or any bundle by its folder, and try it.
 
         Raises:
@@ -188,7 +188,9 @@ def archive(folder: Path) -> bytes:
     return pack(_read(folder))
 
 
-def install(data: bytes, folder: Path, *, trust: Trust, digest: bytes | None = None) -> Bundle:
+def install(
+    data: bytes, folder: Path, *, trust: TrustedKeys, digest: bytes | None = None
+) -> Bundle:
     """Install an archive beside its predecessors, whole or not at all, and open it.
 
     The newest of another digest stays as the last good one; older ones go. A version never goes
@@ -218,7 +220,7 @@ def install(data: bytes, folder: Path, *, trust: Trust, digest: bytes | None = N
     return bundle
 
 
-def load_installed(folder: Path, digest: bytes, *, trust: Trust) -> Bundle:
+def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle:
     """Open an installed bundle by its digest.
 
     Raises:
@@ -253,7 +255,7 @@ def _tried(
         raise BundleError(str(error)) from error
     _check_files(manifest, contents)
     _check_sdk(manifest)
-    graphs = Graphs(manifest, contents)
+    graphs = BundleGraphs(manifest, contents)
     if is_new:
         graphs.inspect()
     digest = hashlib.sha256(pack(contents)).digest()

@@ -1,8 +1,8 @@
 """Client: the device's one stateful shell. It owns clocks, disk and keys; it knows no method.
 
-It composes what it does: ``Work`` is the bundle at work, ``Answering`` a task answered (where the
-promise about crashes is), ``Playing`` turns that perish, ``Gathering`` neighbours, ``Alone`` rounds
-of its own, ``Upkeep`` what the clock asks for. ``Client`` says in which order.
+It composes what it does: ``Work`` is the bundle at work, ``TrainingTransaction`` a task answered (where the
+promise about crashes is), ``SplitRounds`` turns that perish, ``PeerMembership`` neighbours, ``LocalRounds`` rounds
+of its own, ``FlushScheduler`` what the clock asks for. ``Client`` says in which order.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_sdk.alone import Alone
-from edge_sdk.answering import Answering
-from edge_sdk.clock import Clock, SystemClock
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.config import Config
 from edge_sdk.errors import StoreFull
-from edge_sdk.forecast import Forecast
-from edge_sdk.gathering import Gathering
-from edge_sdk.learner import Learner
+from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.forecasting.series import Reading
 from edge_sdk.methods import METHODS, Factory
-from edge_sdk.opening import connect, load_ring, load_signer, open_bundle
-from edge_sdk.playing import Playing
-from edge_sdk.program import fields
-from edge_sdk.questions import Found
-from edge_sdk.sealing import sealed
-from edge_sdk.series import Reading
-from edge_sdk.session import Connect, Session
-from edge_sdk.set_aside import digest_of, is_defect
-from edge_sdk.store import Store
-from edge_sdk.upkeep import Upkeep
-from edge_sdk.uplink import Entry, Numbers
+from edge_sdk.peers.membership import PeerMembership
+from edge_sdk.session.poison_messages import digest_of, is_defect
+from edge_sdk.session.session import Connect, Session
+from edge_sdk.session.task_inbox import FoundBundle
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.active_run import RETURNS, GivenUp, Work
+from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bundle
+from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.local_rounds import LocalRounds
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.outbox_entry import sealed
+from edge_sdk.training.split_rounds import SplitRounds
+from edge_sdk.training.training_transaction import TrainingTransaction
+from edge_sdk.wire.contract.method import END, Task, Update
 from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.method import END, Task, Update
-from edge_sdk.wire.transport import Transport
-from edge_sdk.work import RETURNS, GivenUp, Work
+from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Client:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
         self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
-        self._store = Store.open(config.state)
+        self._store = DeviceStore.open(config.state)
         try:
             self._own_up()
             self._session = Session(config, self._store, self._clock, self._signer, ring)
@@ -92,7 +92,7 @@ class Client:
     def _begin(self, methods: Mapping[str, Factory]) -> None:
         """Put together what a device does, each part upon those before it."""
         config, store, session = self.config, self._store, self._session
-        upkeep = self._upkeep = Upkeep(config.means, store, session, self._clock)
+        upkeep = self._upkeep = FlushScheduler(config.means, store, session, self._clock)
         bundle = open_bundle(config, session.announced)
         work = self._work = Work(
             bundle,
@@ -103,14 +103,14 @@ class Client:
             clock=self._clock,
             turn=self._between_batches,
         )
-        answering = self._answering = Answering(
+        answering = self._answering = TrainingTransaction(
             store=store, session=session, work=work, upkeep=upkeep, seal=self._sealed
         )
-        self._playing = Playing(config.id, session, work, answering)
-        self._gathering = Gathering(
+        self._playing = SplitRounds(config.id, session, work, answering)
+        self._gathering = PeerMembership(
             config, store=store, session=session, work=work, answering=answering
         )
-        self._alone = Alone(
+        self._alone = LocalRounds(
             config, store=store, session=session, work=work, answering=answering, upkeep=upkeep
         )
         work.spending.charge_start(config.privacy.budget.at_start)
@@ -217,7 +217,7 @@ class Client:
         return self._session.is_done if among is None else among.is_done
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> ModelRuntime:
         """The bundle at work on the readings: for whoever judges forecasts over a longer span."""
         return self._work.learner
 
@@ -310,7 +310,7 @@ class Client:
         """Whether to learn a task now; who simulates a liar may let it wait."""
         return self._answering.is_ready(task)
 
-    def _sealed(self, update: Update, task: Task, numbers: Numbers) -> Entry:
+    def _sealed(self, update: Update, task: Task, numbers: UplinkCounters) -> OutboxEntry:
         """Seal an answer; who simulates a liar may spoil it."""
         return sealed(
             update,
@@ -329,7 +329,7 @@ class Client:
         else:
             self._answering.attempt(task)
 
-    def _follow(self, found: Found) -> None:
+    def _follow(self, found: FoundBundle) -> None:
         """Put an announced run into force, with its neighbours; hear again what it asks."""
         self.flush()
         if self._work.follow(found):

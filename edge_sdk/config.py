@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edge_sdk.means import MeansSection
-from edge_sdk.neighbourhood import NeighboursSection
-from edge_sdk.privacy.section import PrivacySection
-from edge_sdk.settings import Duration, Loaded, SettingsError, load
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.strict import Between, Length, Matches, Misfit
+from edge_sdk.app.settings import Duration, Loaded, SettingsError, load
+from edge_sdk.limits.resource_limits import LimitsSection
+from edge_sdk.methods.topology import NeighboursSection
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.schema import Between, Length, Matches, SchemaError
 
 PREFIX = "GRIDFED_EDGE_"
 
@@ -104,7 +104,7 @@ class Config:
     """Everything one device is told.
 
     Example:
-        >>> from edge_sdk.settings import from_table
+        >>> from edge_sdk.app.settings import from_table
         >>> config = from_table(Config, {
         ...     "id": "meter-0042", "fleet": "north", "state": "state", "bundle": "load-lstm",
         ...     "broker": {"url": "mqtt://127.0.0.1"},
@@ -125,7 +125,7 @@ class Config:
     learn: LearnSection = field(default_factory=LearnSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
     pace: PaceSection = field(default_factory=PaceSection)
-    means: MeansSection = field(default_factory=MeansSection)
+    means: LimitsSection = field(default_factory=LimitsSection)
     neighbours: NeighboursSection = field(default_factory=NeighboursSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the place
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # where readings come from
@@ -149,7 +149,7 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
     try:
         loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
     except SettingsError as error:
-        if isinstance(error.__cause__, Misfit) and error.__cause__.path in _UNSAID:
+        if isinstance(error.__cause__, SchemaError) and error.__cause__.path in _UNSAID:
             raise SettingsError(str(error), hint=_HOW) from error.__cause__
         raise
     folder = Path(path).parent.absolute()

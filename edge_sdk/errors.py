@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_sdk.program import Failure
+from edge_sdk.app.cli import Failure
 
 
 class EdgeError(Failure):

@@ -24,7 +24,7 @@ TIE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ForecastScore:
     """Errors of one forecaster on one device's test part."""
 
     mae: float  # in the unit of the series
@@ -45,11 +45,11 @@ class DeviceResult:
 
     device: str
     windows: int  # forecasts scored
-    scores: Mapping[str, Score]
+    scores: Mapping[str, ForecastScore]
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
 
-def score(truth: Series, forecast: Series) -> Score:
+def score(truth: Series, forecast: Series) -> ForecastScore:
     """Score one-step forecasts of a test series. Shapes ``(n,)``; unforecast steps are NaN.
 
     MASE's yardstick is the lag-1 error over the whole test series, so persistence itself comes out
@@ -60,7 +60,7 @@ def score(truth: Series, forecast: Series) -> Score:
 
     Example:
         >>> score(np.array([1., 2, 4, 3]), np.array([1.5, 2, 3, 3]))
-        Score(mae=0.375, mase=0.28125)
+        ForecastScore(mae=0.375, mase=0.28125)
     """
     known = np.isfinite(truth) & np.isfinite(forecast)
     steps = np.abs(np.diff(truth))
@@ -68,7 +68,7 @@ def score(truth: Series, forecast: Series) -> Score:
     if not known.any() or yardstick == 0.0:
         raise ValueError("nothing to score: no forecast meets a reading, or the series is constant")
     mae = float(np.mean(np.abs(truth - forecast)[known]))
-    return Score(mae, mae / yardstick)
+    return ForecastScore(mae, mae / yardstick)
 
 
 def mean_mase(rows: Sequence[DeviceResult], arm: str) -> float:
@@ -89,7 +89,7 @@ def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
 
     Example:
         >>> def row(*mases):
-        ...     return DeviceResult("a", 9, {n: Score(m, m) for n, m in zip(ARMS, mases)})
+        ...     return DeviceResult("a", 9, {n: ForecastScore(m, m) for n, m in zip(ARMS, mases)})
         >>> print(verdict([row(1.0, 0.80, 0.82, 0.70)]))
         PL-FL won: mean MASE 0.700, which is 12.5 % below local only (better on 1 of 1 devices),
         14.6 % below federated, all layers shared (1 of 1), 30.0 % below persistence (1 of 1).

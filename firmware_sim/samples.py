@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.program import USAGE, Failure
+from edge_sdk.app.cli import USAGE, Failure
 
 DATA = Path(__file__).parent / "data"
 
@@ -32,7 +32,7 @@ class SampleError(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class DeviceReadings:
     """The readings of one device."""
 
     device: str
@@ -70,7 +70,7 @@ class SampleSet:
     target: str  # the column that is forecast
     unit: str
     columns: Mapping[str, str]  # column -> canonical stream
-    samples: tuple[Sample, ...]
+    samples: tuple[DeviceReadings, ...]
 
     def of_folder(self, folder: Path) -> SampleSet:
         """Return the same kind of set with the CSV files of ``folder`` as its devices.
@@ -81,7 +81,7 @@ class SampleSet:
         files = sorted(x for x in folder.glob("*.csv*") if x.name.endswith((".csv", ".csv.gz")))
         if not files:
             raise SampleError(f"no *.csv or *.csv.gz file in {folder}")
-        samples = tuple(Sample(x.name.split(".csv")[0], x) for x in files)
+        samples = tuple(DeviceReadings(x.name.split(".csv")[0], x) for x in files)
         own = {"name": str(folder), "title": f"readings in {folder}", "kind": "measured"}
         terms = {"licence": "yours", "attribution": str(folder), "samples": samples}
         kept = {x: getattr(self, x) for x in SampleSet.__slots__}
@@ -124,7 +124,9 @@ def sample_sets() -> Mapping[str, SampleSet]:
 
 
 def _set(row: Mapping[str, Any]) -> SampleSet:
-    samples = tuple(Sample(x["device"], DATA / x["path"], x["sha256"]) for x in row["files"])
+    samples = tuple(
+        DeviceReadings(x["device"], DATA / x["path"], x["sha256"]) for x in row["files"]
+    )
     kept = {name: row[name] for name in SampleSet.__slots__ if name != "samples"}
     return SampleSet(**kept, samples=samples)
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_sdk.settings import Duration, load
-from edge_sdk.wire.strict import Between, Length
-from firmware_sim.attacks.assault import Assault
+from edge_sdk.app.settings import Duration, load
+from edge_sdk.wire.schema import Between, Length
+from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.samples import SampleSet
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -39,7 +39,7 @@ class Learning:
     """One run of a fleet: what the aggregator is configured with.
 
     Attributes:
-        method: A name of ``edge_sdk.wire.method.CONTRACTS``.
+        method: A name of ``edge_sdk.wire.contract.method.CONTRACTS``.
         shared: Prefixes of the layers that travel; left out: what the bundle says.
         rounds: How often the model moves.
         settings: The method's own numbers, such as ``steps`` and ``rate``.
@@ -123,7 +123,7 @@ class Scenario:
     until: str = ""
     judge: tuple[str, ...] = ()
     against: tuple[Learning, ...] = ()
-    assaults: tuple[Assault, ...] = ()
+    assaults: tuple[AttackPlan, ...] = ()
     privacy: Mapping[str, Any] = field(default_factory=lambda: UNPROTECTED)
     why: str = ""
 

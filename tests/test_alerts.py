@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.upkeep import Upkeep
+from aggregator.operations.operator_alerts import OperatorAlerts
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 metrics = pytest.importorskip("aggregator.metrics", exc_type=ImportError)
@@ -22,10 +22,10 @@ DAY = 86_400
 
 def exported(tmp_path) -> dict[str, set[str]]:
     """Return every sample's name with its labels, as a daemon with one file that expires has it."""
-    from edge_sdk.wire.tlsfiles import Watch, files  # noqa: PLC0415 - as above
+    from edge_sdk.wire.link.tls_files import Watch, files  # noqa: PLC0415 - as above
 
     own = metrics.Metrics()
-    Upkeep(watch=Watch(files("mqtts://broker", tmp_path / "ca.pem"))).measure(own)
+    OperatorAlerts(watch=Watch(files("mqtts://broker", tmp_path / "ca.pem"))).measure(own)
     found: dict[str, set[str]] = {}
     for family in own.registry.collect():
         found.setdefault(family.name, set())

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk import Config, cli
+from edge_sdk import Config
+from edge_sdk.commands import main as cli
 from edge_sdk.errors import StoreError
-from edge_sdk.store import Store
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire import keys
-from firmware_sim.federation import free_port
+from firmware_sim.fleet.federation import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DAYS = 9  # the bundles look a week back
@@ -133,7 +134,7 @@ def starts(path):
     """How often an agent began to work there."""
     with (
         contextlib.suppress(StoreError, sqlite3.Error),
-        Store.open(Config.load(path).state, read_only=True) as store,
+        DeviceStore.open(Config.load(path).state, read_only=True) as store,
     ):
         return store.fact("starts")
     return 0

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import pytest
 
-from aggregator import broker
 from aggregator import config as aggregator_config
+from aggregator.brokers import broker_process
 from edge_sdk import Config
 from edge_sdk import config as device_config
-from edge_sdk.program import Answer, Program
+from edge_sdk.app.cli import CommandLine, CommandResult
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import LinkError, Reason
 from tools import docs
@@ -72,9 +72,9 @@ def test_every_command_shown_is_one_that_parses(page):
     for command in ours(page.read_text("utf-8")):
         program, *arguments = command.words
         table = docs.commands(program)
-        tried = {name: replace(one, run=lambda _: Answer({})) for name, one in table.items()}
+        tried = {name: replace(one, run=lambda _: CommandResult({})) for name, one in table.items()}
         try:
-            assert Program(program, "", tried).main(arguments) == 0
+            assert CommandLine(program, "", tried).main(arguments) == 0
         except SystemExit as wrong:
             pytest.fail(f"{page.name}: {shlex.join(command.words)}: exit code {wrong.code}")
 
@@ -82,9 +82,9 @@ def test_every_command_shown_is_one_that_parses(page):
 def test_a_command_with_an_unknown_option_would_be_found():
     shown = ours("```console\n$ gridfed-edge run meter.toml --forever  # a comment\n```\n")
     assert [one.words for one in shown] == [["gridfed-edge", "run", "meter.toml", "--forever"]]
-    tried = {"run": replace(docs.commands("gridfed-edge")["run"], run=lambda _: Answer({}))}
+    tried = {"run": replace(docs.commands("gridfed-edge")["run"], run=lambda _: CommandResult({}))}
     with pytest.raises(SystemExit):
-        Program("gridfed-edge", "", tried).main(shown[0].words[1:])
+        CommandLine("gridfed-edge", "", tried).main(shown[0].words[1:])
 
 
 @pytest.mark.parametrize("program", MODULES)
@@ -100,7 +100,7 @@ def test_the_page_of_keys_and_commands_is_what_the_programs_say():
     assert written.split() == docs.page().split(), "run: python tools/docs.py"
 
 
-@pytest.mark.parametrize("config", [device_config.Config, aggregator_config.Config])
+@pytest.mark.parametrize("config", [device_config.Config, aggregator_config.AggregatorConfig])
 def test_every_key_says_what_it_means(config):
     text = docs.PAGE.read_text("utf-8")
     for key in docs.keys(config):
@@ -252,7 +252,7 @@ def shape(line: str) -> str:
 def walk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
-        started = broker.start("auto", folder=tmp_path / "broker")
+        started = broker_process.start("auto", folder=tmp_path / "broker")
     except LinkError as error:
         pytest.skip(str(error))
     with started:

@@ -17,20 +17,19 @@ from pathlib import Path
 
 import pytest
 
-from aggregator import cli as aggregator_cli
-from aggregator.config import Config as AggregatorConfig
-from aggregator.config import bind, settings_of
-from aggregator.methods.fesem import FeSEM
-from aggregator.methods.hosting import DflGt
-from aggregator.methods.pfl import PFL
-from aggregator.mosquitto import check_mosquitto_config
-from edge_sdk import cli
+from aggregator.brokers.mosquitto import check_mosquitto_config
+from aggregator.commands import main as aggregator_cli
+from aggregator.config import AggregatorConfig, bind, settings_of
+from aggregator.methods.clustered.fesem import FeSEM
+from aggregator.methods.peers.peer_topology import DflGt
+from aggregator.methods.personalised.pfl import PFL
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.commands import main as cli
 from edge_sdk.config import load_with_origins
 from edge_sdk.errors import StoreNewer
-from edge_sdk.settings import SettingsError
 from edge_sdk.wire import keys
-from firmware_sim.profiles.station import Station
-from firmware_sim.station import Dropper, Habits
+from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.profiles.station import CellSite
 from tests.broker.authority import Authority
 from tools import docs
 
@@ -209,7 +208,7 @@ def test_the_station_forecasts_its_traffic_from_dropped_files(tmp_path, monkeypa
     monkeypatch.setenv("GRIDFED_EDGE_BROKER", '{ url = "mqtt://127.0.0.1:1" }')
     truth = tmp_path / "truth.csv"
     begin = int(time.time()) // 86_400 * 86_400 - 4 * 86_400
-    dropper = Dropper(Station(7), "site-7", tmp_path / "pm", habits=Habits(broken=0.05, late=0.1))
+    dropper = Dropper(CellSite(7), "site-7", tmp_path / "pm", habits=Habits(broken=0.05, late=0.1))
     dropper.run(begin, 4 * 96, truth)
     assert cli.main(["enrol", str(path)]) == 0
     assert cli.main(["check", str(path)]) == 0

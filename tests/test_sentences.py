@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from aggregator.store import SqliteStore
-from edge_sdk.store import Store
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire import keys
-from firmware_sim.folders import toml
+from firmware_sim.fleet.run_files import toml
 
 ROOT = Path(__file__).parents[1]
 MODULES = {
@@ -256,7 +256,7 @@ def test_a_simulated_bundle_is_missing(place):
 
 
 def test_a_devices_state_is_held_or_newer(meter):
-    with Store.open(Path("state")):
+    with DeviceStore.open(Path("state")):
         said = sentence("gridfed-edge", "run", "meter.toml", code=TEMPORARY, hint=False)
         assert "another process" in said
     age(Path("state/device.db"))
@@ -280,7 +280,7 @@ def test_a_process_of_an_older_version_leaves_newer_state_as_it_is(meter, fleet,
     """Copied aside or not: what a downgrade finds is what the upgrade left, to the byte."""
     path, config = Path("state/aggregator.db"), "aggregator.toml"
     if program == "gridfed-edge":
-        Store.open(Path("state")).close()
+        DeviceStore.open(Path("state")).close()
         path, config = Path("state/device.db"), "meter.toml"
     age(path)
     before, names = path.read_bytes(), sorted(Path("state").iterdir())
@@ -314,7 +314,7 @@ def test_the_pages_port_is_in_use(fleet):
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
 def test_the_brokers_port_is_in_use(place, kind):
-    from aggregator.broker import has_embedded, mosquitto_program  # noqa: PLC0415
+    from aggregator.brokers.broker_process import has_embedded, mosquitto_program  # noqa: PLC0415
 
     if not (mosquitto_program() if kind == "mosquitto" else has_embedded()):
         pytest.skip(f"the {kind} broker is not installed")
@@ -325,7 +325,7 @@ def test_the_brokers_port_is_in_use(place, kind):
 
 
 def test_a_broker_is_out_of_reach(meter, monkeypatch):
-    monkeypatch.setattr("edge_sdk.preflight._PATIENCE", 0.3)
+    monkeypatch.setattr("edge_sdk.commands.check._PATIENCE", 0.3)
     done = call("gridfed-edge", "check", "meter.toml", "--broker")
     assert done.returncode == TEMPORARY
     assert "Traceback" not in done.stderr
@@ -382,7 +382,7 @@ def test_make_says_which_python_is_needed(place):
 def test_a_program_says_which_python_is_needed(program):
     trick = (
         "import argparse, dataclasses, json, logging, runpy, sys, typing\n"
-        f"import {MODULES[program]}.cli as cli, edge_sdk.program as program\n"
+        f"import {MODULES[program]}.cli as cli, edge_sdk.app.cli as program\n"
         "program.require_python.__defaults__ = ((3, 9),)\n"
         "sys.exit(cli.main(['--help']))"
     )

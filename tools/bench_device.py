@@ -57,9 +57,9 @@ class Watch(logging.Handler):
                 tell(**self.said)
                 os.kill(os.getpid(), signal.SIGTERM)
 watch = Watch()
-for name in ("edge_sdk.session", "edge_sdk.answering"):
+for name in ("edge_sdk.session.session", "edge_sdk.training.training_transaction"):
     logging.getLogger(name).addHandler(watch)
-from edge_sdk.cli import main
+from edge_sdk.commands.main import main
 main(["run", sys.argv[3]])
 """
 FRAMEWORK = f"""
@@ -130,12 +130,12 @@ def steps(batch: int, name: str, runs: int) -> dict[str, float]:
     import torch  # noqa: PLC0415 - only this part of the bench needs it
 
     from aggregator.models.catalogue import MODELS  # noqa: PLC0415 - as above
-    from edge_sdk.bundle import Bundle, Trust  # noqa: PLC0415 - as above
+    from edge_sdk.bundle import Bundle, TrustedKeys  # noqa: PLC0415 - as above
     from edge_sdk.methods.optim import adam  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
     make, recipe = MODELS[name]
-    bundle, rng = Bundle.open(name, trust=Trust()), np.random.default_rng(0)
+    bundle, rng = Bundle.open(name, trust=TrustedKeys()), np.random.default_rng(0)
     x = rng.random((batch, recipe.window.lookback, len(recipe.features)), np.float32)
     y = rng.random((batch, recipe.window.horizon), np.float32)
     ours = adam(1e-3)
@@ -176,15 +176,15 @@ def agents(python: str, name: str, runs: int, rounds: int) -> list[dict[str, flo
 
     A round is one step, so the first round's end is the first step, saved, signed and sent.
     """
-    from firmware_sim.federation import Federation, free_port, start_broker  # noqa: PLC0415
-    from firmware_sim.folders import prepare  # noqa: PLC0415
-    from firmware_sim.processes import Family  # noqa: PLC0415
+    from firmware_sim.fleet.federation import Federation, free_port, start_broker  # noqa: PLC0415
+    from firmware_sim.fleet.processes import ProcessGroup  # noqa: PLC0415
+    from firmware_sim.fleet.run_files import prepare  # noqa: PLC0415
     from firmware_sim.samples import sample_set  # noqa: PLC0415
     from firmware_sim.scenario import Learning, Scenario  # noqa: PLC0415
 
     learning = Learning(rounds=100_000, shared=("",), settings={"steps": 1}, quorum=1)
     chosen = Scenario("one agent", devices=runs, bundle=name, learning=learning)
-    with tempfile.TemporaryDirectory() as scratch, Family(Path(scratch) / "logs") as family:
+    with tempfile.TemporaryDirectory() as scratch, ProcessGroup(Path(scratch) / "logs") as family:
         out = Path(scratch)
         url, page = start_broker(family, out / "broker"), f"127.0.0.1:{free_port()}"
         prepared = prepare(

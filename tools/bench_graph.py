@@ -34,8 +34,8 @@ def measure(
     import numpy as np  # noqa: PLC0415 - after the thread counts are set
     import torch  # noqa: PLC0415 - as above
 
-    from aggregator.graph.binding import GraphSection, bind  # noqa: PLC0415 - as above
-    from aggregator.graph.nets.hosted import Hosted  # noqa: PLC0415 - as above
+    from aggregator.graph.factory import GraphSection, bind  # noqa: PLC0415 - as above
+    from aggregator.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     draw = np.random.Generator(np.random.Philox(stations))
@@ -51,7 +51,7 @@ def measure(
     )
     before = _peak()
     model, _ = bind(section, shape)
-    assert isinstance(model, Hosted)
+    assert isinstance(model, TorchGraphModel)
     folder.unlink()
     present = np.ones(stations, np.bool_)
     p = model.init(0)

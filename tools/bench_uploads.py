@@ -27,15 +27,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from aggregator import broker
-from edge_sdk.wire import codec, topics
-from edge_sdk.wire.broker import Broker
-from edge_sdk.wire.envelope import digest, unproved
+from aggregator.brokers import broker_process
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import Grant, Have, Offer, Receipt, Refusal
-from edge_sdk.wire.mqtt import MqttLink
-from edge_sdk.wire.transport import Message
-from firmware_sim.processes import processor_seconds
+from edge_sdk.wire.link.broker_options import Broker
+from edge_sdk.wire.link.mqtt import MqttLink
+from edge_sdk.wire.link.transport import Message
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol.envelope import digest, unproved
+from edge_sdk.wire.protocol.messages import (
+    GrantMessage,
+    HaveMessage,
+    OfferMessage,
+    ReceiptMessage,
+    RefusalMessage,
+)
+from firmware_sim.fleet.processes import processor_seconds
 
 HEARD = ("up/offer", "up/update", "down/grant", "down/have", "down/refusal", "down/receipt")
 STATES = ("offered", "refused", "granted", "inline")
@@ -113,13 +119,13 @@ def _named(kind: str, body: bytes) -> tuple[bytes | None, int | None]:
     if kind == "update":
         return digest(body)[:16], None
     match codec.decode(kind, body):
-        case Offer(digest=whole):
+        case OfferMessage(digest=whole):
             return whole[:16], None
-        case Grant(id=name) | Have(id=name):
+        case GrantMessage(id=name) | HaveMessage(id=name):
             return name, None
-        case Refusal(id=name, code=code):
+        case RefusalMessage(id=name, code=code):
             return name, code
-        case Receipt(ref=name, code=code):
+        case ReceiptMessage(ref=name, code=code):
             return name, code
     return None, None
 
@@ -170,7 +176,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Cost:
         SystemExit: The simulator failed; what it said is printed.
     """
     load = os.getloadavg()[0]
-    with broker.start(options.kind, folder=folder / "broker") as served:
+    with broker_process.start(options.kind, folder=folder / "broker") as served:
         link = MqttLink(Broker(url=served.url, client_id="bench"))
         link.open()
         trace, samples = Trace(), deque[tuple[float, dict[str, float]]]()

@@ -17,7 +17,7 @@ import torch
 
 from aggregator.models.catalogue import SHIPPED
 from aggregator.models.export import export, make
-from edge_sdk.bundle import Bundle, Trust, shipped_folder
+from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.keys import SigningKey, save_public
 
@@ -41,7 +41,7 @@ def write(out: Path, names: Sequence[str] = SHIPPED) -> None:
             out=out / name,
             engine=load_graph,
         )
-        bundle = Bundle.open(folder, trust=Trust((key.public,)))
+        bundle = Bundle.open(folder, trust=TrustedKeys((key.public,)))
         print(f"{name}: {bundle.manifest.size} parameters, {bundle.spec.shared_size} shared")
 
 

@@ -31,17 +31,17 @@ sys.path.insert(0, str(ROOT))
 from aggregator import config as aggregator_config
 from aggregator.methods import METHODS
 from edge_sdk import config as device_config
-from edge_sdk.settings import Duration
+from edge_sdk.app.settings import Duration
 from edge_sdk.sources.csvfile import CsvFile
-from edge_sdk.sources.interfaces import INTERFACES, LiveSection
-from edge_sdk.sources.naming import Name
-from edge_sdk.sources.points import Point
+from edge_sdk.sources.factory import INTERFACES, LiveSection
+from edge_sdk.sources.register_map import RegisterPoint
+from edge_sdk.sources.stream_map import StreamName
 
 PAGE = ROOT / "docs" / "configuration.md"
 PROGRAMS = {
-    "gridfed-edge": "edge_sdk.cli",
-    "gridfed-aggregator": "aggregator.cli",
-    "gridfed-sim": "firmware_sim.cli",
+    "gridfed-edge": "edge_sdk.commands.main",
+    "gridfed-aggregator": "aggregator.commands.main",
+    "gridfed-sim": "firmware_sim.commands.main",
 }
 COMMAND_TABLES = {
     "gridfed-edge": "_COMMANDS",
@@ -103,7 +103,7 @@ def page() -> str:
         *_tables(device_config.Config),
         _sources(),
         "## An aggregator: `aggregator.toml`\n",
-        *_tables(aggregator_config.Config),
+        *_tables(aggregator_config.AggregatorConfig),
         _methods(),
         "## Commands\n",
         CODES,
@@ -322,9 +322,9 @@ def _interfaces() -> Iterator[str]:
         yield f'`type = "{name}"`:\n'
         yield _own(interface.section, common)
     yield "`[source.map]`, name of the interface to a stream, to `false`, or to a table:\n"
-    yield _own(Name, ())
+    yield _own(StreamName, ())
     yield "`[[source.point]]`, one value in a device's registers:\n"
-    yield _own(Point, ())
+    yield _own(RegisterPoint, ())
 
 
 def _own(cls: type[Any], less: Iterable[str]) -> str:

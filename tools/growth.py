@@ -22,27 +22,26 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aggregator import leaves
-from aggregator.audit import recompute
-from aggregator.ledger import Ledger
-from aggregator.ledger import Row as Settled
+from aggregator.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
-from aggregator.records import Entry, Retention, Run, Version
 from aggregator.rules import bind
-from aggregator.store import SqliteStore
-from edge_sdk.charge import Charge
-from edge_sdk.retention import History
-from edge_sdk.series import Reading, Row, Series
-from edge_sdk.store import Store
-from edge_sdk.wire.method import Closed, Update
+from aggregator.store import SqliteStore, state_codec
+from aggregator.store.sequence_ledger import Ledger
+from aggregator.store.sequence_ledger import LedgerRow as Settled
+from aggregator.store.types import JournalEntry, Retention, RunRecord, Version
+from edge_sdk.forecasting.series import Reading, Series, SeriesRow
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.retention import KeptHistory
+from edge_sdk.wire.contract.method import Closed, Update
 
 STREAM, STEP, A_DAY = "elec.import.energy", 900, 96
 BEGIN = 1_700_000_000 // 86_400 * 86_400
-ROUND = Charge(0, "device", "input", "gaussian", 5.0, releases=1)
+ROUND = PrivacyCharge(0, "device", "input", "gaussian", 5.0, releases=1)
 DEVICES = 100
 
 
-def device(folder: Path, days: int, history: History | None) -> list[int]:
+def device(folder: Path, days: int, history: KeptHistory | None) -> list[int]:
     """Let a device live; return the bytes of its file four times on the way.
 
     Args:
@@ -51,7 +50,7 @@ def device(folder: Path, days: int, history: History | None) -> list[int]:
         history: The ring; None keeps everything.
     """
     sizes, dropped = [], BEGIN // STEP
-    with Store.open(folder) as store:
+    with DeviceStore.open(folder) as store:
         store._db.execute("PRAGMA synchronous = OFF")  # noqa: SLF001 - the same bytes, sooner
         series = Series(STEP, [STREAM], capacity=history.slots if history else 10**6)
         for day in range(days):
@@ -66,7 +65,7 @@ def device(folder: Path, days: int, history: History | None) -> list[int]:
                     store.add_readings(rows, before=before, step=STEP)
                     series.saved(rows)
             first = BEGIN // STEP + day * A_DAY
-            noised = [Row(STREAM, first + slot, 0.3 + slot / 999) for slot in range(A_DAY)]
+            noised = [SeriesRow(STREAM, first + slot, 0.3 + slot / 999) for slot in range(A_DAY)]
             store.add_noised(noised, ROUND)
             if (day + 1) % max(1, days // 4) == 0:
                 sizes.append(store.size())
@@ -83,8 +82,11 @@ class Fleet:
         self.half = METHODS["fedavg"].half(Setup(bind("mean"), settings, Rounds(quorum=DEVICES)))
         self.initial = np.zeros(scalars, np.float32)
         self.state = self.half.init(self.initial)
-        self.saved = leaves.flatten(self.state)
-        store.begin(Run(1, "fedavg", "{}", "toy", bytes(16), leaves.layout(self.state)), self.saved)
+        self.saved = state_codec.flatten(self.state)
+        store.begin(
+            RunRecord(1, "fedavg", "{}", "toy", bytes(16), state_codec.layout(self.state)),
+            self.saved,
+        )
         self.take(store.record(1, OPEN))
 
     def round(self, rng: np.random.Generator) -> None:
@@ -99,7 +101,7 @@ class Fleet:
             if entry is not None:
                 self.take(entry)
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: JournalEntry) -> None:
         """Apply an event, and save what a closed round changed."""
         assert entry.event is not None
         self.state, effects = self.half.apply(self.state, entry.event)
@@ -108,11 +110,11 @@ class Fleet:
             return
         version = None
         if closed is not None:
-            said, digest = closed, leaves.digest(self.state)
+            said, digest = closed, state_codec.digest(self.state)
             version = Version(1, said.round, said.version, said.moved, digest, said.report)
-        now = leaves.flatten(self.state)
+        now = state_codec.flatten(self.state)
         self.store.commit(
-            1, leaves.changed(self.saved, now), entry.position, closed=version, keep=self.keep
+            1, state_codec.changed(self.saved, now), entry.position, closed=version, keep=self.keep
         )
         self.saved = now
 
@@ -155,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vectors", type=int, default=20_000_000, help="bytes: store.keep_vectors")
     parser.add_argument("--journal", type=int, default=10_000_000, help="bytes: store.keep_journal")
     said = parser.parse_args(arguments)
-    history = History(int(said.keep_days * A_DAY), STEP, 2)
+    history = KeptHistory(int(said.keep_days * A_DAY), STEP, 2)
     keep = Retention(said.vectors, said.journal)
     print(f"| a device's file, bytes after | {' | '.join(_quarters(said.days, 'days'))} | bound |")
     print("| --- " * 6 + "|")

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from edge_sdk.program import Failure
+from edge_sdk.app.cli import Failure
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMERIC = (
@@ -34,21 +34,21 @@ NUMERIC = (
     "tests/aggregator/graph",
     "tests/aggregator/methods",
     "tests/aggregator/rules",
-    "tests/aggregator/test_certificate.py",
-    "tests/aggregator/test_certifying.py",
+    "tests/aggregator/analysis/test_lipschitz_bound.py",
+    "tests/aggregator/commands/test_certificate.py",
     "tests/edge_sdk/methods",
     "tests/edge_sdk/privacy",
     "tests/edge_sdk/runtime",
-    "tests/edge_sdk/test_calibration.py",
-    "tests/edge_sdk/test_forecast.py",
-    "tests/edge_sdk/test_gossip.py",
-    "tests/edge_sdk/test_intervals.py",
-    "tests/edge_sdk/test_scores.py",
-    "tests/edge_sdk/wire/test_calibration.py",
-    "tests/edge_sdk/wire/test_mirror.py",
-    "tests/edge_sdk/wire/test_mixing.py",
+    "tests/edge_sdk/forecasting/test_conformal.py",
+    "tests/edge_sdk/forecasting/test_forecast.py",
+    "tests/edge_sdk/peers/test_exchange.py",
+    "tests/edge_sdk/forecasting/test_intervals.py",
+    "tests/edge_sdk/forecasting/test_forecast_metrics.py",
+    "tests/edge_sdk/shared_math/test_paper_noise.py",
+    "tests/edge_sdk/shared_math/test_consensus_dual.py",
+    "tests/edge_sdk/shared_math/test_mixing_matrix.py",
     "tests/firmware_sim/attacks",
-    "tests/firmware_sim/test_judging.py",
+    "tests/firmware_sim/reports/test_evaluation.py",
     "tests/pairs",
     "tests/properties",
 )

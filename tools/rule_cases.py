@@ -47,7 +47,7 @@ def assumed(n: int) -> tuple[int, int]:
 def ours(x: Any) -> Cases:  # noqa: ANN401 - a float32 matrix
     """This project's rules, as the aggregator calls them."""
     from aggregator.rules import Rows, bind  # noqa: PLC0415
-    from aggregator.rules.before import nnm  # noqa: PLC0415
+    from aggregator.rules.preaggregation import nnm  # noqa: PLC0415
     from aggregator.rules.weights import uniform  # noqa: PLC0415
 
     n, d = x.shape

@@ -9,7 +9,7 @@ import numpy as np
 
 from aggregator.graph.laplacian import Matrix, chebyshev_of_present
 from aggregator.graph.model import Array
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 Array = NDArray[Any]
 

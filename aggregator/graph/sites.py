@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.graph.laplacian import Matrix
-from edge_sdk.wire.strict import Between
+from edge_sdk.wire.schema import Between
 
 EARTH = 6371.0088
 """The mean radius, in km (IUGG)."""

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from aggregator.methods.agnostic import AFL, afl
-from aggregator.methods.aspire import AspireEase, aspire_ease
-from aggregator.methods.asynchronous import FedAsync, FedBuff, fedasync, fedbuff
-from aggregator.methods.attentive import FedAtt, FedDA, fedatt, fedda
-from aggregator.methods.averaging import ABANDON, OPEN, Averaged, Averaging, Rounds, averaging
-from aggregator.methods.bigfl import BiGFL, bigfl
-from aggregator.methods.consensus import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
-from aggregator.methods.fesem import FeSEM, fesem
-from aggregator.methods.graphed import PFGL, Common, averaged_through, pfgl
-from aggregator.methods.hosting import DflGt, DflSgd, hosting
-from aggregator.methods.noised import UDP, NbAFL, nbafl, udp
-from aggregator.methods.optim import adam, averaged, sgd
-from aggregator.methods.pfl import PFL, pfl
-from aggregator.methods.ranges import Rate, Steps
-from aggregator.methods.recurrent import Recurrent, fedgru, fedntp
-from aggregator.methods.setup import Clustered, Course, Credited, Linked, Method, Setup
-from aggregator.methods.split import AGAIN
-from edge_sdk.wire.method import Half
-from edge_sdk.wire.strict import Between
+from aggregator.methods.asynchronous.fedasync import FedAsync, FedBuff, fedasync, fedbuff
+from aggregator.methods.averaging.afl import AFL, afl
+from aggregator.methods.averaging.dp_averaging import UDP, NbAFL, nbafl, udp
+from aggregator.methods.averaging.fedatt import FedAtt, FedDA, fedatt, fedda
+from aggregator.methods.averaging.fedgru import Recurrent, fedgru, fedntp
+from aggregator.methods.base.averaging import ABANDON, OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.base.parameters import Rate, Steps
+from aggregator.methods.base.server_optim import adam, averaged, sgd
+from aggregator.methods.base.types import Clustered, Course, Credited, Linked, Method, Setup
+from aggregator.methods.bilevel.bigfl import BiGFL, bigfl
+from aggregator.methods.clustered.fesem import FeSEM, fesem
+from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
+from aggregator.methods.consensus.rsa_bafdp import Bafdp, DpRsa, Rsa, bafdp, bsfdp, rsa, rsa_weights
+from aggregator.methods.peers.peer_topology import DflGt, DflSgd, hosting
+from aggregator.methods.personalised.pfl import PFL, pfl
+from aggregator.methods.split.pfgl import PFGL, SplitAveraging, averaged_through, pfgl
+from aggregator.methods.split.split import AGAIN
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between
 
 __all__ = [
     "ABANDON",
@@ -181,8 +181,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "pfl": Method(PFL, pfl, own=True),
         "bigfl": Method(BiGFL, bigfl, own=True),
         "pfgl": Method(PFGL, pfgl, own=True),
-        "cnfgnn": Method(Common, averaged_through, own=True),
-        "lstm_cnn_fedavg": Method(Common, averaged_through, own=True),
+        "cnfgnn": Method(SplitAveraging, averaged_through, own=True),
+        "lstm_cnn_fedavg": Method(SplitAveraging, averaged_through, own=True),
         "lstm_cnn_pfl": Method(PFGL, pfgl, own=True),
         "bafdp": Method(Bafdp, bafdp, own=True),
         "bsfdp": Method(Bafdp, bsfdp, own=True),
@@ -192,4 +192,4 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "dp_rsa": Method(DpRsa, rsa, own=True),
     }
 )
-"""The server half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""
+"""The server half of every method of ``edge_sdk.wire.contract.method.CONTRACTS``, under the same keys."""

@@ -28,8 +28,11 @@ from typing import Literal
 from torch import nn
 
 from aggregator.models.cells import CellsBranches, CellsGru, CellsLstm, CellsMlp
+from aggregator.models.export_spec import Recipe
 from aggregator.models.gru import LoadGru
-from aggregator.models.halves import (
+from aggregator.models.mlp import LoadMlp
+from aggregator.models.plfl import LoadLstm
+from aggregator.models.split_models import (
     ConvDecoder,
     ConvEncoder,
     GruDecoder,
@@ -38,19 +41,16 @@ from aggregator.models.halves import (
     Lstm,
     LstmEncoder,
 )
-from aggregator.models.mlp import LoadMlp
-from aggregator.models.plfl import LoadLstm
-from aggregator.models.recipe import Recipe
 from aggregator.models.weekly import Weekly
 from aggregator.models.weekly import recipe as fed_weekly
-from edge_sdk.wire.manifest import (
+from edge_sdk.wire.contract.manifest import (
     CLIPPED_GRADIENT,
     HVP,
     ROBUST_GRADIENT,
     SPLIT,
     Feature,
+    LipschitzStage,
     Loss,
-    Stage,
     Target,
     Training,
     Window,
@@ -121,27 +121,29 @@ def _cells(horizon: int) -> Recipe:
     )
 
 
-_HEAD = Stage("linear", "head")
+_HEAD = LipschitzStage("linear", "head")
 _BRANCHES = tuple(
-    (Stage("lstm", f"branches.{name}", steps=3), _HEAD) for name in ("closeness", "period")
+    (LipschitzStage("lstm", f"branches.{name}", steps=3), _HEAD) for name in ("closeness", "period")
 )
 
 
-def _plain(horizon: int, *stages: Stage) -> Recipe:
+def _plain(horizon: int, *stages: LipschitzStage) -> Recipe:
     """One path, and every graph. A day ahead, period holds the hours of closeness once more."""
-    read = Stage("read", times=math.sqrt(2)) if horizon == 24 else Stage("read")
+    read = LipschitzStage("read", times=math.sqrt(2)) if horizon == 24 else LipschitzStage("read")
     graphs = (ROBUST_GRADIENT, CLIPPED_GRADIENT)
     return replace(_cells(horizon), graphs=graphs, paths=((read, *stages),))
 
 
 def _dense(horizon: int) -> Recipe:
     """The same of dense layers, whose curvature costs little."""
-    recipe = _plain(horizon, Stage("linear", "body.0"), Stage("linear", "body.2"), _HEAD)
+    recipe = _plain(
+        horizon, LipschitzStage("linear", "body.0"), LipschitzStage("linear", "body.2"), _HEAD
+    )
     return replace(recipe, graphs=(*recipe.graphs, HVP))
 
 
-def _recurrent(kind: Literal["gru", "lstm"]) -> tuple[Stage, Stage]:
-    return Stage(kind, "body", steps=3), _HEAD
+def _recurrent(kind: Literal["gru", "lstm"]) -> tuple[LipschitzStage, LipschitzStage]:
+    return LipschitzStage(kind, "body", steps=3), _HEAD
 
 
 _DEMAND = Feature("demand", "target", "kWh")

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from torch.func import functional_call, grad_and_value, vmap
 
-from aggregator.certificate import certificate
+from aggregator.analysis.lipschitz_bound import certificate
+from aggregator.models.decompositions import Lowering
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import Lowering
 from aggregator.models.split import example
 from aggregator.models.trace import Traced, error_of, loss_of, losses_of
-from edge_sdk.wire.manifest import (
+from edge_sdk.wire.contract.manifest import (
     AIDED_FORECAST,
     CLIPPED_GRADIENT,
     DECODE,

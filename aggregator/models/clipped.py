@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from aggregator.models.decompositions import Lowering
 from aggregator.models.emit import emit
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import Lowering
 from aggregator.models.per_example import Recorder, Use
 from aggregator.models.trace import Traced, error_of, losses_of, trace
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 SMALLEST = 1e-12
 """A gradient shorter than this is not divided by its length."""

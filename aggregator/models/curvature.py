@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad
 
+from aggregator.models.decompositions import Lowering
 from aggregator.models.emit import emit
-from aggregator.models.lowering import Lowering
 from aggregator.models.trace import Traced, error_of, loss_of, trace
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 Curvature = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor]]
 

@@ -20,7 +20,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import fx
 
-from aggregator.models import in_place
+from aggregator.models import functionalize
 from aggregator.models.errors import ExportError, UnsupportedOperator
 
 OPSET = 17
@@ -251,7 +251,7 @@ def emit(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -
 
 
 def _applied(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Result]) -> Result:
-    target = in_place.functional(node)
+    target = functionalize.functional(node)
     found = RULES.get(target)
     if found is None:
         raise UnsupportedOperator(str(node.target), _where(node))

@@ -17,13 +17,13 @@ import onnx
 import torch
 from torch import nn
 
-from aggregator.certificate import CertificateError
+from aggregator.analysis.lipschitz_bound import LipschitzBoundError
 from aggregator.models.catalogue import MODELS
 from aggregator.models.check import Engine, check, check_paths, reference_engine
 from aggregator.models.clipped import clipped_graph
 from aggregator.models.curvature import hvp_graph
 from aggregator.models.errors import ExportError
-from aggregator.models.recipe import Recipe
+from aggregator.models.export_spec import Recipe
 from aggregator.models.robust import robust_graph
 from aggregator.models.split import (
     activation,
@@ -33,9 +33,8 @@ from aggregator.models.split import (
     encode_vjp_graph,
 )
 from aggregator.models.trace import Traced
-from edge_sdk.wire.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, pack, seal
-from edge_sdk.wire.keys import Signer, load_signing_key
-from edge_sdk.wire.manifest import (
+from edge_sdk.wire.contract.archive import INITIAL, MANIFEST, SIGNATURE, SIZE_LIMIT, pack, seal
+from edge_sdk.wire.contract.manifest import (
     AIDED_FORECAST,
     CLIPPED_GRADIENT,
     DECODE,
@@ -53,7 +52,8 @@ from edge_sdk.wire.manifest import (
     Manifest,
     ManifestError,
 )
-from edge_sdk.wire.method import CONTRACTS
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.keys import Signer, load_signing_key
 
 MIN_SDK = "0.1.0"
 SEED = 2022
@@ -114,7 +114,7 @@ def export(
         manifest = _manifest(traced, recipe, name, version, contents)
         manifest.spec()
         check_paths(traced, manifest)
-    except (ValueError, ManifestError, CertificateError) as error:
+    except (ValueError, ManifestError, LipschitzBoundError) as error:
         raise ExportError(str(error)) from error
     raw = manifest.canonical()
     contents |= {MANIFEST: raw, SIGNATURE: seal(signer, raw)}

@@ -24,8 +24,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from aggregator.models import bptt
+from aggregator.models.decompositions import gru_stack, lstm_stack
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import gru_stack, lstm_stack
 
 
 @dataclass(frozen=True, slots=True, eq=False)

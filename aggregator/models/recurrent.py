@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aggregator.models import native  # noqa: F401 - registers the operators with torch
+from aggregator.models import fused_rnn  # noqa: F401 - registers the operators with torch
 from aggregator.models.emit import Call, Fill, Result, rule
 
 G: Any = torch.ops.gridfed

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vjp
 
+from aggregator.models.decompositions import Lowering
 from aggregator.models.emit import emit
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import Lowering
 from aggregator.models.trace import Traced, error_of, loss_of, trace
-from edge_sdk.wire.manifest import (
+from edge_sdk.wire.contract.manifest import (
     AIDED_FORECAST,
     DECODE,
     ENCODE,

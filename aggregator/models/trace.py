@@ -15,11 +15,11 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aggregator.models import pointwise, recurrent, shaping  # noqa: F401 - enter their rules
+from aggregator.models import emit_elementwise, emit_tensor, recurrent  # noqa: F401 - enter their rules
+from aggregator.models.decompositions import Lowering
 from aggregator.models.emit import emit, expression
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import Lowering
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 EXAMPLE_BATCHES = (37, 41, 43, 47, 53, 59)
 """The traced batch is one that nothing else in the model has: equal sizes would become one."""

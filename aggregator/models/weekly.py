@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from aggregator.models.recipe import Recipe
-from edge_sdk.wire.manifest import Feature, Loss, Target, Training, Window
+from aggregator.models.export_spec import Recipe
+from edge_sdk.wire.contract.manifest import Feature, Loss, Target, Training, Window
 
 LEVELS = (0.1, 0.5, 0.9)
 HALF_HOUR = 1800

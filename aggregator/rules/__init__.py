@@ -11,56 +11,64 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from aggregator.rules.before import bucketing, nnm, norm_clipping
-from aggregator.rules.binding import NOTHING, Bound, Entry, Rule, Step, UnknownRuleError, bound
-from aggregator.rules.centres import autogm, centred_clipping, geometric_median
-from aggregator.rules.coordinates import mean, median, trimmed_mean
-from aggregator.rules.nearest import bulyan, krum, multi_krum
-from aggregator.rules.rows import Memory, Rows, TooFewRows, Verdict
-from aggregator.rules.trust import clipped_clustering, fltrust
+from aggregator.rules.coordinatewise import mean, median, trimmed_mean
+from aggregator.rules.factory import (
+    NOTHING,
+    BoundRule,
+    PreaggregationSpec,
+    Rule,
+    RuleSpec,
+    UnknownRuleError,
+    bound,
+)
+from aggregator.rules.fltrust import clipped_clustering, fltrust
+from aggregator.rules.geometric_median import autogm, centred_clipping, geometric_median
+from aggregator.rules.krum import bulyan, krum, multi_krum
+from aggregator.rules.preaggregation import bucketing, nnm, norm_clipping
+from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
 
 __all__ = [
     "BEFORE",
     "NOTHING",
     "RULES",
-    "Bound",
+    "BoundRule",
     "Memory",
     "Rows",
     "Rule",
+    "RuleVerdict",
     "TooFewRows",
     "UnknownRuleError",
-    "Verdict",
     "bind",
 ]
 
-RULES: Mapping[str, Entry] = MappingProxyType(
+RULES: Mapping[str, RuleSpec] = MappingProxyType(
     {
-        "mean": Entry(mean, withstands=False),
-        "median": Entry(median),
-        "trimmed_mean": Entry(trimmed_mean, lambda s: 2 * max(s.f, s.b or 0) + 1),
-        "krum": Entry(krum, lambda s: 2 * s.f + 3),
-        "multi_krum": Entry(multi_krum, lambda s: max(2 * s.f + 3, s.f + (s.m or 1))),
-        "bulyan": Entry(bulyan, lambda s: 4 * s.f + 3),
-        "geometric_median": Entry(geometric_median),
-        "autogm": Entry(autogm),
-        "centred_clipping": Entry(centred_clipping),
-        "clipped_clustering": Entry(clipped_clustering, lambda _s: 3),
-        "fltrust": Entry(fltrust, lambda _s: 2),
+        "mean": RuleSpec(mean, withstands=False),
+        "median": RuleSpec(median),
+        "trimmed_mean": RuleSpec(trimmed_mean, lambda s: 2 * max(s.f, s.b or 0) + 1),
+        "krum": RuleSpec(krum, lambda s: 2 * s.f + 3),
+        "multi_krum": RuleSpec(multi_krum, lambda s: max(2 * s.f + 3, s.f + (s.m or 1))),
+        "bulyan": RuleSpec(bulyan, lambda s: 4 * s.f + 3),
+        "geometric_median": RuleSpec(geometric_median),
+        "autogm": RuleSpec(autogm),
+        "centred_clipping": RuleSpec(centred_clipping),
+        "clipped_clustering": RuleSpec(clipped_clustering, lambda _s: 3),
+        "fltrust": RuleSpec(fltrust, lambda _s: 2),
     }
 )
 """Every rule by the name a configuration uses, and the fewest rows it takes."""
 
-BEFORE: Mapping[str, Step] = MappingProxyType(
+BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
     {
-        "nnm": Step(nnm),
-        "bucketing": Step(bucketing, lambda s, needed: s.size * (needed - 1) + 1),
-        "norm_clipping": Step(norm_clipping, withstands=True),
+        "nnm": PreaggregationSpec(nnm),
+        "bucketing": PreaggregationSpec(bucketing, lambda s, needed: s.size * (needed - 1) + 1),
+        "norm_clipping": PreaggregationSpec(norm_clipping, withstands=True),
     }
 )
 """Every pre-aggregation by name, and how many rows it takes to leave enough."""
 
 
-def bind(name: str, /, **parameters: Any) -> Bound:  # noqa: ANN401 - each rule has its own
+def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each rule has its own
     """Return the named rule with its parameters filled in.
 
     Args:
@@ -74,10 +82,10 @@ def bind(name: str, /, **parameters: Any) -> Bound:  # noqa: ANN401 - each rule 
     Example:
         >>> bind("krumm")
         Traceback (most recent call last):
-        aggregator.rules.binding.UnknownRuleError: name: unknown rule 'krumm'; known: autogm, ...
+        aggregator.rules.factory.UnknownRuleError: name: unknown rule 'krumm'; known: autogm, ...
         >>> bind("krum", f=1, trim=2)
         Traceback (most recent call last):
-        aggregator.rules.binding.UnknownRuleError: trim: unknown key; known: f, before
+        aggregator.rules.factory.UnknownRuleError: trim: unknown key; known: f, before
         >>> bind("krum", f=2, before=["nnm", {"name": "bucketing", "size": 2}]).least
         13
     """

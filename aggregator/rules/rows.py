@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.rules import columns
-from aggregator.rules.mixes import Mix, Picked
-from aggregator.rules.networks import FEW
+from aggregator.rules import blocked_ops
+from aggregator.rules.row_maps import Mix, Picked
+from aggregator.rules.sorting_network import FEW
 
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]  # float32 or float64
@@ -150,7 +150,7 @@ class Rows:
         Deliberately not a matrix product: a BLAS may add in another order on another day, and a
         journal that is replayed must give the same bits.
         """
-        return columns.weighted_sum(self.values, self.shares_of_senders(weights))
+        return blocked_ops.weighted_sum(self.values, self.shares_of_senders(weights))
 
     def named(self, weights: Matrix) -> dict[str, float]:
         """Return what weights of the rows make every client count, by id."""
@@ -202,7 +202,7 @@ class Rows:
 
     def along(self, point: Values) -> Matrix:
         """Return every row's inner product with a vector, shape ``(n,)``."""
-        return columns.along(self.block, self.width, len(self), point)
+        return blocked_ops.along(self.block, self.width, len(self), point)
 
     def distances(self) -> Matrix:
         """Return the squared Euclidean distances between rows, shape ``(n, n)``, never negative."""
@@ -210,11 +210,11 @@ class Rows:
 
     def norms(self) -> Matrix:
         """Return the Euclidean norm of every row, shape ``(n,)``."""
-        return np.sqrt(columns.squares(self.block, self.width, len(self)))
+        return np.sqrt(blocked_ops.squares(self.block, self.width, len(self)))
 
     def distances_to(self, point: Matrix) -> Matrix:
         """Return every row's Euclidean distance to a point, shape ``(n,)``."""
-        return np.sqrt(columns.squares(self.block, self.width, len(self), point))
+        return np.sqrt(blocked_ops.squares(self.block, self.width, len(self), point))
 
     def ordered(self, statistic: Callable[[Values], Values]) -> Matrix:
         """Sort every column and apply a statistic, block by block.
@@ -227,7 +227,7 @@ class Rows:
             >>> rows.ordered(lambda columns: columns[1])
             array([2.])
         """
-        return columns.ordered(self.block, self.width, len(self), statistic)
+        return blocked_ops.ordered(self.block, self.width, len(self), statistic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +253,7 @@ class Products:
         """
         middling = np.argsort(rows.norms(), kind="stable")[(len(rows) - 1) // 2]
         centre = rows.row(int(middling))
-        about = columns.products(rows.block, rows.width, len(rows), centre)
+        about = blocked_ops.products(rows.block, rows.width, len(rows), centre)
         return cls(rows, centre, about)
 
     @cached_property
@@ -279,7 +279,7 @@ class Products:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class RuleVerdict:
     """What a rule decided.
 
     Attributes:

@@ -7,23 +7,23 @@ connection, none of which knows another. What belongs together is said where the
 
 from __future__ import annotations
 
+from aggregator.store.connection import alone
 from aggregator.store.errors import (
-    StoreBusyError,
-    StoreError,
-    StoreFullError,
-    StoreNewerError,
+    DatabaseBusyError,
+    DatabaseError,
+    DatabaseFullError,
+    DatabaseNewerError,
     is_about_values,
     is_from_database,
 )
-from aggregator.store.file import alone
 from aggregator.store.sqlite import SqliteStore
 
 __all__ = [
+    "DatabaseBusyError",
+    "DatabaseError",
+    "DatabaseFullError",
+    "DatabaseNewerError",
     "SqliteStore",
-    "StoreBusyError",
-    "StoreError",
-    "StoreFullError",
-    "StoreNewerError",
     "alone",
     "is_about_values",
     "is_from_database",

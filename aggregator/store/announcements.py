@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from aggregator.records import Content
 from aggregator.store.schema import fact, put_fact
+from aggregator.store.types import DownloadBody
 
 _SERIAL = "serial"  # the fact: no number above it was ever handed out
 _SERIALS = 256  # announcement numbers taken at a time
@@ -50,13 +50,13 @@ def leap(db: sqlite3.Connection, by: int) -> None:
     put_fact(db, _SERIAL, fact(db, _SERIAL) + by)
 
 
-def content(db: sqlite3.Connection, ref: bytes) -> Content | None:
+def content(db: sqlite3.Connection, ref: bytes) -> DownloadBody | None:
     """Return a body that may be pulled, by the first 16 bytes of its digest."""
     found = db.execute("SELECT kind, id, body, chunk FROM contents WHERE id = ?", (ref,)).fetchone()
-    return None if found is None else Content(*found)
+    return None if found is None else DownloadBody(*found)
 
 
-def put_contents(db: sqlite3.Connection, contents: Iterable[Content]) -> None:
+def put_contents(db: sqlite3.Connection, contents: Iterable[DownloadBody]) -> None:
     """Keep bodies for pulls, and drop older ones of their kind that nobody may ask for.
 
     The last two of a kind stay, and every one that an open task points to.
@@ -68,7 +68,7 @@ def put_contents(db: sqlite3.Connection, contents: Iterable[Content]) -> None:
             _put_common(db, one)
 
 
-def _put_common(db: sqlite3.Connection, content: Content) -> None:
+def _put_common(db: sqlite3.Connection, content: DownloadBody) -> None:
     rank = int(db.execute("SELECT coalesce(max(rank), 0) FROM contents").fetchone()[0]) + 1
     db.execute(
         "INSERT OR REPLACE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, ?, ?, ?)",
@@ -82,7 +82,7 @@ def _put_common(db: sqlite3.Connection, content: Content) -> None:
     )
 
 
-def _put_task(db: sqlite3.Connection, content: Content) -> None:
+def _put_task(db: sqlite3.Connection, content: DownloadBody) -> None:
     """Keep one body for all who are told the same, as long as one of them works on it."""
     db.execute(
         "INSERT OR IGNORE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, 0, ?, ?)",

@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from aggregator.records import Client
-from edge_sdk.wire.codec import encode
+from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.messages import Command
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.messages import CommandMessage
 
 _COMMANDS = 64  # receipted commands kept of a device
 
 
-def clients(db: sqlite3.Connection) -> list[Client]:
+def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
     """Return all enrolled devices, by id."""
     return [
-        Client(name, tuple(bytes.fromhex(key) for key in json.loads(sign)), *rest)
+        EnrolledDevice(name, tuple(bytes.fromhex(key) for key in json.loads(sign)), *rest)
         for name, sign, *rest in db.execute(
             "SELECT id, sign, generation, state, why FROM clients ORDER BY id"
         )
     ]
 
 
-def put(db: sqlite3.Connection, client: Client) -> None:
+def put(db: sqlite3.Connection, client: EnrolledDevice) -> None:
     """Enrol a device, or change what is known of it."""
     sign = json.dumps([key.hex() for key in client.sign])
     db.execute(
@@ -32,7 +32,7 @@ def put(db: sqlite3.Connection, client: Client) -> None:
     )
 
 
-def put_command(db: sqlite3.Connection, device: str, command: Command) -> None:
+def put_command(db: sqlite3.Connection, device: str, command: CommandMessage) -> None:
     """Keep a command until the device receipts it.
 
     Example:
@@ -40,8 +40,8 @@ def put_command(db: sqlite3.Connection, device: str, command: Command) -> None:
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> put_command(db, "meter-1", Command(1, "stop", {}, None))
-        >>> put_command(db, "meter-1", Command(2, "resume", {}, None))
+        >>> put_command(db, "meter-1", CommandMessage(1, "stop", {}, None))
+        >>> put_command(db, "meter-1", CommandMessage(2, "resume", {}, None))
         >>> finish_command(db, "meter-1", 1, 0), finish_command(db, "meter-1", 1, 0)
         (True, False)
         >>> [command.op for command in open_commands(db, "meter-1")]
@@ -58,7 +58,7 @@ def put_command(db: sqlite3.Connection, device: str, command: Command) -> None:
     )
 
 
-def open_commands(db: sqlite3.Connection, device: str) -> list[Command]:
+def open_commands(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
     """Return the commands a device has not yet receipted, oldest first; only what can be sent."""
     return [command for command in _waiting(db, device) if is_sound(command)]
 
@@ -76,10 +76,10 @@ def unusable(db: sqlite3.Connection) -> dict[str, tuple[int, ...]]:
     return {device: numbers for device, numbers in found.items() if numbers}
 
 
-def is_sound(command: Command) -> bool:
+def is_sound(command: CommandMessage) -> bool:
     """Return whether a message can carry a command.
 
-    >>> is_sound(Command(1, "budget", {"releases": 40.0})), is_sound(Command(2**63, "stop"))
+    >>> is_sound(CommandMessage(1, "budget", {"releases": 40.0})), is_sound(CommandMessage(2**63, "stop"))
     (True, False)
     """
     try:
@@ -89,9 +89,9 @@ def is_sound(command: Command) -> bool:
     return True
 
 
-def _waiting(db: sqlite3.Connection, device: str) -> list[Command]:
+def _waiting(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
     return [
-        Command(num, op, json.loads(args), until)
+        CommandMessage(num, op, json.loads(args), until)
         for num, op, args, until in db.execute(
             "SELECT num, op, args, until FROM commands WHERE device = ? AND done = 0 ORDER BY num",
             (device,),

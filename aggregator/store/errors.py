@@ -6,32 +6,32 @@ import sqlite3
 from pathlib import Path
 from typing import ClassVar
 
-from edge_sdk.program import MIGRATION, TEMPORARY, Failure
+from edge_sdk.app.cli import MIGRATION, TEMPORARY, Failure
 
 
-class StoreError(Failure):
+class DatabaseError(Failure):
     """The database cannot be used."""
 
 
-class StoreBusyError(StoreError):
+class DatabaseBusyError(DatabaseError):
     """Another process holds the database."""
 
     exit_code: ClassVar[int] = TEMPORARY
 
 
-class StoreNewerError(StoreError):
+class DatabaseNewerError(DatabaseError):
     """The database was written by a newer version of this program."""
 
     exit_code: ClassVar[int] = MIGRATION
 
 
-class StoreFullError(StoreError):
+class DatabaseFullError(DatabaseError):
     """The disk is full or failing; nothing was recorded."""
 
     exit_code: ClassVar[int] = TEMPORARY
 
 
-def spoken(error: sqlite3.Error, path: Path) -> StoreError:
+def spoken(error: sqlite3.Error, path: Path) -> DatabaseError:
     """Return what to raise instead of an error of SQLite's.
 
     Example:
@@ -44,11 +44,11 @@ def spoken(error: sqlite3.Error, path: Path) -> StoreError:
     """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        return StoreFullError(
+        return DatabaseFullError(
             f"{path}: the disk is full or failing: {error}",
             hint="free some space; devices keep what they have not yet been receipted",
         )
-    return StoreError(f"{path}: {error}")
+    return DatabaseError(f"{path}: {error}")
 
 
 def is_from_database(error: BaseException) -> bool:

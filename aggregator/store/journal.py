@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from aggregator.ledger import Key
-from aggregator.records import Applied, Entry, Pruned, pack_event, unpack_event
 from aggregator.store.schema import fact, has_pruned, put_fact
-from edge_sdk.wire.history import vector_digest
-from edge_sdk.wire.method import Due, Event, Member, Played, Update
+from aggregator.store.sequence_ledger import Key
+from aggregator.store.types import Applied, JournalEntry, Pruned, pack_event, unpack_event
+from edge_sdk.wire.contract.method import Due, Event, Member, Played, Update
+from edge_sdk.wire.link.link_trace import vector_digest
 
 _BARE = "bare"  # the fact: no event up to this position has a vector
 _ROUND = "pruned run"  # the fact: the newest run of which updates were deleted
@@ -19,7 +19,7 @@ _TURN = "pruned round"  # the fact: the highest round among those updates
 _KINDS: dict[type[Any], str] = {Due: "due", Member: "member", Played: "played"}
 
 
-def put(db: sqlite3.Connection, run: int, event: Event) -> Entry:
+def put(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
     """Write an event that is no update.
 
     Example:
@@ -38,7 +38,7 @@ def put(db: sqlite3.Connection, run: int, event: Event) -> Entry:
 
 def put_update(
     db: sqlite3.Connection, run: int, update: Update, *, device: str, key: Key
-) -> Entry | None:
+) -> JournalEntry | None:
     """Write an update under its number; None if the device has one in that round already (A4)."""
     taken = db.execute(
         "SELECT 1 FROM journal WHERE kind = 'update' AND device = ? AND run = ? AND turn = ?",
@@ -49,14 +49,14 @@ def put_update(
     return _write(db, "update", run, update, device=device, key=key, turn=update.round)
 
 
-def entries(db: sqlite3.Connection, run: int, after: int = 0) -> Iterator[Entry]:
+def entries(db: sqlite3.Connection, run: int, after: int = 0) -> Iterator[JournalEntry]:
     """Return a run's events behind a position, in order."""
     for position, kind, device, facts, vector in db.execute(
         "SELECT position, kind, device, facts, vector FROM journal"
         " WHERE run = ? AND position > ? ORDER BY position",
         (run, after),
     ):
-        yield Entry(position, run, unpack_event(kind, device, facts, vector))
+        yield JournalEntry(position, run, unpack_event(kind, device, facts, vector))
 
 
 def applied(db: sqlite3.Connection) -> Iterator[Applied]:
@@ -173,7 +173,7 @@ def _write(
     device: str | None = None,
     key: Key | None = None,
     turn: int | None = None,
-) -> Entry:
+) -> JournalEntry:
     facts, vector = pack_event(event)
     number = getattr(event, "round", 0)
     position = db.execute(
@@ -181,4 +181,4 @@ def _write(
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (kind, run, number, device, *(key or (None, None)), turn, facts, vector),
     ).lastrowid
-    return Entry(int(position or 0), run, event)
+    return JournalEntry(int(position or 0), run, event)

@@ -6,8 +6,8 @@ import json
 import sqlite3
 from collections.abc import Iterable
 
-from aggregator.ledger import Key, Ledger, Row, renewed, usable
-from edge_sdk.wire.messages import LARGEST, LIFE_LEAP
+from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow, renewed, usable
+from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP
 
 
 def get(db: sqlite3.Connection, device: str) -> Ledger:
@@ -74,7 +74,7 @@ def put(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
         >>> prepare(db, Path("fleet.db"))
         >>> put(db, "meter-1", Ledger(cur=1))
         >>> for seq in (1, 2, 3):
-        ...     settle(db, "meter-1", (1, seq), Row(bytes(32), 0, 1, seq))
+        ...     settle(db, "meter-1", (1, seq), LedgerRow(bytes(32), 0, 1, seq))
         >>> put(db, "meter-1", Ledger(cur=2, open=((1, 3),)))
         >>> [row(db, "meter-1", (1, seq)) is None for seq in (1, 2, 3)]
         [True, True, False]
@@ -98,7 +98,7 @@ def raise_commands(db: sqlite3.Connection, devices: Iterable[str], by: int) -> N
     )
 
 
-def settle(db: sqlite3.Connection, device: str, key: Key, row: Row) -> None:
+def settle(db: sqlite3.Connection, device: str, key: Key, row: LedgerRow) -> None:
     """Keep how a number was settled; SQLite refuses one that is settled already."""
     db.execute(
         "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -111,13 +111,13 @@ def unsettle(db: sqlite3.Connection, device: str, key: Key) -> None:
     db.execute("DELETE FROM rows WHERE device = ? AND life = ? AND seq = ?", (device, *key))
 
 
-def row(db: sqlite3.Connection, device: str, key: Key) -> Row | None:
+def row(db: sqlite3.Connection, device: str, key: Key) -> LedgerRow | None:
     """Return how a number was settled."""
     found = db.execute(
         "SELECT digest, code, run, round FROM rows WHERE device = ? AND life = ? AND seq = ?",
         (device, *key),
     ).fetchone()
-    return None if found is None else Row(*found)
+    return None if found is None else LedgerRow(*found)
 
 
 def held(db: sqlite3.Connection, device: str) -> int:
@@ -125,10 +125,10 @@ def held(db: sqlite3.Connection, device: str) -> int:
     return int(db.execute("SELECT count(*) FROM rows WHERE device = ?", (device,)).fetchone()[0])
 
 
-def settled(db: sqlite3.Connection) -> dict[tuple[str, int, int], Row]:
+def settled(db: sqlite3.Connection) -> dict[tuple[str, int, int], LedgerRow]:
     """Return how every number was settled that is still kept, by device, life and number."""
     found = db.execute("SELECT device, life, seq, digest, code, run, round FROM rows")
-    return {(device, life, seq): Row(*rest) for device, life, seq, *rest in found}
+    return {(device, life, seq): LedgerRow(*rest) for device, life, seq, *rest in found}
 
 
 def _prune(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:

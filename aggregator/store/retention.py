@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from aggregator.records import Horizon, Retention, Version
 from aggregator.store import journal, runs, states
+from aggregator.store.types import Horizon, Retention, Version
 
 _BLOCKS = 64  # a block is full with this share of a budget
 _EVENT = 150  # bytes of an event's row and of its lines in two indexes, besides facts and names

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
 
-from aggregator.records import Run, Timer, Version, pack_timers, unpack_timers
+from aggregator.store.types import RunRecord, Timer, Version, pack_timers, unpack_timers
 
 
 class Reach(NamedTuple):
@@ -25,12 +25,12 @@ class Reach(NamedTuple):
     timers: tuple[Timer, ...]
 
 
-def latest(db: sqlite3.Connection) -> Run | None:
+def latest(db: sqlite3.Connection) -> RunRecord | None:
     """Return the latest run."""
     found = db.execute(
         "SELECT run, method, settings, bundle, spec, layout FROM runs ORDER BY run DESC LIMIT 1"
     ).fetchone()
-    return None if found is None else Run(*found)
+    return None if found is None else RunRecord(*found)
 
 
 def numbers(db: sqlite3.Connection) -> list[int]:
@@ -38,7 +38,7 @@ def numbers(db: sqlite3.Connection) -> list[int]:
     return [run for (run,) in db.execute("SELECT run FROM runs ORDER BY run")]
 
 
-def begin(db: sqlite3.Connection, run: Run, at: int) -> None:
+def begin(db: sqlite3.Connection, run: RunRecord, at: int) -> None:
     """Write a new run whose first state stands at a position of the journal."""
     db.execute(
         "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -54,7 +54,7 @@ def reach(db: sqlite3.Connection, run: int) -> Reach | None:
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> begin(db, Run(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), at=4)
+        >>> begin(db, RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), at=4)
         >>> advance(db, 1, 9, ())
         >>> reach(db, 1), reach(db, 2)
         (Reach(anchor=4, upto=9, timers=()), None)

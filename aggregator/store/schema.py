@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from aggregator.store.errors import StoreError, StoreNewerError
+from aggregator.store.errors import DatabaseError, DatabaseNewerError
 
 APPLICATION = 0x47464147  # "GFAG"
 SCHEMA = 3
@@ -65,16 +65,16 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         read_only: Look only; an older file is read as it is.
 
     Raises:
-        StoreNewerError: A newer version wrote it; it is untouched.
-        StoreError: It is no database of ours; it is untouched.
+        DatabaseNewerError: A newer version wrote it; it is untouched.
+        DatabaseError: It is no database of ours; it is untouched.
     """
     application = db.execute("PRAGMA application_id").fetchone()[0]
     schema = db.execute("PRAGMA user_version").fetchone()[0]
     is_empty = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if application != APPLICATION and not (is_empty and not read_only):
-        raise StoreError(f"{path}: not an aggregator's database")
+        raise DatabaseError(f"{path}: not an aggregator's database")
     if schema > SCHEMA:
-        raise StoreNewerError(
+        raise DatabaseNewerError(
             f"{path}: written by a newer version (schema {schema}, ours is {SCHEMA})",
             hint="run that version, or restore a backup from before it",
         )

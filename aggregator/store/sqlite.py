@@ -15,24 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from aggregator.ledger import Key, Ledger, Row
-from aggregator.records import (
-    Applied,
-    Asked,
-    Client,
-    Content,
-    Entry,
-    Horizon,
-    Retention,
-    Run,
-    Saved,
-    Timer,
-    Version,
-)
 from aggregator.store import (
     announcements,
+    connection,
     devices,
-    file,
     journal,
     ledgers,
     retention,
@@ -40,14 +26,28 @@ from aggregator.store import (
     states,
     tasks,
 )
-from aggregator.store.errors import StoreError, spoken
+from aggregator.store.errors import DatabaseError, spoken
 from aggregator.store.runs import Reach
 from aggregator.store.schema import fact, put_fact
-from edge_sdk.wire import envelope
-from edge_sdk.wire.codec import Leaf, encode
+from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
+from aggregator.store.types import (
+    Applied,
+    DownloadBody,
+    EnrolledDevice,
+    Horizon,
+    JournalEntry,
+    PendingTask,
+    Retention,
+    RunRecord,
+    SavedState,
+    Timer,
+    Version,
+)
+from edge_sdk.wire.contract.method import Event, Update
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import Command
-from edge_sdk.wire.method import Event, Update
+from edge_sdk.wire.protocol import envelope
+from edge_sdk.wire.protocol.codec import Leaf, encode
+from edge_sdk.wire.protocol.messages import CommandMessage
 
 SERIAL_LEAP = 2**20  # after a restore: beyond anything that was announced before it
 
@@ -58,7 +58,7 @@ class SqliteStore:
     Example:
         >>> import tempfile
         >>> with SqliteStore.open(Path(tempfile.mkdtemp()) / "fleet.db") as store:
-        ...     store.put_client(Client("meter-1", (bytes(32),)))
+        ...     store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
         ...     [client.id for client in store.clients()]
         ['meter-1']
     """
@@ -70,7 +70,7 @@ class SqliteStore:
         self._serials = iter(range(0))
         self._kept: retention.Kept | None = None
         self._is_joined = False
-        self._lost: StoreError | None = None
+        self._lost: DatabaseError | None = None
         self.path = path
 
     # --- opening and closing
@@ -86,12 +86,12 @@ class SqliteStore:
         Raises:
             StoreBusyError: Another process holds it.
             StoreNewerError: A newer version wrote it.
-            StoreError: It is no database of ours, or cannot be opened.
+            DatabaseError: It is no database of ours, or cannot be opened.
         """
         with ExitStack() as held:
             if not read_only:
-                held.enter_context(file.alone(path))
-            db = held.enter_context(closing(file.connect(path, read_only=read_only)))
+                held.enter_context(connection.alone(path))
+            db = held.enter_context(closing(connection.connect(path, read_only=read_only)))
             return cls(db, path, held.pop_all())
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class SqliteStore:
         Nothing is begun before the first write, so a block that only reads costs nothing.
 
         Raises:
-            StoreError: It could not be saved; then nothing of it was.
+            DatabaseError: It could not be saved; then nothing of it was.
         """
         self._is_joined, self._lost = True, None
         try:
@@ -194,12 +194,12 @@ class SqliteStore:
 
         The copy knows that it is one: whoever opens it to continue sees ``was_restored``.
         """
-        file.copy(self._db, path)
+        connection.copy(self._db, path)
 
     @property
     def was_restored(self) -> bool:
         """Whether this file is a backup that nobody has adopted yet (A9)."""
-        return bool(fact(self._db, file.RESTORED))
+        return bool(fact(self._db, connection.RESTORED))
 
     def adopt(self) -> None:
         """Continue from a backup: numbers that devices may have seen larger leap ahead.
@@ -210,29 +210,29 @@ class SqliteStore:
             announcements.leap(db, SERIAL_LEAP)
             everybody = [client.id for client in devices.clients(db)]
             ledgers.raise_commands(db, everybody, SERIAL_LEAP)
-            put_fact(db, file.RESTORED, 0)
+            put_fact(db, connection.RESTORED, 0)
         self._serials = iter(range(0))
 
     def integrity(self) -> list[str]:
         """Return what SQLite finds wrong with the file; nothing if it is sound."""
-        return file.faults(self._db)
+        return connection.faults(self._db)
 
     def size(self) -> int:
         """Return the bytes of the file and of its write-ahead log."""
-        return file.size(self.path)
+        return connection.size(self.path)
 
     # --- devices and their numbers
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[EnrolledDevice]:
         """Return all enrolled devices, by id."""
         return devices.clients(self._db)
 
-    def put_client(self, client: Client) -> None:
+    def put_client(self, client: EnrolledDevice) -> None:
         """Enrol a device, or change what is known of it."""
         with self._writing() as db:
             devices.put(db, client)
 
-    def renew(self, client: Client, *, spent: int = 0) -> Ledger:
+    def renew(self, client: EnrolledDevice, *, spent: int = 0) -> Ledger:
         """Enrol a device under a new key with a new ledger; return the ledger before.
 
         Commands that no message can carry are given up.
@@ -265,7 +265,7 @@ class SqliteStore:
         with self._writing() as db:
             ledgers.put(db, device, ledger)
 
-    def row(self, device: str, key: Key) -> Row | None:
+    def row(self, device: str, key: Key) -> LedgerRow | None:
         """Return how a number was settled."""
         return ledgers.row(self._db, device, key)
 
@@ -273,7 +273,7 @@ class SqliteStore:
         """Return how many settled numbers are kept for a device."""
         return ledgers.held(self._db, device)
 
-    def settled(self) -> dict[tuple[str, int, int], Row]:
+    def settled(self) -> dict[tuple[str, int, int], LedgerRow]:
         """Return how every number was settled that is still kept, by device, life and number."""
         return ledgers.settled(self._db)
 
@@ -283,18 +283,18 @@ class SqliteStore:
         op: str,
         args: Mapping[str, float] | None = None,
         until: int | None = None,
-    ) -> Command:
+    ) -> CommandMessage:
         """Give a device its next command; it is sent until the device receipts it."""
         with self._writing() as db:
             ledgers.raise_commands(db, (device,), 1)
             num = ledgers.get(db, device).cmd
-            command = Command(num, op, dict(args or {}), until)
+            command = CommandMessage(num, op, dict(args or {}), until)
             if not devices.is_sound(command):
-                raise StoreError(f"{self.path}: no message can carry {command}")
+                raise DatabaseError(f"{self.path}: no message can carry {command}")
             devices.put_command(db, device, command)
         return command
 
-    def reissue(self, device: str, ref: bytes) -> Command | None:
+    def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
         """Give an open command of these bytes the next number; None if there is none.
 
         A device that has forgotten which commands it has done refuses one that is numbered too low.
@@ -305,7 +305,7 @@ class SqliteStore:
                 return self.issue(device, before.op, before.args, before.until)
         return None
 
-    def issued(self, device: str) -> list[Command]:
+    def issued(self, device: str) -> list[CommandMessage]:
         """Return the commands a device has not yet receipted."""
         return devices.open_commands(self._db, device)
 
@@ -317,13 +317,13 @@ class SqliteStore:
     # --- updates, and the tasks they answer
 
     def append(
-        self, device: str, ledger: Ledger, key: Key, row: Row, update: Update
-    ) -> tuple[Row, Entry | None]:
+        self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
+    ) -> tuple[LedgerRow, JournalEntry | None]:
         """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4)."""
         with self._writing() as db:
             entry = journal.put_update(db, row.run, update, device=device, key=key)
             if entry is None:
-                row = Row(row.digest, Reason.TWICE_IN_ROUND, row.run, row.round)
+                row = LedgerRow(row.digest, Reason.TWICE_IN_ROUND, row.run, row.round)
             else:
                 tasks.finish(db, device, row.run, row.round, "answered")
             ledgers.put(db, device, ledger)
@@ -337,7 +337,7 @@ class SqliteStore:
             if row is not None and row.code == Reason.INTERNAL:
                 ledgers.unsettle(db, device, key)
 
-    def refuse(self, device: str, ledger: Ledger, key: Key, row: Row) -> Row:
+    def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> LedgerRow:
         """Settle a number with a final refusal (A4)."""
         with self._writing() as db:
             tasks.finish(db, device, row.run, row.round, "refused")
@@ -345,11 +345,11 @@ class SqliteStore:
             ledgers.settle(db, device, key, row)
         return row
 
-    def asked(self, device: str, run: int) -> Asked | None:
+    def asked(self, device: str, run: int) -> PendingTask | None:
         """Return a device's newest task in a run, answered or not."""
         return tasks.get(self._db, device, run)
 
-    def tasks(self, run: int, state: str = "open") -> list[Asked]:
+    def tasks(self, run: int, state: str = "open") -> list[PendingTask]:
         """Return the newest tasks of all devices that are in a state, by device."""
         return tasks.of_run(self._db, run, state)
 
@@ -359,12 +359,12 @@ class SqliteStore:
 
     # --- the journal
 
-    def record(self, run: int, event: Event) -> Entry:
+    def record(self, run: int, event: Event) -> JournalEntry:
         """Write an event that is no update into the journal."""
         with self._writing() as db:
             return journal.put(db, run, event)
 
-    def journal(self, run: int, after: int = 0) -> Iterator[Entry]:
+    def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
         """Return a run's events behind a position, in order."""
         return journal.entries(self._db, run, after)
 
@@ -378,7 +378,7 @@ class SqliteStore:
 
     # --- runs and their state
 
-    def run(self) -> Run | None:
+    def run(self) -> RunRecord | None:
         """Return the latest run."""
         return runs.latest(self._db)
 
@@ -394,33 +394,33 @@ class SqliteStore:
         """Return the last round of a run that had closed by a position; 0 before the first."""
         return runs.closed_by(self._db, run, position)
 
-    def load(self, run: int) -> Saved:
+    def load(self, run: int) -> SavedState:
         """Return a run's state as last committed.
 
         Raises:
-            StoreError: There is no such run.
+            DatabaseError: There is no such run.
         """
         _, upto, timers = self._reach(run)
-        return Saved(states.at(self._db, run, upto), upto, timers)
+        return SavedState(states.at(self._db, run, upto), upto, timers)
 
-    def first(self, run: int) -> Saved:
+    def first(self, run: int) -> SavedState:
         """Return the oldest state of a run from which the journal is still whole.
 
         Raises:
-            StoreError: There is no such run.
+            DatabaseError: There is no such run.
         """
         anchor, _, _ = self._reach(run)
-        return Saved(states.at(self._db, run, anchor), anchor)
+        return SavedState(states.at(self._db, run, anchor), anchor)
 
     def _reach(self, run: int) -> Reach:
         found = runs.reach(self._db, run)
         if found is None:
-            raise StoreError(f"{self.path}: there is no run {run}")
+            raise DatabaseError(f"{self.path}: there is no run {run}")
         return found
 
     def begin(
         self,
-        run: Run,
+        run: RunRecord,
         leaves: Mapping[str, Leaf],
         published: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -441,8 +441,8 @@ class SqliteStore:
         closed: Version | None = None,
         timers: Sequence[Timer] = (),
         published: Mapping[str, bytes] | None = None,
-        contents: Sequence[Content] = (),
-        asked: Sequence[Asked] = (),
+        contents: Sequence[DownloadBody] = (),
+        asked: Sequence[PendingTask] = (),
         keep: Retention | None = None,
     ) -> None:
         """Save what an event changed, with what will be announced because of it.
@@ -517,13 +517,15 @@ class SqliteStore:
         """Return the signed payload of one retained topic; empty if it has none."""
         return announcements.get(self._db, topic)
 
-    def announce(self, published: Mapping[str, bytes], contents: Sequence[Content] = ()) -> None:
+    def announce(
+        self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
+    ) -> None:
         """Save announcements that belong to no event; an empty payload clears a topic."""
         with self._writing() as db:
             announcements.put(db, published)
             announcements.put_contents(db, contents)
 
-    def content(self, ref: bytes) -> Content | None:
+    def content(self, ref: bytes) -> DownloadBody | None:
         """Return a body that may be pulled, by the first 16 bytes of its digest."""
         return announcements.content(self._db, ref)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 
-from edge_sdk.wire.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 
 def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> int:

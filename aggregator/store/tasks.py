@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
-from aggregator.records import Asked
+from aggregator.store.types import PendingTask
 
-_NAMES = tuple(f.name for f in fields(Asked))
+_NAMES = tuple(f.name for f in fields(PendingTask))
 
 
-def get(db: sqlite3.Connection, device: str, run: int) -> Asked | None:
+def get(db: sqlite3.Connection, device: str, run: int) -> PendingTask | None:
     """Return a device's newest task in a run, answered or not."""
     found = db.execute(
         "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
@@ -23,7 +23,7 @@ def get(db: sqlite3.Connection, device: str, run: int) -> Asked | None:
     return None if found is None else _asked(found)
 
 
-def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[Asked]:
+def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[PendingTask]:
     """Return the newest tasks of all devices that are in a state, by device."""
     found = db.execute(
         "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
@@ -38,7 +38,7 @@ def devices(db: sqlite3.Connection, run: int) -> set[str]:
     return {device for (device,) in db.execute("SELECT device FROM tasks WHERE run = ?", (run,))}
 
 
-def put(db: sqlite3.Connection, asked: Iterable[Asked]) -> None:
+def put(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
     """Keep newer tasks; one that is kept already stays answered if it was.
 
     Example:
@@ -46,7 +46,7 @@ def put(db: sqlite3.Connection, asked: Iterable[Asked]) -> None:
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> task = Asked("meter-1", 1, 7, 0, 0, 6, "step")
+        >>> task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step")
         >>> put(db, [task])
         >>> finish(db, "meter-1", 1, 7, "answered")
         >>> put(db, [task])
@@ -79,6 +79,6 @@ def forget(db: sqlite3.Connection, *, but: int) -> None:
     db.execute("DELETE FROM tasks WHERE run <> ?", (but,))
 
 
-def _asked(row: Sequence[Any]) -> Asked:
+def _asked(row: Sequence[Any]) -> PendingTask:
     found = dict(zip(_NAMES, row, strict=True))
-    return Asked(**found | {"values": json.loads(found["values"])})
+    return PendingTask(**found | {"values": json.loads(found["values"])})

@@ -7,18 +7,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from edge_sdk.methods.answers import bounded_difference, bounded_weights, weights
 from edge_sdk.methods.bilevel import bilevel
-from edge_sdk.methods.centred import centred
+from edge_sdk.methods.consensus import pulled
+from edge_sdk.methods.fesem import centred
 from edge_sdk.methods.gossip import dfl_gt, dfl_sgd
-from edge_sdk.methods.local import Local
-from edge_sdk.methods.personal import personal
-from edge_sdk.methods.pulled import pulled
-from edge_sdk.methods.station import station
-from edge_sdk.methods.steps import Steps, gradient, steps
-from edge_sdk.wire.method import Half
+from edge_sdk.methods.local_sgd import LocalSgd, gradient, steps
+from edge_sdk.methods.pfl import personal
+from edge_sdk.methods.split import station
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, weights
+from edge_sdk.wire.contract.method import Half
 
-Factory = Callable[[Local, Steps], Half[Any]]
+Factory = Callable[[TrainingContext, LocalSgd], Half[Any]]
 """Binds a half to one device and its settings."""
 
 METHODS: Mapping[str, Factory] = MappingProxyType(
@@ -54,4 +54,4 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "dp_rsa": partial(pulled, answer="difference"),
     }
 )
-"""The device half of every method of ``edge_sdk.wire.method.CONTRACTS``, under the same keys."""
+"""The device half of every method of ``edge_sdk.wire.contract.method.CONTRACTS``, under the same keys."""

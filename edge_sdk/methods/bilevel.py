@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.methods.local import Batch, Local
-from edge_sdk.methods.pull import OPTIMISERS
-from edge_sdk.methods.solving import Product, Solved, conjugate, neumann, steepest
-from edge_sdk.methods.steps import TRAIN, Steps
-from edge_sdk.wire.basis import Basis, unpacked
-from edge_sdk.wire.method import END, Array, Effects, Event, Half, Scalars, Task, Update
-from edge_sdk.wire.spec import ParamSpec, Vector
+from edge_sdk.methods.conjugate_gradient import Product, Solution, conjugate, neumann, steepest
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
+from edge_sdk.methods.proximal_step import OPTIMISERS
+from edge_sdk.methods.training_context import Batch, TrainingContext
+from edge_sdk.shared_math.bilevel_map import Basis, unpacked
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 SOLVE = "solve"
 NEUMANN = 1.0
@@ -32,7 +32,7 @@ _EMPTY = np.zeros((0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leaning:
+class BilevelState:
     """What a device has learned, and under which map.
 
     Attributes:
@@ -53,7 +53,7 @@ class Leaning:
         return {"p": self.p, "answered": answered, "form": np.array(self.form), "rows": self.rows}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Leaning:
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> BilevelState:
         """Rebuild a state from what ``arrays`` returned.
 
         Raises:
@@ -64,7 +64,7 @@ class Leaning:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lean:
+class BilevelPenalty:
     """The graph's and the ridge's part of what a device minimises.
 
     Attributes:
@@ -82,8 +82,8 @@ class Lean:
     def slope(self, theta: Wide, c: Wide) -> Wide:
         """Return ``s r (L_ii phi' - I) + kappa theta``.
 
-        >>> from edge_sdk.wire.basis import Diagonal
-        >>> lean = Lean(Diagonal(np.ones(2)), own=0.5, smooth=1.0, ridge=0.0)
+        >>> from edge_sdk.shared_math.bilevel_map import Diagonal
+        >>> lean = BilevelPenalty(Diagonal(np.ones(2)), own=0.5, smooth=1.0, ridge=0.0)
         >>> lean.slope(np.array([1.0, 0.0]), np.array([0.0, 0.40824829])).round(8).tolist()
         [0.25, -0.20412414]
         """
@@ -102,7 +102,7 @@ class Lean:
         return tilted
 
 
-def bilevel(local: Local, settings: Steps) -> Half[Leaning]:
+def bilevel(local: TrainingContext, settings: LocalSgd) -> Half[BilevelState]:
     """Answer ``train`` with the weights that steps have led to, and ``solve`` with ``q``.
 
     Steps go from one's own model, over minibatches drawn afresh. ``solve`` asks for ``(H + delta)
@@ -112,7 +112,7 @@ def bilevel(local: Local, settings: Steps) -> Half[Leaning]:
     """
     spec = local.spec
 
-    def apply(state: Leaning, event: Event) -> tuple[Leaning, Effects]:
+    def apply(state: BilevelState, event: Event) -> tuple[BilevelState, Effects]:
         match event:
             case Task(ask=ask, arrays={"c": c}) if ask == TRAIN and _fits(c, spec):
                 return _trained(local, settings, state, event)
@@ -122,23 +122,27 @@ def bilevel(local: Local, settings: Steps) -> Half[Leaning]:
                 return (state if state.answered else replace(state, p=spec.place(state.p, w))), ()
         return state, ()
 
-    return Half(Leaning, apply, model=lambda state: {"p": state.p})
+    return Half(BilevelState, apply, model=lambda state: {"p": state.p})
 
 
 def _fits(vector: Array, spec: ParamSpec) -> bool:
     return vector.shape == (spec.shared_size,)
 
 
-def _lean(form: tuple[float, ...], rows: Array, asked: Scalars, width: int) -> Lean | None:
+def _lean(
+    form: tuple[float, ...], rows: Array, asked: Scalars, width: int
+) -> BilevelPenalty | None:
     numbers = dict(zip(_FORM, form, strict=True))
     basis = unpacked(numbers, rows if len(rows) else None, width)
     if basis is None:
         return None
     own, smooth = asked.get("own", 1.0), asked.get("smooth", 0.0)
-    return Lean(basis, own, smooth, asked.get("ridge", 0.0))
+    return BilevelPenalty(basis, own, smooth, asked.get("ridge", 0.0))
 
 
-def _trained(local: Local, settings: Steps, state: Leaning, task: Task) -> tuple[Leaning, Effects]:
+def _trained(
+    local: TrainingContext, settings: LocalSgd, state: BilevelState, task: Task
+) -> tuple[BilevelState, Effects]:
     asked, spec = task.values, local.spec
     form = tuple(float(asked.get(name, 0.0)) for name in _FORM)
     rows = task.arrays.get("phi", _EMPTY)
@@ -150,11 +154,11 @@ def _trained(local: Local, settings: Steps, state: Leaning, task: Task) -> tuple
     if not report or not (np.isfinite(p).all() and math.isfinite(report["loss"])):
         return state, ()
     answer = Update(local.client, task.round, task.base, spec.shared(p), report)
-    return Leaning(p, task.round, form, rows), (answer,)
+    return BilevelState(p, task.round, form, rows), (answer,)
 
 
 def _stepped(
-    local: Local, settings: Steps, p: Vector, task: Task, lean: Lean
+    local: TrainingContext, settings: LocalSgd, p: Vector, task: Task, lean: BilevelPenalty
 ) -> tuple[Vector, dict[str, float]]:
     """Take the steps of a round; an empty report says that there was nothing to learn from."""
     asked, spec, c = task.values, local.spec, np.asarray(task.arrays["c"], np.float64)
@@ -173,7 +177,7 @@ def _stepped(
     return p, report
 
 
-def _solved(local: Local, state: Leaning, task: Task) -> Effects:
+def _solved(local: TrainingContext, state: BilevelState, task: Task) -> Effects:
     """Answer with q; with nothing where there is no curvature to measure, or of another model."""
     asked, spec = task.values, local.spec
     if not state.answered or asked.get("of", float(state.answered)) != state.answered:
@@ -193,7 +197,7 @@ def _solved(local: Local, state: Leaning, task: Task) -> Effects:
 
 
 def _curvature(
-    local: Local, p: Vector, batches: list[Batch], lean: Lean, damping: float
+    local: TrainingContext, p: Vector, batches: list[Batch], lean: BilevelPenalty, damping: float
 ) -> Product:
     """Return the product with the curvature of what is minimised, over the shared layers."""
     spec = local.spec
@@ -214,7 +218,7 @@ def _found(product: Product, p: Wide, asked: Scalars) -> Wide:
     if asked.get("solver", 0.0) == NEUMANN:
         step = float(asked.get("step", 0.0)) or 0.9 / max(steepest(product, p), 1e-12)
         return neumann(product, p, count, step).q
-    found: Solved = conjugate(product, p, count, float(asked.get("tolerance", 1e-3)))
+    found: Solution = conjugate(product, p, count, float(asked.get("tolerance", 1e-3)))
     if found.why == "negative" and not found.q.any():
         return p / float(asked.get("curvature", 1.0))
     return found.q

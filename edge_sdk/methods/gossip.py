@@ -1,7 +1,7 @@
 """Learning without a server: steps of one's own, and mixing with neighbours (DFL-SGD, DFL-GT).
 
 The half is pure and knows no neighbour: the shell tells it which vectors count in an exchange and
-how much (``edge_sdk.gossip``). One step is either *alone*, or an exchange of one or two turns; in
+how much (``edge_sdk.peers.exchange``). One step is either *alone*, or an exchange of one or two turns; in
 each turn the half first makes ready what it offers and then mixes what came back.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_sdk.methods.local import Local
-from edge_sdk.methods.steps import Steps
-from edge_sdk.methods.taking import taken
-from edge_sdk.wire.method import Array, Effects, Event, Half, Scalars, Task
-from edge_sdk.wire.spec import ParamSpec, Vector
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.peer_mixing import taken
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.wire.contract.method import Array, Effects, Event, Half, Scalars, Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 BEGIN, ALONE, ADAPT, MIX = "begin", "alone", "adapt", "mix"
 """What the shell asks of the half; only ``begin`` is ever asked from outside."""
@@ -44,7 +44,7 @@ def turns(method: str, values: Scalars) -> Turns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gossiped:
+class GossipState:
     """What a device among neighbours has learned.
 
     Attributes:
@@ -67,7 +67,7 @@ class Gossiped:
         return out
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Gossiped:
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> GossipState:
         """Rebuild a state from what ``arrays`` returned.
 
         Raises:
@@ -84,7 +84,7 @@ class Gossiped:
         return spec.shared(self.p)
 
 
-def dfl_sgd(local: Local, _settings: Steps) -> Half[Gossiped]:
+def dfl_sgd(local: TrainingContext, _settings: LocalSgd) -> Half[GossipState]:
     """Return DFL-SGD's device half: mix the models, and take a gradient step.
 
     Personal layers take the same steps and are never mixed. A device without windows only mixes; a
@@ -94,22 +94,22 @@ def dfl_sgd(local: Local, _settings: Steps) -> Half[Gossiped]:
         algorithms.md section 11; (10.4) with the mixing step in the place of the local one.
     """
 
-    def apply(state: Gossiped, event: Event) -> tuple[Gossiped, Effects]:
+    def apply(state: GossipState, event: Event) -> tuple[GossipState, Effects]:
         if not isinstance(event, Task):
             return state, ()
         match event.ask, event.values.get("order", DGD):
             case ("alone", _) | ("adapt", 1.0):
                 return _descended(local, state, state.p, event), ()
-            case "mix", 1.0:
+            case ["mix", 1.0]:
                 return replace(state, p=_mixed(local.spec, state, event)), ()
-            case "mix", _:
+            case ["mix", _]:
                 return _descended(local, state, _mixed(local.spec, state, event), event), ()
         return state, ()
 
-    return Half(Gossiped, apply, model=lambda state: {"p": state.p})
+    return Half(GossipState, apply, model=lambda state: {"p": state.p})
 
 
-def dfl_gt(local: Local, _settings: Steps) -> Half[Gossiped]:
+def dfl_gt(local: TrainingContext, _settings: LocalSgd) -> Half[GossipState]:
     """Return DFL-GT's device half: steps along a tracker, which is mixed like the model.
 
     ``begin`` starts the tracker at this device's own gradient: started at 0, the average of all
@@ -121,27 +121,27 @@ def dfl_gt(local: Local, _settings: Steps) -> Half[Gossiped]:
         algorithms.md section 11, (10.5) and (10.6), D11.
     """
 
-    def apply(state: Gossiped, event: Event) -> tuple[Gossiped, Effects]:
+    def apply(state: GossipState, event: Event) -> tuple[GossipState, Effects]:
         if not isinstance(event, Task):
             return state, ()
         if event.ask == BEGIN:
             return _tracking_anew(local, state), ()
         return (state if state.tracker is None else _tracked(local, state, event)), ()
 
-    return Half(Gossiped, apply, model=lambda state: {"p": state.p})
+    return Half(GossipState, apply, model=lambda state: {"p": state.p})
 
 
-def _tracked(local: Local, state: Gossiped, task: Task) -> Gossiped:
+def _tracked(local: TrainingContext, state: GossipState, task: Task) -> GossipState:
     """Take one step, or one turn of an exchange, along the tracker."""
     second = bool(task.values.get("turn"))
     match task.ask, task.values.get("order", DGD):
-        case "alone", _:
+        case ["alone", _]:
             return _corrected(local, _followed(local.spec, state, task))
-        case "mix", 1.0:
+        case ["mix", 1.0]:
             return _mixed_in(local.spec, state, task)
-        case "adapt", 1.0:
+        case ["adapt", 1.0]:
             return _corrected(local, state) if second else _followed(local.spec, state, task)
-        case "mix", _:
+        case ["mix", _]:
             mixed = _mixed_in(local.spec, state, task)
             moved = _followed(local.spec, replace(state, p=mixed.p), task)
             return _corrected(local, replace(moved, tracker=mixed.tracker))
@@ -158,7 +158,9 @@ def rate(task: Task) -> float:
     return length / math.sqrt(task.step + 1) if task.values.get("fading") else length
 
 
-def _gradient(local: Local, state: Gossiped, at: Vector) -> tuple[Gossiped, Vector | None]:
+def _gradient(
+    local: TrainingContext, state: GossipState, at: Vector
+) -> tuple[GossipState, Vector | None]:
     """Draw the next minibatch and return its gradient there; None if there is none to use."""
     after = replace(state, draws=state.draws + 1)
     for batch in local.batches(1, state.draws, fresh=True):
@@ -167,19 +169,21 @@ def _gradient(local: Local, state: Gossiped, at: Vector) -> tuple[Gossiped, Vect
     return after, None
 
 
-def _descended(local: Local, state: Gossiped, start: Vector, task: Task) -> Gossiped:
+def _descended(
+    local: TrainingContext, state: GossipState, start: Vector, task: Task
+) -> GossipState:
     """Step from ``start`` along the gradient at the state's own point."""
     after, g = _gradient(local, state, state.p)
     return replace(after, p=start if g is None else (start - rate(task) * g).astype(start.dtype))
 
 
-def _tracking_anew(local: Local, state: Gossiped) -> Gossiped:
+def _tracking_anew(local: TrainingContext, state: GossipState) -> GossipState:
     after, g = _gradient(local, state, state.p)
     seen = np.zeros_like(state.p) if g is None else g.astype(state.p.dtype)
     return replace(after, seen=seen, tracker=local.spec.shared(seen).copy())
 
 
-def _corrected(local: Local, state: Gossiped) -> Gossiped:
+def _corrected(local: TrainingContext, state: GossipState) -> GossipState:
     """Add to the tracker what this device's gradient has changed by."""
     after, g = _gradient(local, state, state.p)
     if g is None or state.seen is None or state.tracker is None:
@@ -190,7 +194,7 @@ def _corrected(local: Local, state: Gossiped) -> Gossiped:
     return replace(after, seen=g, tracker=tracker)
 
 
-def _followed(spec: ParamSpec, state: Gossiped, task: Task) -> Gossiped:
+def _followed(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
     """Step along the tracker; personal layers along their own gradient."""
     assert state.seen is not None
     assert state.tracker is not None
@@ -198,14 +202,14 @@ def _followed(spec: ParamSpec, state: Gossiped, task: Task) -> Gossiped:
     return replace(state, p=(state.p - rate(task) * along).astype(state.p.dtype))
 
 
-def _mixed(spec: ParamSpec, state: Gossiped, task: Task) -> Vector:
+def _mixed(spec: ParamSpec, state: GossipState, task: Task) -> Vector:
     """Return the whole vector with its shared layers mixed."""
     own = spec.shared(state.p)
     theirs, weights = task.arrays[THETA], task.arrays["weights"]
     return spec.place(state.p, taken(own, theirs, weights, task.values))
 
 
-def _mixed_in(spec: ParamSpec, state: Gossiped, task: Task) -> Gossiped:
+def _mixed_in(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
     """Mix whatever parts the task brings."""
     if THETA in task.arrays:
         state = replace(state, p=_mixed(spec, state, task))

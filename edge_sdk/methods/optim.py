@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_sdk.wire.spec import Vector
+from edge_sdk.wire.contract.parameter_layout import Vector
 
 
-class Moments(NamedTuple):
+class OptimiserState(NamedTuple):
     """What an optimiser remembers between two steps: how many were taken, and its two averages.
 
     An optimiser that keeps no average holds an empty vector in its place, so that moments can be
@@ -30,8 +30,8 @@ class Optimiser(NamedTuple):
     and moments, in the dtype of ``p``.
     """
 
-    init: Callable[[Vector], Moments]
-    update: Callable[[Vector, Vector, Moments], tuple[Vector, Moments]]
+    init: Callable[[Vector], OptimiserState]
+    update: Callable[[Vector, Vector, OptimiserState], tuple[Vector, OptimiserState]]
 
 
 Rated = Callable[[float], Optimiser]
@@ -47,14 +47,14 @@ def sgd(rate: float, momentum: float = 0.0) -> Optimiser:
     array([0.8])
     """
 
-    def init(p: Vector) -> Moments:
+    def init(p: Vector) -> OptimiserState:
         first = np.zeros_like(p) if momentum else np.zeros(0, p.dtype)
-        return Moments(0, first, np.zeros(0, p.dtype))
+        return OptimiserState(0, first, np.zeros(0, p.dtype))
 
-    def update(p: Vector, g: Vector, moments: Moments) -> tuple[Vector, Moments]:
+    def update(p: Vector, g: Vector, moments: OptimiserState) -> tuple[Vector, OptimiserState]:
         ball = momentum * moments.first + g if momentum else g
         kept = ball if momentum else moments.first
-        return p - rate * ball, Moments(moments.taken + 1, kept, moments.second)
+        return p - rate * ball, OptimiserState(moments.taken + 1, kept, moments.second)
 
     return Optimiser(init, update)
 
@@ -73,10 +73,10 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-
     0.1
     """
 
-    def init(p: Vector) -> Moments:
-        return Moments(0, np.zeros_like(p), np.zeros_like(p))
+    def init(p: Vector) -> OptimiserState:
+        return OptimiserState(0, np.zeros_like(p), np.zeros_like(p))
 
-    def update(p: Vector, g: Vector, moments: Moments) -> tuple[Vector, Moments]:
+    def update(p: Vector, g: Vector, moments: OptimiserState) -> tuple[Vector, OptimiserState]:
         taken = moments.taken + 1
         step = rate / (1.0 - beta1**taken)
         root = math.sqrt(1.0 - beta2**taken)
@@ -92,6 +92,6 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-
         scratch += eps
         np.divide(first, scratch, out=scratch)
         scratch *= step
-        return np.subtract(p, scratch, out=scratch), Moments(taken, first, second)
+        return np.subtract(p, scratch, out=scratch), OptimiserState(taken, first, second)
 
     return Optimiser(init, update)

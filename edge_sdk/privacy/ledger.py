@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from edge_sdk.charge import Charge
 from edge_sdk.errors import EdgeError
-from edge_sdk.privacy.gaussian import epsilon_of
-from edge_sdk.privacy.pure import advanced
+from edge_sdk.privacy.analytic_gaussian import epsilon_of
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.pure_dp import advanced
 
 COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"reading": ("day", "device"), "window": ("device",), "day": ("device",), "device": ()}
@@ -32,7 +32,7 @@ class BudgetSpent(EdgeError):  # noqa: N818 - the protocol's own word
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class PrivacyLimit:
     """What may be told about one unit in all; infinite is no limit."""
 
     unit: str = "device"
@@ -41,7 +41,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PrivacyAccount:
     """Every charge so far, added up by kind, and the limit.
 
     Attributes:
@@ -51,15 +51,20 @@ class Account:
         told: Releases by number, those outside the claim included.
     """
 
-    charges: tuple[Charge, ...] = ()
-    limit: Limit = Limit()
+    charges: tuple[PrivacyCharge, ...] = ()
+    limit: PrivacyLimit = PrivacyLimit()
     most: int | None = None
     told: int = 0
 
     @classmethod
     def of(
-        cls, ledger: Iterable[Charge], limit: Limit, *, outside: int = 0, most: int | None = None
-    ) -> Account:
+        cls,
+        ledger: Iterable[PrivacyCharge],
+        limit: PrivacyLimit,
+        *,
+        outside: int = 0,
+        most: int | None = None,
+    ) -> PrivacyAccount:
         """Add a ledger up, from its first line.
 
         Args:
@@ -77,7 +82,7 @@ class Account:
                 account = account.plus(charge)
         return account
 
-    def plus(self, *charges: Charge) -> Account:
+    def plus(self, *charges: PrivacyCharge) -> PrivacyAccount:
         """Return the account with more charges, whatever they add up to."""
         kinds = {charge.kind: charge for charge in self.charges}
         for charge in charges:
@@ -88,15 +93,15 @@ class Account:
         told = self.told + sum(charge.releases for charge in charges)
         return replace(self, charges=tuple(kinds.values()), told=told)
 
-    def charge(self, *charges: Charge) -> Account:
+    def charge(self, *charges: PrivacyCharge) -> PrivacyAccount:
         """Return the account after these releases.
 
         Raises:
             BudgetSpent: They do not fit; nothing is charged.
 
         Example:
-            >>> once = Charge(0, "device", "update", "gaussian", multiplier=5.0, releases=1)
-            >>> account = Account(limit=Limit("device", epsilon=10.0))
+            >>> once = PrivacyCharge(0, "device", "update", "gaussian", multiplier=5.0, releases=1)
+            >>> account = PrivacyAccount(limit=PrivacyLimit("device", epsilon=10.0))
             >>> account = account.charge(*[once] * 100)
             >>> f"{account.epsilon():.4f}", account.left(once)
             ('9.9973', 0)
@@ -138,12 +143,12 @@ class Account:
         """Whether what was charged so far fits the limit: else no claim holds for what left."""
         return self.epsilon() <= self.limit.epsilon * (1.0 + 1e-9)
 
-    def has_room(self, charge: Charge) -> bool:
+    def has_room(self, charge: PrivacyCharge) -> bool:
         """Whether one more release of this cost fits."""
         is_counted = self.most is None or self.told + charge.releases <= self.most
         return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
 
-    def summary(self, charge: Charge | None = None) -> dict[str, Any]:
+    def summary(self, charge: PrivacyCharge | None = None) -> dict[str, Any]:
         """Say in numbers what was told and what may be; infinite is None, for it is no number.
 
         Args:
@@ -159,7 +164,7 @@ class Account:
         }
         return said if charge is None else {**said, "left": self.left(charge)}
 
-    def left(self, charge: Charge) -> int | None:
+    def left(self, charge: PrivacyCharge) -> int | None:
         """Return how many more releases of this cost fit; None is no limit."""
         room = None if self.most is None else max(0, self.most - self.told)
         if math.isinf(self.limit.epsilon):
@@ -174,22 +179,22 @@ class Account:
             return room
         return low if room is None else min(low, room)
 
-    def _fits(self, charge: Charge, times: int) -> bool:
+    def _fits(self, charge: PrivacyCharge, times: int) -> bool:
         after = self.plus(replace(charge, count=charge.count * times))
         return after.epsilon() <= self.limit.epsilon
 
 
-def composed(charges: Iterable[Charge], delta: float) -> float:
+def composed(charges: Iterable[PrivacyCharge], delta: float) -> float:
     """Return the ε of all these releases together.
 
     Gaussian ones exactly, pure ones by addition; pure ones alone also by advanced composition,
     where that is less.
 
     Example:
-        >>> hundred = Charge(0, "device", "update", "gaussian", multiplier=4.0, count=100)
+        >>> hundred = PrivacyCharge(0, "device", "update", "gaussian", multiplier=4.0, count=100)
         >>> f"{composed([hundred], 1e-5):.4f}"
         '13.2067'
-        >>> flips = Charge(0, "device", "sign", "sign_flip", multiplier=10.0, count=100)
+        >>> flips = PrivacyCharge(0, "device", "sign", "sign_flip", multiplier=10.0, count=100)
         >>> f"{composed([flips], 1e-5):.4f}", f"{composed([hundred, flips], 1e-5):.4f}"
         ('5.8502', '23.2067')
     """

@@ -35,10 +35,10 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
     engine = engine_name()
     inspect_graph(raw)
     if engine == "numpy":
-        from edge_sdk.runtime.plain import PlainGraph  # noqa: PLC0415 - only where it is used
+        from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415 - only where it is used
 
-        return PlainGraph(raw)
-    from edge_sdk.runtime.ort import OrtGraph  # noqa: PLC0415 - loads the engine: only when needed
+        return NumpyGraph(raw)
+    from edge_sdk.runtime.ort_engine import OrtGraph  # noqa: PLC0415 - loads the engine: only when needed
 
     return OrtGraph(raw, threads=threads)
 
@@ -46,15 +46,15 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
 def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return a graph's feeds and results, after its operators and sizes were judged; run nothing.
 
-    Only operators of the table in ``edge_sdk.runtime.operators`` are let through, none of which
+    Only operators of the table in ``edge_sdk.runtime.operator_registry`` are let through, none of which
     loops or holds another graph, and only as many elements and multiplications as
     ``edge_sdk.runtime.shape_inference`` allows.
 
     Raises:
         GraphError: The graph is refused; no engine has seen it.
     """
-    from edge_sdk.runtime import layers, pointwise, shaping  # noqa: F401, PLC0415 - enter operators
-    from edge_sdk.runtime.onnxfile import read  # noqa: PLC0415 - only where graphs are loaded
+    from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401, PLC0415 - enter operators
+    from edge_sdk.runtime.onnx_reader import read  # noqa: PLC0415 - only where graphs are loaded
     from edge_sdk.runtime.shape_inference import infer_cost  # noqa: PLC0415 - as above
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edge_sdk.wire.method import Array
+from edge_sdk.wire.contract.method import Array
 
 
 class GraphError(Exception):

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from edge_sdk.runtime.graph import GraphError
-from edge_sdk.runtime.onnxfile import Attribute, Model, Node
-from edge_sdk.runtime.operators import OPERATORS, build
-from edge_sdk.wire.method import Array
+from edge_sdk.runtime.onnx_reader import Attribute, OnnxModel, OnnxNode
+from edge_sdk.runtime.operator_registry import OPERATORS, build
+from edge_sdk.wire.contract.method import Array
 
 BATCH: Final = 64
 """Size that stands for every open dimension: windows in one batch."""
@@ -36,7 +36,7 @@ _BAD = (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivision
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class GraphCost:
     """What one run needs at most, with ``BATCH`` for every open dimension.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Known:
     value: Array | None = None
 
 
-def infer_cost(model: Model, batch: int = BATCH) -> Cost:
+def infer_cost(model: OnnxModel, batch: int = BATCH) -> GraphCost:
     """Return what one run of a graph costs at most.
 
     Raises:
@@ -85,7 +85,7 @@ def infer_cost(model: Model, batch: int = BATCH) -> Cost:
     missing = next((feed.name for feed in model.outputs if feed.name not in known), None)
     if missing is not None:
         raise GraphError(f"nothing makes the result {missing!r}")
-    return Cost(largest, total, work)
+    return GraphCost(largest, total, work)
 
 
 def _check_bounds(kind: str, largest: int, total: int, work: int) -> None:
@@ -98,7 +98,7 @@ def _check_bounds(kind: str, largest: int, total: int, work: int) -> None:
             raise GraphError(f"{kind}: {value} {name}, at most {most} are run")
 
 
-def _inferred(node: Node, given: Sequence[_Known | None]) -> tuple[Sequence[Shape], int]:
+def _inferred(node: OnnxNode, given: Sequence[_Known | None]) -> tuple[Sequence[Shape], int]:
     rule, row = _RULES.get(node.kind), OPERATORS.get(node.kind)
     if rule is None or row is None:
         raise GraphError(f"operator {node.kind} is not one that a bundle may use")
@@ -112,7 +112,7 @@ def _inferred(node: Node, given: Sequence[_Known | None]) -> tuple[Sequence[Shap
 
 
 def _folded(
-    node: Node, given: Sequence[_Known | None], sizes: Sequence[int]
+    node: OnnxNode, given: Sequence[_Known | None], sizes: Sequence[int]
 ) -> Sequence[Array | None]:
     """Compute small results of constants: the shapes of later arrays depend on them."""
     values = tuple(None if one is None else one.value for one in given)

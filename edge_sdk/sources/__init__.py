@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.series import Reading
+from edge_sdk.forecasting.series import Reading
 from edge_sdk.sources.csvfile import csv_file
-from edge_sdk.sources.interfaces import INTERFACES, replay
-from edge_sdk.sources.live import Live
+from edge_sdk.sources.factory import INTERFACES, replay
+from edge_sdk.sources.threaded_source import ThreadedSource
 
 
 class Source(Protocol):
@@ -37,7 +37,7 @@ SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Source]] = MappingProxyType(
 GROUP = "gridfed.sources"
 """Entry points of sources that another package brings: a name, and what takes the section."""
 
-__all__ = ["GROUP", "SOURCES", "Live", "Source", "open_source"]
+__all__ = ["GROUP", "SOURCES", "Source", "ThreadedSource", "open_source"]
 
 
 def open_source(section: Mapping[str, Any], where: str) -> Source:

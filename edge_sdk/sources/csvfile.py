@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.series import Reading
+from edge_sdk.forecasting.series import Reading
 
 ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none", "nil"})
 

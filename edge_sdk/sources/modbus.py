@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from edge_sdk.sources.links import Address, Link
-from edge_sdk.sources.points import Point, Table, described, spans
-from edge_sdk.sources.shape import Frame, Rejected
+from edge_sdk.sources.base import RawFrame, Rejected
+from edge_sdk.sources.byte_links import ByteLink, SourceAddress
+from edge_sdk.sources.register_map import RegisterPoint, Table, described, spans
 
 _FUNCTION: Mapping[str, int] = MappingProxyType({"holding": 3, "input": 4})
 _MBAP = struct.Struct(">HHHB")
@@ -38,7 +38,7 @@ def crc16(data: bytes) -> int:
 
 
 @dataclass(slots=True)
-class Master:
+class ModbusClient:
     """Asks one device on one link, one question at a time.
 
     Attributes:
@@ -48,7 +48,7 @@ class Master:
         patience: Seconds an answer may take.
     """
 
-    link: Link
+    link: ByteLink
     unit: int
     is_serial: bool
     patience: float
@@ -106,7 +106,7 @@ class Master:
         return bytes(data[:count])
 
 
-def sunspec(read: Callable[[Table, int, int], list[int]]) -> list[Point]:
+def sunspec(read: Callable[[Table, int, int], list[int]]) -> list[RegisterPoint]:
     """Walk a device's chain of SunSpec models; return the points of its meter.
 
     Args:
@@ -132,18 +132,18 @@ def sunspec(read: Callable[[Table, int, int], list[int]]) -> list[Point]:
     raise Rejected("no SunSpec meter")
 
 
-def _meter(at: int) -> list[Point]:
+def _meter(at: int) -> list[RegisterPoint]:
     """Return the points of a meter model that begins at a register."""
     energy = {"form": "u32", "unit": "Wh", "scale_at": at + 54, "zero_is_absent": True}
     return [
-        Point("export.energy", at + 38, **energy),  # type: ignore[arg-type]
-        Point("import.energy", at + 46, **energy),  # type: ignore[arg-type]
-        Point("power", at + 18, "i16", unit="W", scale_at=at + 22),
+        RegisterPoint("export.energy", at + 38, **energy),  # type: ignore[arg-type]
+        RegisterPoint("import.energy", at + 46, **energy),  # type: ignore[arg-type]
+        RegisterPoint("power", at + 18, "i16", unit="W", scale_at=at + 22),
     ]
 
 
 @dataclass(slots=True)
-class Polling:
+class PollingFeed:
     """A feed that asks: every so often, for all points.
 
     Attributes:
@@ -156,18 +156,18 @@ class Polling:
         rejected: Questions that were refused.
     """
 
-    address: Address
+    address: SourceAddress
     unit: int
     is_serial: bool
     every: float
     patience: float
-    points: tuple[Point, ...]
+    points: tuple[RegisterPoint, ...]
     rejected: Counter[str] = field(default_factory=Counter)
-    _master: Master | None = None
-    _asked: tuple[Point, ...] = ()
+    _master: ModbusClient | None = None
+    _asked: tuple[RegisterPoint, ...] = ()
     _next: float = 0.0
 
-    def frames(self, patience: float) -> list[Frame]:
+    def frames(self, patience: float) -> list[RawFrame]:
         """Wait for the next round, at most ``patience`` seconds; return what was read."""
         left = self._next - time.monotonic()
         if left > 0:
@@ -175,7 +175,7 @@ class Polling:
             return []
         if self._master is None:
             link = self.address.open()
-            self._master = Master(link, self.unit, self.is_serial, self.patience)
+            self._master = ModbusClient(link, self.unit, self.is_serial, self.patience)
         master = self._master
         self._next = time.monotonic() + self.every
         try:
@@ -184,9 +184,9 @@ class Polling:
             self.rejected[verdict.reason] += 1
             return []
         lines = list(self._lines(master))
-        return [Frame("\n".join(lines).encode(), time.time())] if lines else []
+        return [RawFrame("\n".join(lines).encode(), time.time())] if lines else []
 
-    def _lines(self, master: Master) -> Iterator[str]:
+    def _lines(self, master: ModbusClient) -> Iterator[str]:
         if not self.points:  # a recording must say what was found
             yield from map(described, self._asked)
         for table, at, count in spans(self._asked):

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from edge_sdk.series import Flag, Reading
-from edge_sdk.sources.naming import Name
-from edge_sdk.sources.registers import Register
-from edge_sdk.sources.shape import Sample
+from edge_sdk.forecasting.series import Flag, Reading
+from edge_sdk.sources.base import SourceSample
+from edge_sdk.sources.counter_intervals import CounterSum
+from edge_sdk.sources.stream_map import StreamName
 
 NO_CLOCK_BEFORE = 1_577_836_800.0
 """A time before 2020 is that of a clock that was never set."""
@@ -29,29 +29,29 @@ class Normaliser:
     Attributes:
         names: The interface's names that are wanted.
         step: Seconds of the grid that registers are cut on; 0 until ``settle`` says it.
-        gap: See ``Register``; 0 is a step.
+        gap: See ``CounterSum``; 0 is a step.
         most: Largest power believed, in kW (or the stream's unit per hour).
         modulus: Where registers roll over, in the stream's unit; 0 is never.
         counts: What was noticed, by reason.
 
     Example:
-        >>> table = {"1-0:1.8.0": Name("elec.import.energy", "register")}
+        >>> table = {"1-0:1.8.0": StreamName("elec.import.energy", "register")}
         >>> normaliser = Normaliser(table, step=3600, gap=3600, most=100)
         >>> for hour, wh in [(0, 7000), (1, 7400), (2, 8000)]:
         ...     time = 1_700_006_400.0 + hour * 3600
-        ...     for reading in normaliser.take([Sample("1-0:1.8.0", time, wh, "Wh")]):
+        ...     for reading in normaliser.take([SourceSample("1-0:1.8.0", time, wh, "Wh")]):
         ...         print(reading.stream, round(reading.value, 6))
         elec.import.energy 0.4
         elec.import.energy 0.6
     """
 
-    names: Mapping[str, Name]
+    names: Mapping[str, StreamName]
     step: float = 0.0
     gap: float = 0.0
     most: float = 250.0
     modulus: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    _meters: dict[tuple[str, str], Register] = field(default_factory=dict)
+    _meters: dict[tuple[str, str], CounterSum] = field(default_factory=dict)
     _sums: dict[tuple[str, float], dict[str, float]] = field(default_factory=dict)
 
     @property
@@ -63,7 +63,7 @@ class Normaliser:
         """Take the grid of whoever reads, unless the configuration named one."""
         self.step = self.step or step
 
-    def take(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+    def take(self, samples: Iterable[SourceSample]) -> Iterator[Reading]:
         """Turn the samples of one frame into readings; what cannot be meant is counted."""
         registers: dict[tuple[str, str, float, int], dict[str, float]] = {}
         for sample in samples:
@@ -83,7 +83,7 @@ class Normaliser:
                 continue
             yield from self._differenced(stream, device, time, values)
 
-    def _value(self, name: Name, sample: Sample) -> float | None:
+    def _value(self, name: StreamName, sample: SourceSample) -> float | None:
         if not (math.isfinite(sample.value) and math.isfinite(sample.time)):
             self.counts["not finite"] += 1
         elif sample.time < NO_CLOCK_BEFORE or sample.flags & Flag.CLOCK_UNSYNCED:
@@ -110,10 +110,10 @@ class Normaliser:
             total = self._summed(stream, device, interval.time, interval.value)
             yield Reading(stream, interval.time, total, 0, self.step)
 
-    def _register(self) -> Register:
+    def _register(self) -> CounterSum:
         self.settle(_STEP)
         gap = self.gap or self.step
-        return Register(self.step, gap, self.most / 3600, self.modulus, self.counts)
+        return CounterSum(self.step, gap, self.most / 3600, self.modulus, self.counts)
 
     def _summed(self, stream: str, device: str, time: float, value: float) -> float:
         """Add what several meters of one stream measured in one interval: a charger's sockets."""

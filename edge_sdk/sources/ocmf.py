@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.sources.shape import Rejected, Sample
+from edge_sdk.sources.base import Rejected, SourceSample
 
 _LONGEST = 8192
 _IMPORT = ("1-b:1.8.0", "1-0:1.8.0", "01-00:01.08.00*FF", "01-00:B2.08.00*FF")
@@ -33,7 +33,7 @@ _CURVES = {
 }
 
 
-def verifier(path: Path) -> Callable[[str], list[Sample]]:
+def verifier(path: Path) -> Callable[[str], list[SourceSample]]:
     """Return what checks the readings of one meter.
 
     Args:
@@ -55,7 +55,7 @@ def verifier(path: Path) -> Callable[[str], list[Sample]]:
     return lambda text: verified(text, key)
 
 
-def verified(text: str, key: ec.EllipticCurvePublicKey) -> list[Sample]:
+def verified(text: str, key: ec.EllipticCurvePublicKey) -> list[SourceSample]:
     """Verify a signed record; return its readings.
 
     Raises:
@@ -87,7 +87,7 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _readings(said: dict[str, Any]) -> list[Sample]:
+def _readings(said: dict[str, Any]) -> list[SourceSample]:
     rows = said.get("RD")
     samples, inherited = [], dict[str, Any]()
     for row in rows if isinstance(rows, list) else []:
@@ -101,7 +101,7 @@ def _readings(said: dict[str, Any]) -> list[Sample]:
         if value is None or not is_number or not math.isfinite(value):
             raise Rejected("bad value")
         unit = str(inherited.get("RU", "kWh"))
-        samples.append(Sample(_NAME, _moment(str(inherited.get("TM"))), float(value), unit))
+        samples.append(SourceSample(_NAME, _moment(str(inherited.get("TM"))), float(value), unit))
     return samples
 
 

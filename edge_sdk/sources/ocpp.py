@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from edge_sdk.sources.shape import Frame, Rejected, Sample
+from edge_sdk.sources.base import RawFrame, Rejected, SourceSample
 
 _REGISTER = "Energy.Active.Import.Register"
 _SESSION = "session.energy"
@@ -29,32 +29,32 @@ _TRANSACTIONS = 256  # whose socket is remembered
 _REPEATS = 4096  # values that are known again
 _ELSEWHERE = frozenset({"EV", "Cable", "Body"})  # where else a value may have been taken
 
-Verify = Callable[[str], list[Sample]]
+Verify = Callable[[str], list[SourceSample]]
 """Checks a signed reading and returns what it says; raises ``Rejected``."""
 
 
 @dataclass(slots=True)
-class Sockets:
+class OcppDecoder:
     """The decoder of one tap's notes.
 
     Attributes:
         verify: Of signed readings; None passes them over.
 
     Example:
-        >>> sockets = Sockets()
+        >>> sockets = OcppDecoder()
         >>> ask = b'["CP1","StartTransaction","7",{"connectorId":2,"meterStart":1500,'
-        >>> frame = Frame(ask + b'"timestamp":"2024-05-14T12:00:00Z"}]', 0.0)
+        >>> frame = RawFrame(ask + b'"timestamp":"2024-05-14T12:00:00Z"}]', 0.0)
         >>> [(s.name, s.value, s.unit, s.device) for s in sockets(frame)]
         [('Energy.Active.Import.Register', 1500.0, 'Wh', 'CP1/2')]
     """
 
     verify: Verify | None = None
-    _starting: OrderedDict[str, tuple[str, Sample]] = field(default_factory=OrderedDict)
+    _starting: OrderedDict[str, tuple[str, SourceSample]] = field(default_factory=OrderedDict)
     _running: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    _begun: OrderedDict[str, Sample] = field(default_factory=OrderedDict)
+    _begun: OrderedDict[str, SourceSample] = field(default_factory=OrderedDict)
     _told: OrderedDict[tuple[str, str, float, float], None] = field(default_factory=OrderedDict)
 
-    def __call__(self, frame: Frame) -> list[Sample]:
+    def __call__(self, frame: RawFrame) -> list[SourceSample]:
         """Decode one note; a message that measures nothing new is no samples.
 
         Raises:
@@ -62,7 +62,7 @@ class Sockets:
         """
         return [sample for sample in self._decoded(frame) if self._is_new(sample)]
 
-    def _is_new(self, sample: Sample) -> bool:
+    def _is_new(self, sample: SourceSample) -> bool:
         """Whether this was not said before: at its end a session repeats what it told."""
         key = (sample.device, sample.name, sample.time, sample.value)
         is_new = key not in self._told
@@ -71,7 +71,7 @@ class Sockets:
             self._told.popitem(last=False)
         return is_new
 
-    def _decoded(self, frame: Frame) -> list[Sample]:
+    def _decoded(self, frame: RawFrame) -> list[SourceSample]:
         match json.loads(frame.payload):
             case [str(charger), str(action), str(number), dict(said)]:
                 pass
@@ -87,7 +87,9 @@ class Sockets:
             return self._event(charger, said)
         return self._older(charger, action, number, said)
 
-    def _older(self, charger: str, action: str, number: str, said: dict[str, Any]) -> list[Sample]:
+    def _older(
+        self, charger: str, action: str, number: str, said: dict[str, Any]
+    ) -> list[SourceSample]:
         """Read a message of OCPP 1.6."""
         if action == "StartTransaction":
             socket = f"{charger}/{_whole(said.get('connectorId'))}"
@@ -106,7 +108,7 @@ class Sockets:
             self._remember(charger, said["transactionId"], socket)
         return self._values(said.get("meterValue"), socket)
 
-    def _event(self, charger: str, said: dict[str, Any]) -> list[Sample]:
+    def _event(self, charger: str, said: dict[str, Any]) -> list[SourceSample]:
         """Read a message of OCPP 2.0.1."""
         about, evse = said.get("transactionInfo"), said.get("evse")
         number = about.get("transactionId") if isinstance(about, dict) else None
@@ -123,12 +125,14 @@ class Sockets:
             return [*values, *self._session(charger, number, registers[-1])]
         return values
 
-    def _begin(self, charger: str, transaction: object, register: Sample) -> None:
+    def _begin(self, charger: str, transaction: object, register: SourceSample) -> None:
         self._begun[f"{charger}/{transaction}"] = register
         if len(self._begun) > _TRANSACTIONS:
             self._begun.popitem(last=False)
 
-    def _session(self, charger: str, transaction: object, ended: Sample) -> Iterator[Sample]:
+    def _session(
+        self, charger: str, transaction: object, ended: SourceSample
+    ) -> Iterator[SourceSample]:
         """Say what a whole session took, once, where its beginning was heard."""
         began = self._begun.pop(f"{charger}/{transaction}", None)
         if began is None or ended.time <= began.time or began.unit != ended.unit:
@@ -136,7 +140,7 @@ class Sockets:
         taken = ended.value - began.value
         if taken >= 0:
             span = ended.time - began.time
-            yield Sample(_SESSION, began.time, taken, ended.unit, ended.device, 0, span)
+            yield SourceSample(_SESSION, began.time, taken, ended.unit, ended.device, 0, span)
 
     def _remember(self, charger: str, transaction: object, socket: str) -> None:
         self._running[f"{charger}/{transaction}"] = socket
@@ -149,10 +153,10 @@ class Sockets:
             raise Rejected("unknown transaction")
         return socket
 
-    def _values(self, rows: object, socket: str) -> list[Sample]:
+    def _values(self, rows: object, socket: str) -> list[SourceSample]:
         return sorted(self._read(rows, socket), key=lambda sample: sample.time)
 
-    def _read(self, rows: object, socket: str) -> Iterator[Sample]:
+    def _read(self, rows: object, socket: str) -> Iterator[SourceSample]:
         for at, value in _sampled(rows):
             signed = value.get("signedMeterValue")
             if value.get("format") == "SignedData" or isinstance(signed, dict):
@@ -166,16 +170,18 @@ class Sockets:
             if isinstance(name, str) and name.startswith(
                 ("Energy.Active.Import", "Power.Active.I")
             ):
-                yield Sample(name, at, _number(value.get("value")) * factor, unit, socket)
+                yield SourceSample(name, at, _number(value.get("value")) * factor, unit, socket)
 
-    def _signed(self, value: Mapping[str, Any], signed: object, socket: str) -> Iterator[Sample]:
+    def _signed(
+        self, value: Mapping[str, Any], signed: object, socket: str
+    ) -> Iterator[SourceSample]:
         if self.verify is None:
             return
         text = signed.get("signedMeterData") if isinstance(signed, dict) else value.get("value")
         if not isinstance(text, str):
             raise Rejected("not OCMF")
         for sample in self.verify(text):
-            yield Sample(sample.name, sample.time, sample.value, sample.unit, socket)
+            yield SourceSample(sample.name, sample.time, sample.value, sample.unit, socket)
 
 
 def _sampled(rows: object) -> Iterable[tuple[float, Mapping[str, Any]]]:
@@ -203,8 +209,8 @@ def _unit(value: Mapping[str, Any]) -> tuple[str, float]:
     return str(newer.get("unit") or default), 10.0**power
 
 
-def _register(time: object, value: object, socket: str) -> Sample:
-    return Sample(_REGISTER, moment(time), float(_whole(value)), "Wh", socket)
+def _register(time: object, value: object, socket: str) -> SourceSample:
+    return SourceSample(_REGISTER, moment(time), float(_whole(value)), "Wh", socket)
 
 
 def _whole(value: object) -> int:
@@ -220,7 +226,7 @@ def _number(value: object) -> float:
     (12.5, 3.0)
     >>> _number("NaN")
     Traceback (most recent call last):
-    edge_sdk.sources.shape.Rejected: bad value
+    edge_sdk.sources.base.Rejected: bad value
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return float(value)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from edge_sdk.sources.shape import Frame, Rejected, Sample
+from edge_sdk.sources.base import RawFrame, Rejected, SourceSample
 
 LONGEST = 8192
 """Bytes of a telegram; the longest that the standard allows, text included, is below 4 k."""
@@ -51,14 +51,14 @@ def crc16(data: bytes) -> int:
     return crc
 
 
-class Telegrams:
+class TelegramFramer:
     r"""Cuts a serial line into telegrams whose checksum is right.
 
     Example:
         Noise before a telegram, even with a ``/`` in it, costs nothing.
 
         >>> body = b"/ABC5x\r\n\r\n1-0:1.7.0(00.5*kW)\r\n!"
-        >>> framer = Telegrams()
+        >>> framer = TelegramFramer()
         >>> stream = b"\x80/\xff" + body + b"%04X\r\n" % crc16(body)
         >>> [frame == body for piece in (stream[:20], stream[20:]) for frame in framer.feed(piece)]
         [True]
@@ -111,11 +111,11 @@ def _telegram(body: bytes, crc: int) -> bytes | None:
     return None
 
 
-def telegram(frame: Frame, hours: float = 1.0) -> list[Sample]:
+def telegram(frame: RawFrame, hours: float = 1.0) -> list[SourceSample]:
     r"""Decode one telegram.
 
     Args:
-        frame: From ``/`` to ``!``, as ``Telegrams`` cuts it.
+        frame: From ``/`` to ``!``, as ``TelegramFramer`` cuts it.
         hours: The meter's winter time ahead of UTC; summer time is one more.
 
     Returns:
@@ -130,7 +130,7 @@ def telegram(frame: Frame, hours: float = 1.0) -> list[Sample]:
 
         >>> def at(clock):
         ...     text = f"/ABC5x\r\n\r\n0-0:1.0.0({clock})\r\n1-0:1.8.0(000001.5*kWh)\r\n!"
-        ...     return telegram(Frame(text.encode(), 0.0))[0].time
+        ...     return telegram(RawFrame(text.encode(), 0.0))[0].time
         >>> at("231029020000W") - at("231029020000S")
         3600.0
     """
@@ -168,7 +168,9 @@ def _lines(payload: bytes) -> dict[str, list[str]]:
     return lines
 
 
-def _sample(code: str, groups: list[str], time: float, device: str, hours: float) -> Sample | None:
+def _sample(
+    code: str, groups: list[str], time: float, device: str, hours: float
+) -> SourceSample | None:
     """Read a line that measures something: its last group is ``number*unit``."""
     value, star, unit = groups[-1].partition("*")
     if not star:
@@ -178,11 +180,11 @@ def _sample(code: str, groups: list[str], time: float, device: str, hours: float
     medium, _, rest = code.partition(":")
     channel = medium.partition("-")[2]
     if rest != "24.2.1":
-        return Sample(code, time, float(value), unit, device) if len(groups) == 1 else None
+        return SourceSample(code, time, float(value), unit, device) if len(groups) == 1 else None
     if len(groups) != 2:
         raise Rejected("bad value")
     own = f"{device}/{channel}"
-    return Sample("0-n:24.2.1", _moment(groups, hours), float(value), unit, own)
+    return SourceSample("0-n:24.2.1", _moment(groups, hours), float(value), unit, own)
 
 
 def _moment(groups: list[str], hours: float) -> float:

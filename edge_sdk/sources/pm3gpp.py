@@ -18,8 +18,8 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from xml.parsers import expat
 
-from edge_sdk.series import Flag
-from edge_sdk.sources.shape import Decoder, Frame, Rejected, Sample
+from edge_sdk.forecasting.series import Flag
+from edge_sdk.sources.base import Decoder, RawFrame, Rejected, SourceSample
 
 LARGEST = 64 << 20  # bytes of a file once unpacked; a node's quarter of an hour is a few MB
 _CHUNK = 1 << 16
@@ -37,7 +37,7 @@ _BROKEN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CounterMeasurement:
     """One counter of one object over one period; NaN where a file has the counter and no value.
 
     Attributes:
@@ -75,12 +75,12 @@ def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
         ...   <measValue measObjLdn="Cell=2"><measResults>4 50</measResults></measValue>
         ...   </measInfo></measData></measCollecFile>'''
         >>> read = decoder({"volume": True, "load": False})
-        >>> [(one.name, one.value) for one in read(Frame(cells, 0.0))]
+        >>> [(one.name, one.value) for one in read(RawFrame(cells, 0.0))]
         [('volume', 7.0), ('load', 45.0)]
     """
 
-    def decode(frame: Frame) -> list[Sample]:
-        parts: dict[tuple[str, float, float], dict[str, Measured]] = {}
+    def decode(frame: RawFrame) -> list[SourceSample]:
+        parts: dict[tuple[str, float, float], dict[str, CounterMeasurement]] = {}
         for one in measured(frame.payload, counters):
             if fnmatchcase(one.subject, subjects):
                 key = (one.counter, one.begin, one.seconds)
@@ -92,7 +92,7 @@ def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
     return decode
 
 
-def _together(parts: Sequence[Measured], *, adds: bool) -> Sample:
+def _together(parts: Sequence[CounterMeasurement], *, adds: bool) -> SourceSample:
     """Return several objects' values of one counter and period as one."""
     told = [one.value for one in parts if not math.isnan(one.value)]
     total = math.fsum(told) if told else math.nan
@@ -100,10 +100,12 @@ def _together(parts: Sequence[Measured], *, adds: bool) -> Sample:
     flags = Flag.SUSPECT if lacks or any(one.is_suspect for one in parts) else Flag.NONE
     first = parts[0]
     value = total if adds or not told else total / len(told)
-    return Sample(first.counter, first.begin, value, "", flags=int(flags), seconds=first.seconds)
+    return SourceSample(
+        first.counter, first.begin, value, "", flags=int(flags), seconds=first.seconds
+    )
 
 
-def measured(data: bytes, counters: Container[str]) -> list[Measured]:
+def measured(data: bytes, counters: Container[str]) -> list[CounterMeasurement]:
     """Return what a file has measured of some counters, in its order.
 
     Raises:
@@ -200,7 +202,7 @@ class _Walk:
     is_lost: bool = False  # there was a value of no period
     heard: list[str] = field(default_factory=list)
     length: int = 0
-    found: list[Measured] = field(default_factory=list)
+    found: list[CounterMeasurement] = field(default_factory=list)
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         """Enter an element."""
@@ -265,7 +267,9 @@ class _Walk:
                 continue
             value = _number(text)
             self.found.append(
-                Measured(self.subject, counter, group.begin, group.seconds, value, self.is_suspect)
+                CounterMeasurement(
+                    self.subject, counter, group.begin, group.seconds, value, self.is_suspect
+                )
             )
 
 

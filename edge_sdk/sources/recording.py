@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_sdk.sources.shape import Frame, Framer
+from edge_sdk.sources.base import Framer, RawFrame
 
 _HEAD = struct.Struct(">dII")
 _MAGIC = b"gridfed recording 1 "
@@ -29,16 +29,16 @@ def title(kind: str) -> bytes:
     return _MAGIC + kind.encode() + b"\n"
 
 
-def record(frame: Frame) -> bytes:
+def record(frame: RawFrame) -> bytes:
     """Return a frame as the file keeps it.
 
-    >>> record(Frame(b"hello", 1.0)).hex()
+    >>> record(RawFrame(b"hello", 1.0)).hex()
     '3ff0000000000000000000053610a68668656c6c6f'
     """
     return _HEAD.pack(frame.at, len(frame.payload), zlib.crc32(frame.payload)) + frame.payload
 
 
-def read_record(file: BinaryIO) -> Frame | None:
+def read_record(file: BinaryIO) -> RawFrame | None:
     """Read the next frame; None where the file ends, and the place stays before what is torn.
 
     Raises:
@@ -54,13 +54,13 @@ def read_record(file: BinaryIO) -> Frame | None:
         if len(payload) == length:
             if zlib.crc32(payload) != crc:
                 raise EOFError("damaged recording")
-            return Frame(payload, at)
+            return RawFrame(payload, at)
     file.seek(place)
     return None
 
 
 @dataclass(slots=True)
-class Replayed:
+class RecordedFeed:
     """A feed from a file: a recording, or the plain bytes of a line, cut by the line's framer.
 
     Attributes:
@@ -77,7 +77,7 @@ class Replayed:
     _file: BinaryIO | None = None
     _is_plain: bool = False
 
-    def frames(self, patience: float) -> list[Frame]:  # noqa: ARG002 - a file does not wait
+    def frames(self, patience: float) -> list[RawFrame]:  # noqa: ARG002 - a file does not wait
         """Return the next frames."""
         if self._file is None:
             self._file = self.path.open("rb")
@@ -101,10 +101,10 @@ class Replayed:
         self._is_plain = True
         file.seek(0)
 
-    def _cut(self, data: bytes) -> list[Frame]:
+    def _cut(self, data: bytes) -> list[RawFrame]:
         if not data or self.framer is None:
             raise EOFError("end of the file")
-        frames = [Frame(payload, 0.0) for payload in self.framer.feed(data)]
+        frames = [RawFrame(payload, 0.0) for payload in self.framer.feed(data)]
         self.rejected = self.framer.rejected
         return frames
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_sdk.permissions import PermissionsError, make_private_folder, tighten
+from edge_sdk.app.permissions import PermissionsError, make_private_folder, tighten
+from edge_sdk.sources.base import RawFrame
 from edge_sdk.sources.recording import read_record, record, title
-from edge_sdk.sources.shape import Frame
 
 _SEGMENT = 1 << 18
 _SUFFIX = ".rec"
@@ -25,7 +25,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 @dataclass(slots=True)
-class Spool:
+class SpoolWriter:
     """The writing end. Every start begins a new file, so that a torn end stays an end.
 
     Attributes:
@@ -39,7 +39,7 @@ class Spool:
     most: int = 4 << 20
     _file: BinaryIO | None = None
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: RawFrame) -> None:
         """Append a frame; it outlives this process as soon as this returns.
 
         Raises:
@@ -80,7 +80,7 @@ class Spool:
 
 
 @dataclass(slots=True)
-class Followed:
+class SpoolReader:
     """The reading end: a feed that begins with the oldest file and goes on with the newest.
 
     Attributes:
@@ -95,7 +95,7 @@ class Followed:
     _path: Path | None = None
     _file: BinaryIO | None = None
 
-    def frames(self, patience: float) -> list[Frame]:
+    def frames(self, patience: float) -> list[RawFrame]:
         """Return what was written meanwhile; wait a moment where there is nothing."""
         later = self._later()  # asked before reading: then what is here is complete
         frame = None if self._file is None else self._next(self._file)
@@ -107,7 +107,7 @@ class Followed:
             time.sleep(min(patience, _TURN))
         return []
 
-    def _next(self, file: BinaryIO) -> Frame | None:
+    def _next(self, file: BinaryIO) -> RawFrame | None:
         try:
             return read_record(file)
         except EOFError:

@@ -18,12 +18,12 @@ _TEXT, _CONTINUED = 1, 0
 _CLOSE = 8
 
 
-class Unreadable(Exception):  # noqa: N818 - a verdict on a conversation
+class WebSocketError(Exception):
     """These bytes are no WebSocket that we can follow."""
 
 
 @dataclass(slots=True)
-class Overheard:
+class MessageStream:
     """One direction of a conversation, after the handshake.
 
     Attributes:
@@ -32,7 +32,7 @@ class Overheard:
         counts: What was passed over, by reason.
 
     Example:
-        >>> ear = Overheard()
+        >>> ear = MessageStream()
         >>> list(ear.hear(bytes([0x81, 0x02]) + b"h")), list(ear.hear(b"i"))
         ([], ['hi'])
     """
@@ -51,7 +51,7 @@ class Overheard:
         """Take what passed; yield the text messages that it completes.
 
         Raises:
-            Unreadable: From here on nothing can be understood.
+            WebSocketError: From here on nothing can be understood.
         """
         if self._to_skip:
             skipped = min(self._to_skip, len(data))
@@ -95,13 +95,13 @@ class Overheard:
         if kind >= _CLOSE:
             return None
         if first & 0x30 or (first & 0x40 and not self.is_deflated):
-            raise Unreadable("an extension that nobody agreed on")
+            raise WebSocketError("an extension that nobody agreed on")
         if kind != _CONTINUED:
             self._message.clear()
             self._is_text, self._is_packed = kind == _TEXT, bool(first & 0x40)
         if payload is None or len(self._message) + len(payload) > LONGEST:
             if self._is_packed and not self.forgets:
-                raise Unreadable("a compressed message too long to follow")
+                raise WebSocketError("a compressed message too long to follow")
             self._is_text = False
             self._message.clear()
             return None
@@ -129,9 +129,9 @@ class Overheard:
         try:
             text = self._unpacker.decompress(raw + b"\0\0\xff\xff", LONGEST)
         except zlib.error as error:
-            raise Unreadable("not what deflate makes") from error
+            raise WebSocketError("not what deflate makes") from error
         if self._unpacker.unconsumed_tail:
-            raise Unreadable("a compressed message too long to follow")
+            raise WebSocketError("a compressed message too long to follow")
         return text
 
 

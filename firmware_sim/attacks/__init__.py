@@ -12,12 +12,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from edge_sdk.program import USAGE, Failure
-from edge_sdk.wire.method import Up
+from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.wire.contract.method import Up
 from firmware_sim.attacks import data, model, protocol
-from firmware_sim.attacks.scene import Row, Scene, Space, told_in
+from firmware_sim.attacks.attack_context import AttackContext, Row, Space, told_in
 
-__all__ = ["ATTACKS", "Attack", "Bound", "Kind", "UnknownAttack", "bind", "options_of"]
+__all__ = ["ATTACKS", "Attack", "BoundAttack", "Kind", "UnknownAttack", "bind", "options_of"]
 
 Kind = Literal["model", "data", "signal", "body", "link", "twin"]
 """Where an attack takes hold: the answer, the readings, an activation, the signed body, the link,
@@ -69,7 +69,7 @@ class Attack:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundAttack:
     """An attack with its numbers filled in.
 
     Attributes:
@@ -84,7 +84,7 @@ class Bound:
     space: Space
     is_chosen: bool = False
 
-    def on(self, part: Up) -> Callable[[Scene], Row]:
+    def on(self, part: Up) -> Callable[[AttackContext], Row]:
         """Return a model attack on answers of one kind.
 
         Where they have no weights (signs, gradients) an attack whose default is weights takes them
@@ -95,7 +95,7 @@ class Bound:
 
         Example:
             >>> import numpy as np
-            >>> scene = Scene.alone(np.array([1.0]), np.array([5.0]))
+            >>> scene = AttackContext.alone(np.array([1.0]), np.array([5.0]))
             >>> bind("flipping").on(Up.DELTA)(scene), bind("flipping").on(Up.SIGNS)(scene)
             (array([9.]), array([-1.]))
         """
@@ -162,7 +162,7 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType({row.name: row for row in _ROWS
 """Every attack by the name a command line uses."""
 
 
-def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> Bound:
+def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundAttack:
     """Return the named attack with its options filled in from text.
 
     Args:
@@ -174,7 +174,7 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> Bound:
 
     Example:
         >>> import numpy as np
-        >>> bind("scaling", {"factor": "-4"}).act(Scene.alone(np.array([1.0]))).tolist()
+        >>> bind("scaling", {"factor": "-4"}).act(AttackContext.alone(np.array([1.0]))).tolist()
         [-4.0]
         >>> bind("nan", {"factr": "3"})
         Traceback (most recent call last):
@@ -192,7 +192,7 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> Bound:
             listed = ", ".join(known) or "none"
             raise UnknownAttack(f"attack {name!r}: unknown option {key!r}; known: {listed}")
     values = {key: _number(attack, key, text) for key, text in given.items()}
-    return Bound(attack, partial(attack.act, **values), SPACES[target], "target" in options)
+    return BoundAttack(attack, partial(attack.act, **values), SPACES[target], "target" in options)
 
 
 def options_of(attack: Attack) -> str:

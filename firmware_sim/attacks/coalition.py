@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.wire.method import ALL, Task
-from firmware_sim.attacks.scene import Row
+from edge_sdk.wire.contract.method import ALL, Task
+from firmware_sim.attacks.attack_context import Row
 
 KEPT = 4
 """Rounds remembered of each device: nobody is asked about older ones."""

@@ -10,39 +10,39 @@ from statistics import NormalDist
 
 import numpy as np
 
-from firmware_sim.attacks.scene import Row, Scene
+from firmware_sim.attacks.attack_context import AttackContext, Row
 
 LEAST_Z = 0.3
 """Below it ALIE would not move anything: with few devices the formula gives 0."""
 
 
-def flipping(scene: Scene) -> Row:
+def flipping(scene: AttackContext) -> Row:
     """Return ``-own``.
 
     Example:
-        >>> flipping(Scene.alone(np.array([1.0, -2.0]))).tolist()
+        >>> flipping(AttackContext.alone(np.array([1.0, -2.0]))).tolist()
         [-1.0, 2.0]
     """
     return -scene.own
 
 
-def scaling(scene: Scene, *, factor: float = 10.0) -> Row:
+def scaling(scene: AttackContext, *, factor: float = 10.0) -> Row:
     """Return ``factor * own``; 0.1 and -4 are attacks as well."""
     return factor * scene.own
 
 
-def gaussian(scene: Scene, *, variance: float = 1.0) -> Row:
+def gaussian(scene: AttackContext, *, variance: float = 1.0) -> Row:
     """Return noise ``N(0, variance I)`` that *replaces* the answer; it is not added to it.
 
     Example:
-        >>> lie = gaussian(Scene.alone(np.full(100_000, 1e6)), variance=4.0)
+        >>> lie = gaussian(AttackContext.alone(np.full(100_000, 1e6)), variance=4.0)
         >>> bool(abs(lie.mean()) < 0.05), round(float(lie.std()), 1)
         (True, 2.0)
     """
     return scene.rng.normal(0.0, math.sqrt(variance), scene.own.shape)
 
 
-def constant(scene: Scene, *, value: float = 1e3) -> Row:
+def constant(scene: AttackContext, *, value: float = 1e3) -> Row:
     """Return the same number in every coordinate."""
     return np.full(scene.own.shape, value)
 
@@ -68,7 +68,9 @@ def z_max(devices: int, liars: int) -> float:
     return NormalDist().inv_cdf(share) if share > 0 else -math.inf
 
 
-def alie(scene: Scene, *, z: float | None = None, floor: float = LEAST_Z, ddof: int = 1) -> Row:
+def alie(
+    scene: AttackContext, *, z: float | None = None, floor: float = LEAST_Z, ddof: int = 1
+) -> Row:
     """Return ``mean - z * deviation`` of the honest answers, coordinate by coordinate.
 
     Args:
@@ -79,7 +81,7 @@ def alie(scene: Scene, *, z: float | None = None, floor: float = LEAST_Z, ddof: 
 
     Example:
         >>> honest = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
-        >>> alie(Scene.among(honest), z=1.5, ddof=0).round(8).tolist()
+        >>> alie(AttackContext.among(honest), z=1.5, ddof=0).round(8).tolist()
         [-0.06066017, 0.10048095]
 
     Reference:
@@ -91,7 +93,7 @@ def alie(scene: Scene, *, z: float | None = None, floor: float = LEAST_Z, ddof: 
     return np.asarray(mean - used * spread)
 
 
-def ipm(scene: Scene, *, epsilon: float = 0.5) -> Row:
+def ipm(scene: AttackContext, *, epsilon: float = 0.5) -> Row:
     """Return ``-epsilon * mean`` of the honest answers: inner product manipulation.
 
     0.5 stays inside the honest spread, 2 turns the mean of a fifth of liars around.
@@ -103,7 +105,7 @@ def ipm(scene: Scene, *, epsilon: float = 0.5) -> Row:
     return np.asarray(-epsilon * scene.honest.mean(axis=0))
 
 
-def mimic(scene: Scene, *, victim: int = 0) -> Row:
+def mimic(scene: AttackContext, *, victim: int = 0) -> Row:
     """Return the answer of one honest device, over again: it counts twice.
 
     Args:
@@ -118,7 +120,7 @@ def mimic(scene: Scene, *, victim: int = 0) -> Row:
     return row.copy()
 
 
-def near_copy(scene: Scene, *, drift: float = 1e-3, victim: int = 0) -> Row:
+def near_copy(scene: AttackContext, *, drift: float = 1e-3, victim: int = 0) -> Row:
     """Return one honest device's answer times ``1 + drift``: the nearest neighbour it can have.
 
     Rules that reward nearness (credit, Krum) prefer it to every honest answer.
@@ -126,7 +128,7 @@ def near_copy(scene: Scene, *, drift: float = 1e-3, victim: int = 0) -> Row:
     return (1.0 + drift) * mimic(scene, victim=victim)
 
 
-def free_rider(scene: Scene, *, deviation: float | None = None) -> Row:
+def free_rider(scene: AttackContext, *, deviation: float | None = None) -> Row:
     """Return the received model under noise: nothing was learned. Computed on weights.
 
     Args:
@@ -135,7 +137,7 @@ def free_rider(scene: Scene, *, deviation: float | None = None) -> Row:
             what an honest answer looks like; before there was one, it is 0.
 
     Example:
-        >>> free_rider(Scene.alone(np.array([3.0, 4.0]), np.array([1.0, 2.0]))).tolist()
+        >>> free_rider(AttackContext.alone(np.array([3.0, 4.0]), np.array([1.0, 2.0]))).tolist()
         [1.0, 2.0]
     """
     spread = deviation
@@ -144,12 +146,12 @@ def free_rider(scene: Scene, *, deviation: float | None = None) -> Row:
     return scene.received + scene.rng.normal(0.0, spread, scene.received.shape)
 
 
-def replay(scene: Scene, *, rounds: int = 5) -> Row:
+def replay(scene: AttackContext, *, rounds: int = 5) -> Row:
     """Return its own honest answer of ``rounds`` rounds ago, or the oldest it has, as if new.
 
     Example:
         >>> from dataclasses import replace
-        >>> scene = replace(Scene.alone(np.array([9.0])), past=(np.array([1.0]), np.array([2.0])))
+        >>> scene = replace(AttackContext.alone(np.array([9.0])), past=(np.array([1.0]), np.array([2.0])))
         >>> replay(scene, rounds=1), replay(scene, rounds=5)
         (array([2.]), array([1.]))
     """

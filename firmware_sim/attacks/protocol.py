@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_sdk.wire.messages import Update
-from edge_sdk.wire.method import Array
+from edge_sdk.wire.contract.method import Array
+from edge_sdk.wire.protocol.messages import UpdateMessage
 
 FLOAT = 4  # bytes of a scalar as updates carry it
 
@@ -23,45 +23,45 @@ Sending = tuple[tuple[float, bytes], ...]
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-def samples(update: Update, *, claimed: int = 1_000_000_000) -> Update:
+def samples(update: UpdateMessage, *, claimed: int = 1_000_000_000) -> UpdateMessage:
     """Claim a number of training samples that nobody can check."""
     return replace(update, n=claimed)
 
 
-def not_a_number(update: Update) -> Update:
+def not_a_number(update: UpdateMessage) -> UpdateMessage:
     """Fill the vector with NaN."""
     return _filled(update, float("nan"))
 
 
-def huge(update: Update, *, value: float = 1e38) -> Update:
+def huge(update: UpdateMessage, *, value: float = 1e38) -> UpdateMessage:
     """Fill the vector with a number that float32 can just say, and its square cannot.
 
-    >>> from edge_sdk.wire.messages import Update
+    >>> from edge_sdk.wire.protocol.messages import UpdateMessage
     >>> spec = bytes(16)
-    >>> sent = Update(1, 1, 0, 1, 1, 1, spec, "delta", "f4", 9, blob=bytes(8))
+    >>> sent = UpdateMessage(1, 1, 0, 1, 1, 1, spec, "delta", "f4", 9, blob=bytes(8))
     >>> np.frombuffer(huge(sent).blob, "<f4").tolist() == [float(np.float32(1e38))] * 2
     True
     """
     return _filled(update, value)
 
 
-def wrong_size(update: Update, *, more: int = 1) -> Update:
+def wrong_size(update: UpdateMessage, *, more: int = 1) -> UpdateMessage:
     """Send so many scalars more than the layout has; fewer, if negative."""
     size = max(len(update.blob) // FLOAT + more, 0)
     return replace(update, blob=update.blob[: size * FLOAT].ljust(size * FLOAT, b"\0"))
 
 
-def wrong_version(update: Update, *, ahead: int = 1) -> Update:
+def wrong_version(update: UpdateMessage, *, ahead: int = 1) -> UpdateMessage:
     """Claim to have started from a version that does not exist yet; negative: from an old one."""
     return replace(update, base=max(update.base + ahead, 0))
 
 
-def empty_vector(update: Update) -> Update:
+def empty_vector(update: UpdateMessage) -> UpdateMessage:
     """Send the header and no vector."""
     return replace(update, blob=b"")
 
 
-def _filled(update: Update, value: float) -> Update:
+def _filled(update: UpdateMessage, value: float) -> UpdateMessage:
     return replace(update, blob=np.full(len(update.blob) // FLOAT, value, "<f4").tobytes())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from edge_sdk.settings import SettingsError
+from edge_sdk.app.settings import SettingsError
 
 _TURN = 0.2
 _QUIET = 50  # looks in a row, 10 ms apart, at an empty line

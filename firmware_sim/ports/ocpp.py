@@ -26,7 +26,7 @@ def clock(time: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SocketSample:
     """What a socket's meter shows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CallMessage:
     """A message that wants an answer.
 
     Attributes:
@@ -70,7 +70,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class OcppVersion:
     """Puts what happens into the words of a version.
 
     Attributes:
@@ -81,15 +81,15 @@ class Speaker:
     version: Version
     sign: Sign | None = None
 
-    def boot(self) -> Ask:
+    def boot(self) -> CallMessage:
         """Say hello."""
         if self.version == "1.6":
             named = {"chargePointVendor": "gridfed", "chargePointModel": "sim"}
-            return Ask("BootNotification", named)
+            return CallMessage("BootNotification", named)
         station = {"vendorName": "gridfed", "model": "sim"}
-        return Ask("BootNotification", {"reason": "PowerUp", "chargingStation": station})
+        return CallMessage("BootNotification", {"reason": "PowerUp", "chargingStation": station})
 
-    def started(self, seen: Seen, session: str) -> Ask:
+    def started(self, seen: SocketSample, session: str) -> CallMessage:
         """Tell of a car that came."""
         if self.version == "1.6":
             payload = {
@@ -98,21 +98,23 @@ class Speaker:
                 "meterStart": seen.wh,
                 "timestamp": clock(seen.time),
             }
-            return Ask("StartTransaction", payload, session, is_start=True)
+            return CallMessage("StartTransaction", payload, session, is_start=True)
         token = {"idToken": "DRIVER-0001", "type": "ISO14443"}
         return self._event("Started", seen, session, 0, "Transaction.Begin", {"idToken": token})
 
-    def sampled(self, seen: Seen, session: str, number: int) -> Ask:
+    def sampled(self, seen: SocketSample, session: str, number: int) -> CallMessage:
         """Tell what was measured while a car charges."""
         if self.version == "1.6":
             payload = {
                 "connectorId": seen.socket,
                 "meterValue": [self._values(seen, "Sample.Periodic")],
             }
-            return Ask("MeterValues", payload, session)
+            return CallMessage("MeterValues", payload, session)
         return self._event("Updated", seen, session, number, "Sample.Periodic", {})
 
-    def stopped(self, seen: Seen, session: str, number: int, before: list[Seen]) -> Ask:
+    def stopped(
+        self, seen: SocketSample, session: str, number: int, before: list[SocketSample]
+    ) -> CallMessage:
         """Tell of a car that left; values already sent are repeated, as chargers do."""
         if self.version == "1.6":
             data = [self._values(each, "Sample.Periodic") for each in before]
@@ -122,18 +124,24 @@ class Speaker:
                 "reason": "EVDisconnected",
                 "transactionData": [*data, self._values(seen, "Transaction.End")],
             }
-            return Ask("StopTransaction", payload, session)
+            return CallMessage("StopTransaction", payload, session)
         return self._event("Ended", seen, session, number, "Transaction.End", {})
 
-    def on_the_clock(self, seen: Seen) -> Ask:
+    def on_the_clock(self, seen: SocketSample) -> CallMessage:
         """Tell a quarter's register, car or no car."""
         key = "connectorId" if self.version == "1.6" else "evseId"
         values = [self._values(seen, "Sample.Clock")]
-        return Ask("MeterValues", {key: seen.socket, "meterValue": values})
+        return CallMessage("MeterValues", {key: seen.socket, "meterValue": values})
 
     def _event(  # noqa: PLR0917 - the parts of one message
-        self, kind: str, seen: Seen, session: str, number: int, why: str, more: dict[str, Any]
-    ) -> Ask:
+        self,
+        kind: str,
+        seen: SocketSample,
+        session: str,
+        number: int,
+        why: str,
+        more: dict[str, Any],
+    ) -> CallMessage:
         triggers = {"Started": "CablePluggedIn", "Updated": "MeterValuePeriodic"}
         payload = {
             "eventType": kind,
@@ -145,9 +153,9 @@ class Speaker:
         }
         if kind == "Started":
             payload["evse"] = {"id": seen.socket, "connectorId": 1}
-        return Ask("TransactionEvent", payload | more, session)
+        return CallMessage("TransactionEvent", payload | more, session)
 
-    def _values(self, seen: Seen, why: str) -> dict[str, Any]:
+    def _values(self, seen: SocketSample, why: str) -> dict[str, Any]:
         ends = why == "Transaction.End" and self.sign is not None
         signed = self.sign(seen.time, seen.wh) if ends and self.sign is not None else ""
         if self.version == "1.6":

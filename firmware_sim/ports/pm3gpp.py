@@ -29,7 +29,7 @@ POWER = "PEE.AvgPower"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MeasurementReport:
     """What one file tells: one period of one station.
 
     Attributes:
@@ -67,7 +67,7 @@ class Report:
     def stamp(self, moment: int, *, colon: bool = True) -> str:
         """Return a time as a file writes it.
 
-        >>> one = Report("n", 0, 900, Load(*[None] * 6))
+        >>> one = MeasurementReport("n", 0, 900, Load(*[None] * 6))
         >>> one.stamp(0), one.stamp(0, colon=False)
         ('1970-01-01T00:00:00+00:00', '1970-01-01T00:00:00+0000')
         """
@@ -84,12 +84,12 @@ class Report:
         return rows
 
 
-def written(report: Report, standard: Standard) -> bytes:
+def written(report: MeasurementReport, standard: Standard) -> bytes:
     """Return a report as a file of one of the standards."""
     return (_collected if standard == "32.435" else _streamed)(report).encode("utf-8")
 
 
-def _collected(report: Report) -> str:
+def _collected(report: MeasurementReport) -> str:
     """TS 32.435: counters as one list, results as another."""
     end = report.stamp(report.begin + report.seconds)
     period = f'<granPeriod duration="PT{report.seconds}S" endTime="{end}"/>'
@@ -118,7 +118,7 @@ def _collected(report: Report) -> str:
 """
 
 
-def _streamed(report: Report) -> str:
+def _streamed(report: MeasurementReport) -> str:
     """TS 28.532 as some vendors write it: a processing instruction first, offsets without colon."""
     end = report.stamp(report.begin + report.seconds, colon=False)
     period = f'<granPeriod duration="PT{report.seconds}S" endTime="{end}"/>'

@@ -29,7 +29,7 @@ _KNEE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ChargingSession:
     """One car at one socket.
 
     Attributes:
@@ -49,7 +49,7 @@ class Session:
     def delivered(self, time: float) -> float:
         """Return Wh given so far: constant power to the knee, then exponential decay.
 
-        >>> car = Session(0, 36_000, 10_000, 10_000, 0)
+        >>> car = ChargingSession(0, 36_000, 10_000, 10_000, 0)
         >>> round(car.delivered(1800)), 8500 < car.delivered(5400) < 10_000
         (5000, True)
         """
@@ -69,7 +69,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(Session):
+class Drawn(ChargingSession):
     """A car that takes what was recorded.
 
     Attributes:
@@ -85,7 +85,7 @@ class Drawn(Session):
         return float(np.interp(time - self.arrival, minutes, self.given))
 
 
-def recorded(name: str, share: float, day: int) -> list[Session]:
+def recorded(name: str, share: float, day: int) -> list[ChargingSession]:
     """Return cars that draw what a shipped site drew on a UTC day: one for each stretch of it.
 
     Args:
@@ -100,7 +100,7 @@ def recorded(name: str, share: float, day: int) -> list[Session]:
     """
     kw = share * _record(name).load(day)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], kw > 0, [0]])))
-    cars: list[Session] = []
+    cars: list[ChargingSession] = []
     for number, (first, last) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
         given = np.concatenate([[0.0], np.cumsum(kw[first:last]) * 1000 / 60])
         begin, end = (int(day * DAY + 60 * minute) for minute in (first, last))
@@ -116,7 +116,7 @@ def _record(name: str) -> Recorded:
 
 def sessions(
     seed: int, socket: int, site: Site, day: int, *, region: str = "north", zone: tzinfo = UTC
-) -> list[Session]:
+) -> list[ChargingSession]:
     """Return the cars of a local day, in order, one at a time.
 
     Args:
@@ -141,7 +141,7 @@ def sessions(
     count = int(chance.poisson(often * (0.3 if free and site != "public" else 1.0)))
     begin, next_day = _midnight(day, zone), _midnight(day + 1, zone)
     hours = sorted(float(h) for h in chance.normal(hour, spread, count))
-    cars: list[Session] = []
+    cars: list[ChargingSession] = []
     last = begin + 7 * 3600 if _STAY[site] > 9 else begin
     for number, at in enumerate(hours):
         arrival = max(round(begin + min(max(at, 0.0), 22.9) * 3600), last + 300)
@@ -154,7 +154,7 @@ def sessions(
         departure = min(departure, latest)
         if departure - arrival < 60:
             continue
-        cars.append(Session(arrival, departure, wh, watts, number))
+        cars.append(ChargingSession(arrival, departure, wh, watts, number))
         last = departure
     return cars
 

@@ -52,7 +52,7 @@ _EPOCH = 1_767_225_600  # 2026-01-01: growth is 1 there
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class CellSite:
     """A site with some cells.
 
     Attributes:
@@ -97,7 +97,7 @@ class Load(NamedTuple):
     power: Values
 
 
-def load(station: Station, begin: int, periods: int, seconds: int = 900) -> Load:
+def load(station: CellSite, begin: int, periods: int, seconds: int = 900) -> Load:
     """Return what the cells of a station did.
 
     Args:
@@ -107,7 +107,7 @@ def load(station: Station, begin: int, periods: int, seconds: int = 900) -> Load
         seconds: Length of one; divides a day.
 
     Example:
-        >>> one = Station(seed=7)
+        >>> one = CellSite(seed=7)
         >>> whole, late = load(one, 1_767_225_600, 96), load(one, 1_767_225_600 + 90 * 900, 6)
         >>> bool((whole.dl[90:] == late.dl).all())
         True
@@ -132,7 +132,7 @@ def load(station: Station, begin: int, periods: int, seconds: int = 900) -> Load
     )
 
 
-def _offered(station: Station, cell: int, times: NDArray[np.int64], seconds: int) -> Values:
+def _offered(station: CellSite, cell: int, times: NDArray[np.int64], seconds: int) -> Values:
     """Return what is offered to a cell as a share of its capacity."""
     if station.like:
         return station.busy * _recorded(station.like, cell, times)
@@ -173,7 +173,7 @@ def _apart(hours: Values, centre: float) -> Values:
     return np.abs((hours - centre + 12.0) % 24.0 - 12.0)
 
 
-def _day(station: Station, cell: int, day: int, seconds: int) -> Values:
+def _day(station: CellSite, cell: int, day: int, seconds: int) -> Values:
     """Return the factors of one local day's periods: weekday, mood, crowd, failing neighbour."""
     rng, region = draw("cell", station.seed, cell, day), draw("crowd", station.region, day)
     count = DAY // seconds

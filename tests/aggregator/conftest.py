@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.config import Config, bind
-from aggregator.founding import found
-from aggregator.records import Client
+from aggregator.config import AggregatorConfig, bind
+from aggregator.operations.run_setup import found
 from aggregator.store import SqliteStore
-from edge_sdk.wire import codec, envelope, keys, topics
-from edge_sdk.wire.archive import seal
-from edge_sdk.wire.manifest import (
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.archive import seal
+from edge_sdk.wire.contract.manifest import (
     SIGNATURES,
     Feature,
     Golden,
@@ -24,8 +24,9 @@ from edge_sdk.wire.manifest import (
     Training,
     Window,
 )
-from edge_sdk.wire.messages import Hello, Model, Update
-from edge_sdk.wire.transport import LinkUp, Message
+from edge_sdk.wire.link.transport import LinkUp, Message
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.messages import HelloMessage, ModelMessage, UpdateMessage
 from tests.aggregator.rig import Desk, Device
 
 ROOT = keys.from_seed(bytes(range(32)))
@@ -164,7 +165,7 @@ class Puppet:
     def hello(self, life):
         self.life, self.seq = life, 0
         nonce = bytes([life]) * 16
-        self.say(Hello(life, nonce, 0, False, (), (1, 1), (), "0", 1))
+        self.say(HelloMessage(life, nonce, 0, False, (), (1, 1), (), "0", 1))
 
     def last(self, cls):
         found = [message for message in self.poll() if isinstance(message, cls)]
@@ -172,9 +173,9 @@ class Puppet:
 
     def answer(self, delta, **changes):
         """Answer the newest manifest; returns what was said, to be said again."""
-        asked = self.last(Model)
+        asked = self.last(ModelMessage)
         self.seq += 1
-        update = Update(
+        update = UpdateMessage(
             run=asked.run,
             round=asked.round,
             base=asked.version,
@@ -216,7 +217,7 @@ def founded(workplace):
 
     def make(more="", replacing=(), devices=3):
         path = workplace(more, replacing)
-        config = Config.load(path, {})
+        config = AggregatorConfig.load(path, {})
         if not config.signing_key.exists():
             keys.save_signing_key(config.signing_key, ONLINE)
         with SqliteStore.open(config.database) as store:
@@ -224,7 +225,7 @@ def founded(workplace):
             found(run, store, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
             for i in range(1, devices + 1):
                 public = keys.from_seed(bytes([i]) * 32).public
-                store.put_client(Client(f"meter-{i}", (public,)))
+                store.put_client(EnrolledDevice(f"meter-{i}", (public,)))
         return config
 
     return make

@@ -8,17 +8,25 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.intake import Intake
-from aggregator.records import Client
-from aggregator.registry import Registry
+from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms
+from aggregator.ingress.message_ingress import MessageIngress
+from aggregator.ingress.registry import Registry
 from aggregator.store import SqliteStore
-from aggregator.turn import Terms, Turn
-from edge_sdk.wire import codec, envelope, keys, topics
-from edge_sdk.wire.admit import Limits, Opened
-from edge_sdk.wire.messages import KINDS, Chunk, Hello, Offer, Status, Update
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.transport import Message
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.link.transport import Message
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound
+from edge_sdk.wire.protocol.messages import (
+    KINDS,
+    ChunkMessage,
+    HelloMessage,
+    OfferMessage,
+    StatusMessage,
+    UpdateMessage,
+)
 
 FLEET = "north"
 SIGNER = keys.from_seed(bytes(range(32, 64)))
@@ -51,7 +59,9 @@ def turn_of(round_number=1, version=0, run=1, spec=SPEC, **changes):
         max_norm=1e6,
     )
     is_open = changes.pop("is_open", True)
-    return Turn(Opened(run, round_number, version, is_open=is_open), limits, **changes)
+    return AdmissionContext(
+        OpenRound(run, round_number, version, is_open=is_open), limits, **changes
+    )
 
 
 class Desk:
@@ -60,16 +70,16 @@ class Desk:
     def __init__(self, folder: Path, devices=("meter-1",), terms=None, turn=None):
         self.path = folder / "fleet.db"
         self.clock = Hands()
-        self.terms = terms or Terms()
+        self.terms = terms or WelcomeTerms()
         self.now = turn or turn_of()
         self.store = SqliteStore.open(self.path)
         for name in devices:
-            self.store.put_client(Client(name, (key_of(name).public,)))
+            self.store.put_client(EnrolledDevice(name, (key_of(name).public,)))
         self._begin()
 
     def _begin(self):
         self.registry = Registry(self.store)
-        self.intake = Intake(
+        self.intake = MessageIngress(
             self.store,
             self.registry,
             fleet=FLEET,
@@ -152,7 +162,7 @@ class Device:
             "sdk": "0.1.0",
             "conn": 1,
         } | changes
-        return Hello(**facts)
+        return HelloMessage(**facts)
 
     def greet(self, **changes):
         """Say hello and obey the welcome."""
@@ -166,7 +176,7 @@ class Device:
     def update(self, vector=(0.5, -1.25), **changes):
         self.seq += 1
         self.spent += 1
-        now = self.desk.now.opened if self.desk.now else Opened(1, 1, 0)
+        now = self.desk.now.opened if self.desk.now else OpenRound(1, 1, 0)
         facts = {
             "run": now.run,
             "round": now.round,
@@ -180,7 +190,7 @@ class Device:
             "n": 64,
             "blob": np.asarray(vector, "<f4").tobytes(),
         } | changes
-        return Update(**facts)
+        return UpdateMessage(**facts)
 
     def offer(self, update, chunk=8192, **changes):
         body = codec.encode(update)
@@ -199,18 +209,18 @@ class Device:
             "chunk": chunk,
             "sig": proof,
         } | {key: getattr(update, key) for key in OFFERED}
-        return Offer(**(facts | changes))
+        return OfferMessage(**(facts | changes))
 
     def chunks(self, update, chunk=8192):
         body = codec.encode(update)
         ref = envelope.ref(envelope.digest(body))
         return [
-            Chunk(ref, i, life=update.life, seq=update.seq, blob=body[at : at + chunk])
+            ChunkMessage(ref, i, life=update.life, seq=update.seq, blob=body[at : at + chunk])
             for i, at in enumerate(range(0, len(body), chunk))
         ]
 
     def status(self, state="online", conn=1, life=None):
-        return Status(state, self.life if life is None else life, conn)
+        return StatusMessage(state, self.life if life is None else life, conn)
 
 
 OFFERED = ("run", "round", "base", "spec", "life", "seq", "spent")

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.config import Config, bind, broker_of, load_with_origins
+from aggregator.config import AggregatorConfig, bind, broker_of, load_with_origins
 from aggregator.methods import METHODS
-from edge_sdk.program import Failure
-from edge_sdk.settings import SettingsError, shown
+from edge_sdk.app.cli import Failure
+from edge_sdk.app.settings import SettingsError, shown
 from edge_sdk.wire import keys
-from edge_sdk.wire.method import Ask, Up
+from edge_sdk.wire.contract.method import Ask, Up
 
 KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "file"}
 """Keys that the example leaves to the reference."""
@@ -20,13 +20,15 @@ KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "
 
 def refused(path):
     with pytest.raises(Failure) as caught:
-        bind(Config.load(path, {}))
+        bind(AggregatorConfig.load(path, {}))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
 
 def test_a_configuration_binds_to_its_parts(workplace):
-    run = bind(Config.load(workplace("settings = { steps = 3, rate = 0.5 }\nrounds = 7"), {}))
+    run = bind(
+        AggregatorConfig.load(workplace("settings = { steps = 3, rate = 0.5 }\nrounds = 7"), {})
+    )
     assert (run.spec.size, run.spec.shared_size, run.shared) == (3, 2, ("body.",))
     assert (run.rounds.quorum, run.rounds.deadline, run.rounds.limit) == (2, 60.0, 7)
     assert run.limits.max_norm == np.inf
@@ -126,14 +128,16 @@ def test_a_method_takes_a_rule_or_says_that_it_has_its_own(tmp_path, method):
     if METHODS[method].own:
         assert refused(file).startswith("aggregator.toml: run.rule: expected none")
     else:
-        assert bind(Config.load(file, {})).config.run.rule["name"] == "median"
+        assert bind(AggregatorConfig.load(file, {})).config.run.rule["name"] == "median"
 
 
 def test_fewer_answers_at_the_deadline_count(workplace):
     more = 'rule = { name = "krum", f = 1 }\nleast = 4'
     said = refused(workplace(more, [("quorum = 2", "quorum = 9")]))
     assert "at least 5 updates, a round may have 4" in said
-    assert bind(Config.load(workplace(more.replace("4", "5"), [("quorum = 2", "quorum = 9")]), {}))
+    assert bind(
+        AggregatorConfig.load(workplace(more.replace("4", "5"), [("quorum = 2", "quorum = 9")]), {})
+    )
 
 
 @pytest.mark.parametrize("cap", ["", "weight_cap = 2.0"])
@@ -184,7 +188,7 @@ def test_environment_wins_over_the_file_and_says_so(workplace):
 
 
 def test_plain_mqtt_to_another_host_is_refused(workplace):
-    config = Config.load(workplace(), {})
+    config = AggregatorConfig.load(workplace(), {})
     with pytest.raises(SettingsError, match=r"aggregator\.toml: broker: mqtt:// to far\.example"):
         broker_of(config, "mqtt://far.example")
     assert broker_of(config, "mqtt://127.0.0.1").client_id == "_agg"
@@ -192,12 +196,12 @@ def test_plain_mqtt_to_another_host_is_refused(workplace):
 
 def test_a_fleet_does_not_wait_long_for_the_aggregator_after_its_broker_is_back(workplace):
     """A device has the patience of ten minutes; the one that all of them wait for has less."""
-    config = Config.load(workplace(), {})
+    config = AggregatorConfig.load(workplace(), {})
     assert broker_of(config, "mqtt://127.0.0.1").reconnect_max == 15.0
 
 
 def test_everything_personal_must_be_said_aloud_and_then_binds(workplace):
-    assert bind(Config.load(workplace("shared = []"), {})).spec.shared_size == 0
+    assert bind(AggregatorConfig.load(workplace("shared = []"), {})).spec.shared_size == 0
 
 
 def test_the_example_is_complete_and_binds(tmp_path):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from aggregator.config import Config, bind
-from edge_sdk.program import Failure
+from aggregator.config import AggregatorConfig, bind
+from edge_sdk.app.cli import Failure
 
 
 def refused(path):
     with pytest.raises(Failure) as caught:
-        bind(Config.load(path, {}))
+        bind(AggregatorConfig.load(path, {}))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -80,5 +80,5 @@ def test_refusals_name_the_key(workplace, said, key, says):
 )
 def test_what_can_be_meant_binds(workplace, method, quorum, more):
     changes = [('"fedavg"', f'"{method}"'), ("quorum = 2", f"quorum = {quorum}")]
-    run = bind(Config.load(workplace(more, changes), {}))
+    run = bind(AggregatorConfig.load(workplace(more, changes), {}))
     assert run.first_state().version == 0

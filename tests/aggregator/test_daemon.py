@@ -3,17 +3,26 @@
 import numpy as np
 import pytest
 
-from aggregator import leaves
 from aggregator.config import bind
 from aggregator.daemon import Daemon
-from aggregator.founding import FoundingError, found
-from aggregator.orders import Order, leave
-from aggregator.store import SqliteStore
-from edge_sdk.wire import envelope, keys
-from edge_sdk.wire.codec import decode
+from aggregator.operations.control_queue import ControlOrder, leave
+from aggregator.operations.run_setup import FoundingError, found
+from aggregator.store import SqliteStore, state_codec
+from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.loopback import LoopbackBroker
-from edge_sdk.wire.messages import Command, Content, Model, Part, Receipt, Refusal, Time, Welcome
+from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.wire.protocol import envelope
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.messages import (
+    CommandMessage,
+    ContentBody,
+    ModelMessage,
+    PartMessage,
+    ReceiptMessage,
+    RefusalMessage,
+    TimeMessage,
+    WelcomeMessage,
+)
 
 
 @pytest.fixture
@@ -48,11 +57,13 @@ def greeted(daemon, puppets, life=1):
 
 def model_of(puppet):
     """The model a device would take over: the parts of the newest manifest."""
-    manifest = puppet.last(Model)
+    manifest = puppet.last(ModelMessage)
     parts = {
-        p.i: p.blob for p in puppet.heard if isinstance(p, Part) and p.id == manifest.digest[:16]
+        p.i: p.blob
+        for p in puppet.heard
+        if isinstance(p, PartMessage) and p.id == manifest.digest[:16]
     }
-    content = decode(Content, b"".join(parts[i] for i in sorted(parts)))
+    content = decode(ContentBody, b"".join(parts[i] for i in sorted(parts)))
     return manifest.version, np.frombuffer(content.blob, "<f4")
 
 
@@ -61,16 +72,16 @@ def test_a_round_from_hello_to_receipt_to_the_next_model(founded, serve, puppets
     daemon = serve(founded(), broker)
     one, two = puppets(broker)
     greeted(daemon, [one, two])
-    assert one.last(Welcome).run == 1
+    assert one.last(WelcomeMessage).run == 1
     np.testing.assert_array_equal(model_of(one)[1], [1.0, -2.0])
     one.answer([0.5, 0.0])
     two.answer([1.5, 1.0])
     turns(daemon, one, two)
-    assert (one.last(Receipt).code, two.last(Receipt).code) == (0, 0)
+    assert (one.last(ReceiptMessage).code, two.last(ReceiptMessage).code) == (0, 0)
     version, w = model_of(one)
     assert version == 1
     np.testing.assert_array_equal(w, [0.0, -2.5])
-    manifest = one.last(Model)
+    manifest = one.last(ModelMessage)
     assert (manifest.round, manifest.phase, manifest.vals["steps"]) == (2, "train", 4.0)
 
 
@@ -80,12 +91,15 @@ def test_the_manifest_comes_after_its_slots(founded, serve, puppets):
     one, two = puppets(broker)
     greeted(daemon, [one, two])
     one.heard.clear()
-    for puppet, asked in ((one, two.last(Model)), (two, two.last(Model))):
+    for puppet, asked in ((one, two.last(ModelMessage)), (two, two.last(ModelMessage))):
         puppet.heard.append(asked)
         puppet.answer([0.5, 0.0])
     one.heard.clear()
     turns(daemon, one, two)
-    assert [type(m) for m in one.heard if isinstance(m, Model | Part)] == [Part, Model]
+    assert [type(m) for m in one.heard if isinstance(m, ModelMessage | PartMessage)] == [
+        PartMessage,
+        ModelMessage,
+    ]
 
 
 def test_a_deadline_abandons_a_round_and_keeps_the_version(founded, serve, puppets, still_clock):
@@ -97,12 +111,12 @@ def test_a_deadline_abandons_a_round_and_keeps_the_version(founded, serve, puppe
     turns(daemon, one)
     still_clock.now += 61
     turns(daemon, one)
-    manifest = one.last(Model)
+    manifest = one.last(ModelMessage)
     assert (manifest.round, manifest.version) == (2, 0)
     two.poll()
     late = two.answer([1.0, 1.0], round=1)
     turns(daemon, two)
-    assert two.last(Receipt).code == Reason.LATE
+    assert two.last(ReceiptMessage).code == Reason.LATE
     assert late.round == 1
     assert b"gridfed_quorum_failed_total 1.0" in daemon.metrics.text()
 
@@ -118,7 +132,7 @@ def test_a_wake_up_of_a_closed_round_changes_nothing(founded, serve, puppets, st
     turns(daemon, one, two)
     still_clock.now += 31  # round 1 would be over by now, round 2 is not
     turns(daemon, one)
-    assert one.last(Model).round == 2
+    assert one.last(ModelMessage).round == 2
 
 
 def test_rounds_reached_stop_the_run(founded, serve, puppets, still_clock):
@@ -129,7 +143,7 @@ def test_rounds_reached_stop_the_run(founded, serve, puppets, still_clock):
     one.answer([0.5, 0.0])
     two.answer([0.5, 0.0])
     turns(daemon, one, two)
-    manifest = one.last(Model)
+    manifest = one.last(ModelMessage)
     assert (manifest.phase, manifest.version) == ("stop", 1)
     np.testing.assert_array_equal(model_of(one)[1], [0.5, -2.0])
     assert not daemon.is_done
@@ -148,7 +162,7 @@ def test_the_same_update_again_is_receipted_again_and_counted_once(founded, serv
     said = one.answer([0.5, 0.0])
     one.say(said)
     turns(daemon, one)
-    assert [m.code for m in one.heard if isinstance(m, Receipt)] == [0, 0]
+    assert [m.code for m in one.heard if isinstance(m, ReceiptMessage)] == [0, 0]
     assert len(daemon.state.pending) == 1
 
 
@@ -161,7 +175,7 @@ def test_strangers_and_garbage_are_counted_and_change_nothing(founded, serve, pu
     turns(daemon, one, stranger)
     still_clock.now += 2
     turns(daemon)
-    assert stranger.last(Welcome) is None
+    assert stranger.last(WelcomeMessage) is None
     refused = daemon.snapshot.status["refused"]
     assert refused == {"MALFORMED": 1, "UNKNOWN_CLIENT": 1}
     assert daemon.state.round == 1
@@ -186,7 +200,7 @@ def test_server_time_every_minute(founded, serve, puppets, still_clock):
     turns(daemon, one)
     still_clock.now += 61
     turns(daemon, one)
-    said = [message for message in one.heard if isinstance(message, Time)]
+    said = [message for message in one.heard if isinstance(message, TimeMessage)]
     assert [said[-1].t, said[-1].serial > said[0].serial] == [still_clock.wall(), True]
 
 
@@ -195,14 +209,14 @@ def test_an_order_reaches_a_running_daemon(founded, serve, puppets, still_clock)
     daemon = serve(config, broker)
     one, two = puppets(broker)
     turns(daemon)
-    leave(config.inbox, Order("enrol", "meter-2", public=two.key.public.hex()))
-    leave(config.inbox, Order("command", "meter-1", op="report"))
+    leave(config.inbox, ControlOrder("enrol", "meter-2", public=two.key.public.hex()))
+    leave(config.inbox, ControlOrder("command", "meter-1", op="report"))
     still_clock.now += 2
     turns(daemon, one)
-    assert one.last(Command).op == "report"
+    assert one.last(CommandMessage).op == "report"
     two.hello(1)
     turns(daemon, two)
-    assert two.last(Welcome) is not None
+    assert two.last(WelcomeMessage) is not None
     assert not list(config.inbox.iterdir())
 
 
@@ -227,26 +241,26 @@ def test_a_paused_fleet_waits_over_a_restart_and_goes_on(founded, serve, puppets
     daemon = serve(config, broker)
     one, two = puppets(broker)
     greeted(daemon, [one, two])
-    leave(config.inbox, Order("pause", "_all"))
+    leave(config.inbox, ControlOrder("pause", "_all"))
     still_clock.now += 2
     turns(daemon, one, two)
-    assert one.last(Model).phase == "pause"
+    assert one.last(ModelMessage).phase == "pause"
     said = one.answer([0.5, 0.0])
     turns(daemon, one)
-    assert one.last(Refusal).code == Reason.PAUSED
+    assert one.last(RefusalMessage).code == Reason.PAUSED
     daemon.close()
     daemon = serve(config, broker)
     still_clock.now += 3600
     turns(daemon, one, two)
-    assert (one.last(Model).phase, one.last(Model).round) == ("pause", 1)
-    leave(config.inbox, Order("resume", "_all"))
+    assert (one.last(ModelMessage).phase, one.last(ModelMessage).round) == ("pause", 1)
+    leave(config.inbox, ControlOrder("resume", "_all"))
     still_clock.now += 2
     turns(daemon, one, two)
-    assert (one.last(Model).phase, one.last(Model).round) == ("train", 1)
+    assert (one.last(ModelMessage).phase, one.last(ModelMessage).round) == ("train", 1)
     one.say(said)
     two.answer([0.5, 0.0])
     turns(daemon, one, two)
-    assert one.last(Model).version == 1
+    assert one.last(ModelMessage).version == 1
 
 
 def test_a_stopped_run_refuses_late_work_for_good(founded, serve, puppets):
@@ -254,14 +268,14 @@ def test_a_stopped_run_refuses_late_work_for_good(founded, serve, puppets):
     daemon = serve(founded("rounds = 1"), broker)
     one, two, three = puppets(broker, 3)
     greeted(daemon, [one, two, three])
-    first = three.last(Model)
+    first = three.last(ModelMessage)
     one.answer([0.5, 0.0])
     two.answer([0.5, 0.0])
     turns(daemon, one, two)
     three.answer([0.5, 0.0], round=first.round, base=first.version)
     turns(daemon, three)
-    assert three.last(Receipt).code == Reason.TOO_STALE
-    assert three.last(Refusal) is None
+    assert three.last(ReceiptMessage).code == Reason.TOO_STALE
+    assert three.last(RefusalMessage) is None
 
 
 # --- restarts -------------------------------------------------------------------------------------
@@ -321,14 +335,16 @@ class Play:
 
     def move(self, puppet, number):
         """What a device does next: greet, answer, or say again what nobody receipted."""
-        manifest = puppet.last(Model)
-        if puppet.last(Welcome) is None:
+        manifest = puppet.last(ModelMessage)
+        if puppet.last(WelcomeMessage) is None:
             puppet.hello(1)
         elif manifest.phase == "train" and manifest.round not in self.said[puppet.name]:
             step = [0.25 * number * manifest.round, -0.125 * manifest.round]
             self.said[puppet.name][manifest.round] = puppet.answer(step)
         else:
-            settled = {message.seq for message in puppet.heard if isinstance(message, Receipt)}
+            settled = {
+                message.seq for message in puppet.heard if isinstance(message, ReceiptMessage)
+            }
             for update in self.said[puppet.name].values():
                 if update.seq not in settled:
                     puppet.say(update)
@@ -338,11 +354,13 @@ class Play:
             for number, puppet in enumerate(self.crew, 1):
                 self.move(puppet, number)
                 self.act()
-        return [v.digest for v in self.daemon._store.versions(1)], leaves.digest(self.daemon.state)
+        return [v.digest for v in self.daemon._store.versions(1)], state_codec.digest(
+            self.daemon.state
+        )
 
 
 def decode_model(payload):
-    model = decode(Model, envelope._outer(payload)[3])
+    model = decode(ModelMessage, envelope._outer(payload)[3])
     return model.round, model.version, model.phase, model.digest
 
 

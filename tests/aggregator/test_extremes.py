@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator import cli
-from aggregator.ledger import Ledger
-from aggregator.orders import Order, OrderError, apply, leave, waiting
-from aggregator.records import Client
+from aggregator.commands import main as cli
+from aggregator.operations.control_queue import ControlOrder, OrderError, apply, leave, waiting
 from aggregator.store import SqliteStore
+from aggregator.store.sequence_ledger import Ledger
+from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import (
+from edge_sdk.wire.protocol.messages import (
     LARGEST,
     LIFE_LEAP,
     RELEASES_LEAP,
     RELEASES_LIMIT,
-    Receipt,
-    Refusal,
-    Welcome,
+    ReceiptMessage,
+    RefusalMessage,
+    WelcomeMessage,
 )
 from tests.aggregator.rig import Desk, Device, ref_of
 
@@ -44,7 +44,7 @@ def device(desk):
 
 
 def refused(answers):
-    return [answer.code for answer in answers if isinstance(answer, Refusal)]
+    return [answer.code for answer in answers if isinstance(answer, RefusalMessage)]
 
 
 @pytest.mark.parametrize("said", [{"life": LARGEST}, {"spent": RELEASES_LIMIT}], ids=str)
@@ -53,12 +53,12 @@ def test_one_hello_does_not_use_a_counter_up(desk, device, said):
     assert refused(device.say(device.hello(**said))) == [Reason.MALFORMED]
     assert desk.store.ledger("meter-1") == before
     desk.clock.seconds += 100
-    assert isinstance(device.greet()[0], Welcome)
+    assert isinstance(device.greet()[0], WelcomeMessage)
 
 
 def test_a_hello_within_the_leaps_is_welcome(desk, device):
     said = device.hello(life=device.life + LIFE_LEAP, spent=RELEASES_LEAP)
-    assert isinstance(device.say(said)[0], Welcome)
+    assert isinstance(device.say(said)[0], WelcomeMessage)
 
 
 def test_one_update_does_not_use_the_count_of_releases_up(desk, device):
@@ -80,10 +80,10 @@ def test_a_status_does_not_outlive_later_ones_by_its_number(desk, device):
 
 def test_a_command_that_a_device_takes_for_an_old_one_is_numbered_again(desk, device):
     first = desk.store.issue("meter-1", "stop")
-    (again,) = device.say(Refusal(Reason.SUPERSEDED, 0, ref=ref_of(first)))
+    (again,) = device.say(RefusalMessage(Reason.SUPERSEDED, 0, ref=ref_of(first)))
     assert (again.op, again.num) == ("stop", first.num + 1)
     assert [command.num for command in desk.store.issued("meter-1")] == [again.num]
-    device.say(Receipt(0, again.num, ref_of(again), 0, 0, 0))
+    device.say(ReceiptMessage(0, again.num, ref_of(again), 0, 0, 0))
     assert desk.store.issued("meter-1") == []
 
 
@@ -91,7 +91,7 @@ def test_a_device_that_refuses_for_ever_is_not_answered_for_ever(desk, device):
     command, answers = desk.store.issue("meter-1", "stop"), 0
     for _ in range(40):
         desk.clock.seconds += 60
-        said = device.say(Refusal(Reason.SUPERSEDED, 0, ref=ref_of(command)))
+        said = device.say(RefusalMessage(Reason.SUPERSEDED, 0, ref=ref_of(command)))
         answers += len(said)
         command = said[0] if said else command
     assert answers == 16
@@ -101,7 +101,7 @@ def test_a_device_that_refuses_for_ever_is_not_answered_for_ever(desk, device):
 @pytest.mark.parametrize("ref", [None, bytes(16)])
 def test_a_refusal_of_nothing_numbers_nothing_again(desk, device, ref):
     desk.store.issue("meter-1", "stop")
-    assert device.say(Refusal(Reason.SUPERSEDED, 0, ref=ref, id=bytes(16))) == []
+    assert device.say(RefusalMessage(Reason.SUPERSEDED, 0, ref=ref, id=bytes(16))) == []
 
 
 # --- what an operator says ------------------------------------------------------------------------
@@ -110,28 +110,30 @@ def test_a_refusal_of_nothing_numbers_nothing_again(desk, device, ref):
 @pytest.fixture
 def store(tmp_path):
     with SqliteStore.open(tmp_path / "orders.db") as opened:
-        apply(Order("enrol", "meter-1", public=PUBLIC), opened)
+        apply(ControlOrder("enrol", "meter-1", public=PUBLIC), opened)
         yield opened
 
 
 @pytest.mark.parametrize("releases", [-1.0, 0.5, 2.0**31, 1e20, float("inf"), float("nan")])
 def test_a_budget_out_of_bounds_is_not_issued(store, releases):
-    order = Order("command", "meter-1", op="budget", args={"releases": releases})
+    order = ControlOrder("command", "meter-1", op="budget", args={"releases": releases})
     with pytest.raises(OrderError, match="is not a whole number from 0 to 2147483647"):
         apply(order, store)
     assert store.issued("meter-1") == []
 
 
 def test_the_largest_budget_is_issued(store):
-    order = Order("command", "meter-1", op="budget", args={"releases": float(RELEASES_LIMIT)})
+    order = ControlOrder(
+        "command", "meter-1", op="budget", args={"releases": float(RELEASES_LIMIT)}
+    )
     assert apply(order, store) == "command 1 for meter-1: budget"
 
 
 @pytest.mark.parametrize(
     "order",
     [
-        Order("command", "meter-1", op="budget"),
-        Order("command", "meter-1", op="stop", args={"releases": 1.0}),
+        ControlOrder("command", "meter-1", op="budget"),
+        ControlOrder("command", "meter-1", op="stop", args={"releases": 1.0}),
     ],
 )
 def test_releases_and_budget_go_together(store, order):
@@ -145,7 +147,7 @@ def test_releases_and_budget_go_together(store, order):
     ids=str,
 )
 def test_an_order_in_the_folder_is_held_to_the_same_bounds(tmp_path, changes):
-    path = leave(tmp_path, Order("command", "meter-1", op="stop"))
+    path = leave(tmp_path, ControlOrder("command", "meter-1", op="stop"))
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert [order for _, order in waiting(tmp_path)] == [None]
 
@@ -171,7 +173,7 @@ FULL = Ledger(cur=POISON, hid=b"x", hid_life=POISON, spent=POISON, cmd=POISON)
 
 def test_a_new_key_begins_a_new_ledger_and_says_so(store):
     store.save_ledger("meter-1", Ledger(cur=3, hid_life=4, spent=20, cmd=7))
-    said = apply(Order("enrol", "meter-1", public=OTHER), store)
+    said = apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert "a new ledger of it begins here" in said
     assert "20 so far, goes on from 0" in said
     assert "--spent 20" in said
@@ -180,14 +182,14 @@ def test_a_new_key_begins_a_new_ledger_and_says_so(store):
 
 def test_the_count_of_releases_goes_on_where_the_operator_says_so(store):
     store.save_ledger("meter-1", Ledger(cur=3, spent=20))
-    apply(Order("enrol", "meter-1", public=OTHER, spent=20), store)
+    apply(ControlOrder("enrol", "meter-1", public=OTHER, spent=20), store)
     assert store.ledger("meter-1").spent == 20
 
 
 def test_the_same_key_begins_nothing(store):
     store.save_ledger("meter-1", Ledger(cur=3, spent=20))
-    apply(Order("revoke", "meter-1"), store)
-    said = apply(Order("enrol", "meter-1", public=PUBLIC), store)
+    apply(ControlOrder("revoke", "meter-1"), store)
+    said = apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
     assert "generation 2, with the key it had" in said
     assert store.ledger("meter-1").spent == 20
 
@@ -203,7 +205,7 @@ def test_a_poisoned_ledger_opens_is_said_and_is_healed_by_a_new_key(store):
     names = ["cur", "hid_life", "spent", "cmd", "command 1"]
     assert store.unusable() == {"meter-1": names}
     assert store.issued("meter-1") == []
-    apply(Order("enrol", "meter-1", public=OTHER), store)
+    apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
     assert store.unusable() == {}
     assert store.ledger("meter-1") == Ledger(cmd=1)
     assert store.issue("meter-1", "stop").num == 2
@@ -217,8 +219,8 @@ def test_a_device_with_a_poisoned_ledger_is_answered_until_it_has_a_new_key(desk
     device = Device(desk)
     (floor,) = device.say(device.hello())
     assert floor.life == LARGEST
-    desk.store.renew(Client("meter-1", (device.key.public,)))
-    assert isinstance(device.greet()[0], Welcome)
+    desk.store.renew(EnrolledDevice("meter-1", (device.key.public,)))
+    assert isinstance(device.greet()[0], WelcomeMessage)
     (receipt,) = device.say(device.update())
     assert receipt.code == 0
     assert desk.store.ledger("meter-1").spent == 1
@@ -227,7 +229,7 @@ def test_a_device_with_a_poisoned_ledger_is_answered_until_it_has_a_new_key(desk
 def test_numbers_of_the_journal_are_not_used_twice_after_a_new_key(desk, device):
     device.say(device.update())
     desk.store.save_ledger("meter-1", replace(FULL, cmd=0))
-    desk.store.renew(Client("meter-1", (device.key.public,)))
+    desk.store.renew(EnrolledDevice("meter-1", (device.key.public,)))
     fresh = Device(desk)
     (floor,) = fresh.say(fresh.hello())
     fresh.life = floor.life
@@ -240,4 +242,4 @@ def test_numbers_of_the_journal_are_not_used_twice_after_a_new_key(desk, device)
 def test_a_full_count_of_commands_is_an_error_in_words(store):
     store.save_ledger("meter-1", Ledger(cmd=POISON))
     with pytest.raises(OrderError, match="no command number is left"):
-        apply(Order("command", "meter-1", op="stop"), store)
+        apply(ControlOrder("command", "meter-1", op="stop"), store)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.records import Asked
+from aggregator.store.types import PendingTask
+from edge_sdk.wire.contract.method import CONTRACTS, Member
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.method import CONTRACTS, Member
 from tests.aggregator.rig import Desk, Device, turn_of
 
 VERSION, ROUND, STALEST = 9, 10, 2
@@ -28,7 +28,7 @@ def desk(tmp_path):
 
 
 def ask(desk, device="meter-1", number=9, base=8):
-    asked = Asked(device, 1, number, 0, 0, base, "train")
+    asked = PendingTask(device, 1, number, 0, 0, base, "train")
     desk.store.commit(1, {}, 0, asked=[asked])
     return asked
 

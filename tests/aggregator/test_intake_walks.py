@@ -18,17 +18,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aggregator.quotas import Quotas
+from aggregator.ingress.admission_context import WelcomeTerms
+from aggregator.ingress.rate_limits import RateLimits
 from aggregator.store import SqliteStore
-from aggregator.turn import Terms
-from edge_sdk.wire import envelope, topics
-from edge_sdk.wire.messages import Offer
+from edge_sdk.wire.protocol import envelope, topics
+from edge_sdk.wire.protocol.messages import OfferMessage
 from tests.aggregator.rig import FLEET, Desk, Device, read, ref_of, turn_of, wide
 
 HOLD = 2
 FAR = 10**9
 SPEC = wide(2100)  # 8.4 kB: two chunks of 8 KiB
-GENEROUS = Quotas(control=10**6, volume=10**12, failures=10**6, pulls=10**6)
+GENEROUS = RateLimits(control=10**6, volume=10**12, failures=10**6, pulls=10**6)
 
 
 class Killed(BaseException):
@@ -65,7 +65,7 @@ class World:
     def __init__(self, folder):
         turn = turn_of(round_number=FAR, spec=SPEC)
         turn = replace(turn, limits=replace(turn.limits, max_staleness=FAR))
-        terms = Terms(quotas=GENEROUS, hold=HOLD)
+        terms = WelcomeTerms(quotas=GENEROUS, hold=HOLD)
         self.desk = Desk(folder, terms=terms, turn=turn)
         self._fuse()
         self.voice = Device(self.desk)
@@ -111,7 +111,7 @@ class World:
         self.disk = replace(disk, seq=key[1], spent=disk.spent + 1, out={**disk.out, key: update})
         return [update if key[1] % 2 else self.offer(update)]
 
-    def offer(self, update) -> Offer:
+    def offer(self, update) -> OfferMessage:
         return self.voice.offer(update)
 
     def tick(self):

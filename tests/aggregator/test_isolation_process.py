@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker import mosquitto_program, start
+from aggregator.brokers.broker_process import mosquitto_program, start
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import Model, Receipt, Welcome
-from edge_sdk.wire.mqtt import Broker, MqttLink
+from edge_sdk.wire.link.mqtt import Broker, MqttLink
+from edge_sdk.wire.protocol.messages import ModelMessage, ReceiptMessage, WelcomeMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,15 +128,15 @@ def site(founded, puppets, tmp_path):
 def test_a_daemon_survives_a_defect_in_a_rule_and_goes_on_with_others(site):
     one, two, three = site.crew
     site.until(lambda: all(puppet.link.is_up for puppet in site.crew))
-    site.until(lambda: two.last(Model) is not None)
+    site.until(lambda: two.last(ModelMessage) is not None)
     for puppet in site.crew:
         puppet.hello(1)
-    site.until(lambda: all(puppet.last(Welcome) is not None for puppet in site.crew))
+    site.until(lambda: all(puppet.last(WelcomeMessage) is not None for puppet in site.crew))
     one.answer([0.5, 0.0])
-    site.until(lambda: one.last(Receipt) is not None)
+    site.until(lambda: one.last(ReceiptMessage) is not None)
     poisoned = two.answer([13.0, 13.0])
-    site.until(lambda: two.last(Receipt) is not None)
-    assert two.last(Receipt).code == Reason.INTERNAL
+    site.until(lambda: two.last(ReceiptMessage) is not None)
+    assert two.last(ReceiptMessage).code == Reason.INTERNAL
     assert site.calls() == 1
     (letter,) = site.command("dead-letters", "list")["dead_letters"]
     assert (letter["device"], letter["where"]) == ("meter-2", "update")
@@ -151,8 +151,8 @@ def test_a_daemon_survives_a_defect_in_a_rule_and_goes_on_with_others(site):
     assert site.calls() == 1
 
     three.answer([1.5, 1.0], round=1, base=0)
-    site.until(lambda: three.last(Model).version == 1)
-    assert three.last(Receipt).code == Reason.ACCEPTED
+    site.until(lambda: three.last(ModelMessage).version == 1)
+    assert three.last(ReceiptMessage).code == Reason.ACCEPTED
     assert site.status()["dead_letters"] == 1
     assert site.command("dead-letters", "clear") == {"cleared": "_all"}
     site.until(lambda: site.command("dead-letters", "list")["dead_letters"] == [])

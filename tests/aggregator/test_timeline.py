@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aggregator.daemon import Daemon
-from edge_sdk.wire.loopback import LoopbackBroker
-from edge_sdk.wire.messages import Task, Update
+from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.wire.protocol.messages import TaskMessage, UpdateMessage
 
 TAKES = {"meter-1": 1.0, "meter-2": 2.0, "meter-3": 5.0}
 METHODS = {"fedbuff": ("delta", ""), "bafdp": ("weights", 'regulariser = "off"')}
@@ -40,7 +40,7 @@ class Line:
         for _ in range(4):
             self.daemon.turn()
             for name, one in self.puppets.items():
-                task = one.last(Task)
+                task = one.last(TaskMessage)
                 if task is not None and self.given.get(name, 0) != task.round:
                     self.given[name] = task.round
                     heapq.heappush(self.events, (self.clock.now + TAKES[name], name, task))
@@ -66,7 +66,7 @@ class Line:
     def answer(self, puppet, task):
         puppet.seq += 1
         puppet.say(
-            Update(
+            UpdateMessage(
                 run=task.run,
                 round=task.round,
                 base=task.base,

@@ -8,14 +8,13 @@ from collections import Counter, deque
 import numpy as np
 import pytest
 
-from aggregator.turn import Terms
-from aggregator.uploads import KEEP, Room
-from edge_sdk import uplink
-from edge_sdk.uplink import Chance, Entry, Piece, Uplink
-from edge_sdk.wire import codec, envelope, topics
-from edge_sdk.wire.messages import CHUNK_LIMIT
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.transport import Message
+from aggregator.ingress.admission_context import WelcomeTerms
+from aggregator.ingress.uploads import KEEP, UploadCapacity
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.link.transport import Message
+from edge_sdk.wire.protocol import codec, envelope, outbox, topics
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+from edge_sdk.wire.protocol.outbox import Outbox, OutboxEntry, SendChunk, StepInputs
 from tests.aggregator.rig import FLEET, Desk, Device, read, turn_of
 
 SPEC = ParamSpec.of([("head", (39_500,))])
@@ -29,17 +28,19 @@ class Meter:
     def __init__(self, herd, number):
         self.herd, self.rng = herd, random.Random(number)
         self.hands = Device(herd.desk, f"meter-{number}")
-        self.mail, self.up = herd.mail[self.hands.name], Uplink()
+        self.mail, self.up = herd.mail[self.hands.name], Outbox()
         self.is_mute = False
-        self.follow(uplink.linked(self.up, self.chance(), max_payload=65_536, conn=1))
+        self.follow(outbox.linked(self.up, self.chance(), max_payload=65_536, conn=1))
 
     def chance(self):
-        return Chance(self.rng.random, lambda: self.rng.randbytes(16), self.herd.desk.clock.seconds)
+        return StepInputs(
+            self.rng.random, lambda: self.rng.randbytes(16), self.herd.desk.clock.seconds
+        )
 
     def follow(self, turn):
         self.up = turn.uplink
         for say in turn.says:
-            message = say.chunk if isinstance(say, Piece) else say
+            message = say.chunk if isinstance(say, SendChunk) else say
             if not (self.is_mute and message.kind == "chunk"):
                 self.herd.said(self.hands, message)
 
@@ -58,13 +59,13 @@ class Meter:
             signer=hands.key,
         )
         place = (said.run, said.round, said.base, said.spec, said.spent)
-        entry = Entry(said.life, said.seq, body, proof, *place)
-        self.follow(uplink.release(self.up, entry, self.chance()))
+        entry = OutboxEntry(said.life, said.seq, body, proof, *place)
+        self.follow(outbox.release(self.up, entry, self.chance()))
 
     def visit(self):
         while self.mail:
-            self.follow(uplink.hear(self.up, self.mail.popleft(), self.chance()))
-        self.follow(uplink.tick(self.up, self.chance()))
+            self.follow(outbox.hear(self.up, self.mail.popleft(), self.chance()))
+        self.follow(outbox.tick(self.up, self.chance()))
 
 
 class Herd:
@@ -72,7 +73,7 @@ class Herd:
 
     def __init__(self, folder, room):
         names = [f"meter-{i}" for i in range(COUNT)]
-        terms = Terms(room=room)
+        terms = WelcomeTerms(room=room)
         self.room, self.counts = room, Counter()
         self.desk = Desk(folder, devices=names, terms=terms, turn=turn_of(spec=SPEC))
         self.mail = {name: deque() for name in names}
@@ -120,7 +121,7 @@ def herd(tmp_path):
     made = []
 
     def make(**room):
-        made.append(Herd(tmp_path, Room(**room)))
+        made.append(Herd(tmp_path, UploadCapacity(**room)))
         return made[-1]
 
     yield make

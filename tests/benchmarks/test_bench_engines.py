@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust, shipped_folder
-from edge_sdk.runtime.ort import OrtGraph
-from edge_sdk.runtime.plain import PlainGraph
+from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder
+from edge_sdk.runtime.numpy_engine import NumpyGraph
+from edge_sdk.runtime.ort_engine import OrtGraph
 
 pytestmark = pytest.mark.bench
 
@@ -15,7 +15,7 @@ NAMES = ("load-mlp", "load-lstm-week", "load-gru", "cells-lstm-24", "cells-branc
 def test_a_gradient_and_a_forecast(best, tell):
     rows = []
     for name in NAMES:
-        bundle, draw = Bundle.open(name, trust=Trust()), np.random.default_rng(7)
+        bundle, draw = Bundle.open(name, trust=TrustedKeys()), np.random.default_rng(7)
         window, p = bundle.manifest.window, bundle.initial
         row = [name]
         for graph, batches in (("gradient", (64, 8)), ("forecast", (1,))):
@@ -24,7 +24,7 @@ def test_a_gradient_and_a_forecast(best, tell):
                 feeds = {"p": p, "x": draw.random((batch, window.lookback, _channels(bundle)))}
                 if graph == "gradient":
                     feeds["y"] = draw.random((batch, window.horizon))
-                pair = OrtGraph(data), PlainGraph(data)
+                pair = OrtGraph(data), NumpyGraph(data)
                 times = [best(lambda run=run, feeds=feeds: run(**feeds)) for run in pair]
                 row += [f"{1e3 * times[1]:.2f}", f"{times[1] / times[0]:.1f}"]
         rows.append(row)

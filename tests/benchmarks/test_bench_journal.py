@@ -7,11 +7,11 @@ import os
 import numpy as np
 import pytest
 
-from aggregator.ledger import Ledger, Row
-from aggregator.records import Client
 from aggregator.store import SqliteStore
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.wire.contract.method import Update
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.method import Update
 
 pytestmark = pytest.mark.bench
 
@@ -25,11 +25,11 @@ def test_append(tmp_path, best, tell):
             SqliteStore.open(tmp_path / f"{size}.db") as store,
             (tmp_path / "bare").open("ab") as bare,
         ):
-            store.put_client(Client("meter-1", (bytes(32),)))
+            store.put_client(EnrolledDevice("meter-1", (bytes(32),)))
 
             def append(store=store, vector=vector, numbers=numbers):
                 seq = next(numbers)
-                row = Row(hashlib.sha256(str(seq).encode()).digest(), Reason.ACCEPTED, 1, seq)
+                row = LedgerRow(hashlib.sha256(str(seq).encode()).digest(), Reason.ACCEPTED, 1, seq)
                 update = Update("meter-1", seq, seq - 1, vector, {"n": 64.0})
                 return store.append("meter-1", Ledger(1, hid_life=1), (1, seq), row, update)
 

@@ -6,7 +6,7 @@ Beside torch: ``tools/bench_device.py``.
 import numpy as np
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.methods.optim import adam
 
 pytestmark = pytest.mark.bench
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.bench
 
 @pytest.mark.parametrize("name", ["load-lstm", "load-gru", "load-mlp"])
 def test_one_step(name, best, copied, tell):
-    bundle = Bundle.open(name, trust=Trust())
+    bundle = Bundle.open(name, trust=TrustedKeys())
     window = bundle.manifest.window
     optimiser, rng, rows = adam(1e-3), np.random.default_rng(7), []
     for size in (64, 8):

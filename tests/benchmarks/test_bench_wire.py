@@ -10,13 +10,14 @@ import random
 import numpy as np
 import pytest
 
-from edge_sdk.wire import codec, envelope, keys
-from edge_sdk.wire.admit import Limits, Opened, admit_update
-from edge_sdk.wire.envelope import AGGREGATOR
-from edge_sdk.wire.messages import CHUNK_LIMIT, Chunk, Update
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.transfer import Receiving, count_of
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.protocol import codec, envelope
+from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound, admit_update
+from edge_sdk.wire.protocol.envelope import AGGREGATOR
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, ChunkMessage, UpdateMessage
+from edge_sdk.wire.protocol.transfer import Receiving, count_of
 
 pytestmark = pytest.mark.bench
 
@@ -25,7 +26,7 @@ NAMES = {"sender": "meter-1", "recipient": AGGREGATOR, "fleet": "north"}
 
 
 def body_of(vector, spec):
-    update = Update(
+    update = UpdateMessage(
         run=1,
         round=7,
         base=6,
@@ -51,7 +52,7 @@ def send(vector, spec):
     envelope.prove(whole, kind="update", signer=KEY, **NAMES)  # said in the offer
     ident, pieces = envelope.ref(whole), range(count_of(len(body), CHUNK_LIMIT))
     cut = (body[i * CHUNK_LIMIT : (i + 1) * CHUNK_LIMIT] for i in pieces)
-    chunks = (Chunk(id=ident, i=i, life=1, seq=7, blob=blob) for i, blob in enumerate(cut))
+    chunks = (ChunkMessage(id=ident, i=i, life=1, seq=7, blob=blob) for i, blob in enumerate(cut))
     return [envelope.seal(codec.encode(c), kind="chunk", signer=KEY, **NAMES) for c in chunks]
 
 
@@ -62,11 +63,11 @@ def receive(payloads, limits, size, whole):
     else:
         machine = Receiving(whole, size, CHUNK_LIMIT, now=0.0, rng=random.Random(1))
         for payload in payloads:
-            chunk = codec.decode(Chunk, opened(payload, "chunk"))
+            chunk = codec.decode(ChunkMessage, opened(payload, "chunk"))
             machine.add(chunk.id, chunk.i, chunk.blob, 0.0)
         body = machine.body()
-    said = codec.decode(Update, body)
-    return admit_update(said, sender="meter-1", limits=limits, round_state=Opened(1, 7, 6))
+    said = codec.decode(UpdateMessage, body)
+    return admit_update(said, sender="meter-1", limits=limits, round_state=OpenRound(1, 7, 6))
 
 
 def opened(payload, kind):

@@ -37,8 +37,8 @@ def test_the_client_loads_no_engine_until_it_starts():
 
 def test_help_loads_nothing_but_what_parses_it():
     heavy = {"onnxruntime", "paho", "cryptography", "torch", "msgpack", "numpy", "sqlite3"}
-    said = "import edge_sdk.cli, contextlib\nwith contextlib.suppress(SystemExit): "
-    assert loaded_by(said + "edge_sdk.cli.main(['--help'])").isdisjoint(heavy)
+    said = "import edge_sdk.commands.main, contextlib\nwith contextlib.suppress(SystemExit): "
+    assert loaded_by(said + "edge_sdk.commands.main.main(['--help'])").isdisjoint(heavy)
 
 
 def test_every_public_name_is_there_and_listed():

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from aggregator.broker import BrokerProcess, has_embedded, mosquitto_program, start
-from edge_sdk.wire.mqtt import Broker, MqttLink, Poller
-from edge_sdk.wire.transport import Happening, Message
+from aggregator.brokers.broker_process import BrokerProcess, has_embedded, mosquitto_program, start
+from edge_sdk.wire.link.mqtt import Broker, MqttLink, Poller
+from edge_sdk.wire.link.transport import Happening, Message
 
 
 def require(kind: str) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.access import read
-from aggregator.broker import BrokerProcess, TlsFiles, mosquitto_program, start
-from aggregator.mosquitto import PACKET, check_mosquitto_config
-from edge_sdk.wire import topics
-from edge_sdk.wire.mosquitto_access import mosquitto_access
+from aggregator.brokers.broker_process import BrokerProcess, TlsFiles, mosquitto_program, start
+from aggregator.brokers.mosquitto import PACKET, check_mosquitto_config
+from aggregator.brokers.mosquitto_acl import read
+from edge_sdk.wire.link.mosquitto_access import mosquitto_access
+from edge_sdk.wire.protocol import topics
 from tests.broker.authority import Authority
-from tests.edge_sdk.wire.test_mosquitto_access import FORMER
+from tests.edge_sdk.wire.link.test_mosquitto_access import FORMER
 
 pytestmark = pytest.mark.broker
 
@@ -136,7 +136,7 @@ def sites(tmp_path_factory):
 
 @pytest.mark.parametrize("rules", RULES)
 def test_mosquitto_grants_what_the_rules_say_here(sites, rules):
-    """Every name tries every topic; what arrives is what `aggregator.access` evaluates."""
+    """Every name tries every topic; what arrives is what `aggregator.brokers.mosquitto_acl` evaluates."""
     site, known = sites(rules), read(RULES[rules])
     hearer = Raw(site, "_agg")
     hearer.subscribe("gf/#")

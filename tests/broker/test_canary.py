@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from firmware_sim.processes import Died, command, run
+from firmware_sim.fleet.processes import ProgramDied, command, run
 from tests.broker.test_federation import PATIENCE, SHORT, begin, rewrite
 
 __all__ = ["begin"]
@@ -26,7 +26,7 @@ def returned(trial):
     for number in range(len(trial.run.prepared.devices)):
         try:
             counts.append(trial.device(number)["models returned"])
-        except Died:
+        except ProgramDied:
             counts.append(0)
     return counts
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from aggregator.broker import mosquitto_program
-from edge_sdk.wire.mqtt import Broker, MqttLink
-from edge_sdk.wire.transport import LinkDown
-from firmware_sim.federation import free_port
+from aggregator.brokers.broker_process import mosquitto_program
+from edge_sdk.wire.link.mqtt import Broker, MqttLink
+from edge_sdk.wire.link.transport import LinkDown
+from firmware_sim.fleet.federation import free_port
 from tests.broker.authority import Authority
 
 pytestmark = pytest.mark.broker

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from aggregator.broker import has_embedded, mosquitto_program
-from edge_sdk.means import CLASSES
-from firmware_sim.processes import command, run
+from aggregator.brokers.broker_process import has_embedded, mosquitto_program
+from edge_sdk.limits.resource_limits import CLASSES
+from firmware_sim.fleet.processes import command, run
 from tools.day.__main__ import budgets, live
 from tools.day.street import Plan
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from aggregator.broker import has_embedded, mosquitto_program
-from edge_sdk.wire.archive import MANIFEST, SIGNATURE, seal
+from aggregator.brokers.broker_process import has_embedded, mosquitto_program
+from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.keys import load_signing_key
-from edge_sdk.wire.manifest import Manifest
-from firmware_sim.federation import Federation, fetched, free_port, start_broker
-from firmware_sim.folders import prepare, toml
-from firmware_sim.processes import Family, Running, command, run
+from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
+from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command, run
+from firmware_sim.fleet.run_files import prepare, toml
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 from tests.broker.authority import Authority
@@ -48,7 +48,7 @@ SHIPPED = Path(__file__).parents[2] / "edge_sdk" / "bundles"
 class Trial:
     """One federation in a folder: its programs, and what they say of themselves."""
 
-    family: Family
+    family: ProcessGroup
     run: Federation
     url: str
 
@@ -134,7 +134,7 @@ def files(folder: Path, chosen: Scenario, url: str):
 @pytest.fixture
 def begin(tmp_path):
     """Prepare a fleet on a broker, and start all of it unless told otherwise."""
-    with Family(tmp_path / "logs") as family:
+    with ProcessGroup(tmp_path / "logs") as family:
 
         def make(chosen: Scenario = SHORT, kind: str = "embedded", **link: object) -> Trial:
             if kind == "embedded" and not has_embedded():
@@ -174,7 +174,7 @@ class Secured:
     authority: Authority
     port: int
 
-    def start(self, family: Family) -> Running:
+    def start(self, family: ProcessGroup) -> RunningProgram:
         certificate, key = self.authority.issue("broker", "127.0.0.1")
         options = {
             "--port": self.port,
@@ -221,7 +221,7 @@ def test_with_certificates_and_access_rules(tmp_path):
     site = Secured(
         tmp_path / "broker", Authority(tmp_path / "certificates", "authority"), free_port()
     )
-    with Family(tmp_path / "logs") as family:
+    with ProcessGroup(tmp_path / "logs") as family:
         site.start(family)
         prepared = files(tmp_path, SHORT, "mqtt://127.0.0.1:1")
         rewrite(prepared.aggregator, "broker", **site.link("_agg"))

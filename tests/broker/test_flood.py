@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker import mosquitto_program
-from firmware_sim.federation import Federation, fetched, free_port, start_broker
-from firmware_sim.folders import prepare
-from firmware_sim.processes import Family, command, run
+from aggregator.brokers.broker_process import mosquitto_program
+from firmware_sim.fleet.federation import Federation, fetched, free_port, start_broker
+from firmware_sim.fleet.processes import ProcessGroup, command, run
+from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 
@@ -35,7 +35,7 @@ ENDLESS = Scenario(
 )
 
 
-def until(done: Callable[[], object], family: Family, limit: float = 120.0) -> None:
+def until(done: Callable[[], object], family: ProcessGroup, limit: float = 120.0) -> None:
     end = time.monotonic() + limit
     while not done():
         family.check()
@@ -71,7 +71,7 @@ def flooding(port: int, device: str):
 def test_rounds_go_on_under_a_flood_and_the_device_is_named(tmp_path: Path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
-    with Family(tmp_path / "logs") as family:
+    with ProcessGroup(tmp_path / "logs") as family:
         url = start_broker(family, tmp_path / "broker", "mosquitto")
         page = f"127.0.0.1:{free_port()}"
         samples = sample_set(ENDLESS.samples)

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from edge_sdk.wire.transport import LinkDown, LinkUp
+from edge_sdk.wire.link.transport import LinkDown, LinkUp
 
 pytestmark = pytest.mark.broker
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.broker import has_embedded, start
+from aggregator.brokers.broker_process import has_embedded, start
 from aggregator.methods import METHODS
-from edge_sdk.wire.method import CONTRACTS, answered
-from firmware_sim.display import display
-from firmware_sim.running import FleetRun
+from edge_sdk.wire.contract.method import CONTRACTS, answered
+from firmware_sim.commands.fleet import FleetRun
+from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 

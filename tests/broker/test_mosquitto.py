@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from aggregator.mosquitto import TlsFiles, check_mosquitto_config, mosquitto_config
+from aggregator.brokers.mosquitto import TlsFiles, check_mosquitto_config, mosquitto_config
 
 TLS = TlsFiles(Path("/ca"), Path("/crt"), Path("/key"), revoked=Path("/crl"))
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from edge_sdk.agent import open_sources, read_all
-from edge_sdk.store import Store
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.keys import save_public
-from firmware_sim.federation import fetched, free_port, start_broker
-from firmware_sim.folders import toml
-from firmware_sim.processes import Family, command, run
+from firmware_sim.fleet.federation import fetched, free_port, start_broker
+from firmware_sim.fleet.processes import ProcessGroup, command, run
+from firmware_sim.fleet.run_files import toml
 from tests.broker.conftest import require
 from tests.fleet.conftest import STREAMS, history
 from tests.fleet.street import Street, ring
@@ -148,7 +148,7 @@ class Block:
         return self.half(name)["p"]
 
     def half(self, name):
-        with Store.open(self.folder / name, read_only=True) as store:
+        with DeviceStore.open(self.folder / name, read_only=True) as store:
             return store.learned().leaves["half"]
 
     def observe(self, name, client):
@@ -170,7 +170,7 @@ def block(tmp_path):
     port = free_port()
     url, wire = f"mqtt://127.0.0.1:{port}", Wire(port)
     with ExitStack() as stack:
-        family = stack.enter_context(Family(tmp_path / "logs"))
+        family = stack.enter_context(ProcessGroup(tmp_path / "logs"))
         one = Block(
             tmp_path, family, url, "dfl_sgd", every="500ms", deadline="5s", last=LAST, rate=0.02
         )
@@ -238,7 +238,7 @@ def hosted(folder, method, **numbers):
     require("mosquitto")
     names = NAMES[:4]
     with ExitStack() as stack:
-        family = stack.enter_context(Family(folder / "logs"))
+        family = stack.enter_context(ProcessGroup(folder / "logs"))
         url = start_broker(family, folder / "broker", "mosquitto")
         one = Block(folder, family, url, method, names=names, reach=1)
         host = folder / "aggregator.toml"

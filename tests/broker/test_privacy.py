@@ -8,14 +8,14 @@ import tomllib
 import numpy as np
 import pytest
 
-from aggregator.config import Config as AggregatorConfig
+from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
 from edge_sdk.client import Client
-from edge_sdk.store import Store
-from edge_sdk.wire.codec import decode
-from edge_sdk.wire.envelope import unproved
-from firmware_sim.folders import toml
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.envelope import unproved
+from firmware_sim.fleet.run_files import toml
 from tests.fleet.conftest import World
 from tests.fleet.test_split import HOURS, demand, sites
 
@@ -128,7 +128,7 @@ def test_what_is_served_from_is_the_noised_window_on_the_wire(room, broker, prog
         until(room, one, lambda at=at: at // step in served(line, "home-0"))
         (h, *again) = served(line, "home-0")[at // step]
         assert all(np.array_equal(h, other) for other in again)
-        with Store.open(client.config.state, read_only=True) as store:
+        with DeviceStore.open(client.config.state, read_only=True) as store:
             assert (STREAM, at // step) in store.noised()
             drawn = sum(charge.count for charge in store.ledger() if charge.point == "input")
             assert drawn >= HOURS + ahead + 1

@@ -13,8 +13,15 @@ import time
 
 import pytest
 
-from aggregator import broker as brokers
-from aggregator.broker import embedded_config, find, has_embedded, mosquitto_program, probe, start
+from aggregator.brokers import broker_process as brokers
+from aggregator.brokers.broker_process import (
+    embedded_config,
+    find,
+    has_embedded,
+    mosquitto_program,
+    probe,
+    start,
+)
 from edge_sdk.wire.errors import LinkError
 
 pytestmark = pytest.mark.broker
@@ -27,7 +34,7 @@ def require(kind: str) -> None:
 
 PARENT = """
 import pathlib, sys, time
-from aggregator.broker import start
+from aggregator.brokers.broker_process import start
 broker = start(sys.argv[1], folder=pathlib.Path(sys.argv[2]))
 print(broker.url, flush=True)
 time.sleep(60)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker import TlsFiles, mosquitto_program, probe, start
-from edge_sdk.wire.mosquitto_access import mosquitto_access
-from edge_sdk.wire.mqtt import Broker, MqttLink
-from edge_sdk.wire.tlsfiles import files, look
-from edge_sdk.wire.transport import LinkDown
+from aggregator.brokers.broker_process import TlsFiles, mosquitto_program, probe, start
+from edge_sdk.wire.link.mosquitto_access import mosquitto_access
+from edge_sdk.wire.link.mqtt import Broker, MqttLink
+from edge_sdk.wire.link.tls_files import files, look
+from edge_sdk.wire.link.transport import LinkDown
 from tests.broker.authority import Authority
 
 pytestmark = pytest.mark.broker

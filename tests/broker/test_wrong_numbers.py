@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.broker import mosquitto_program
+from aggregator.brokers.broker_process import mosquitto_program
 from edge_sdk import Config
-from edge_sdk.clock import DAY
+from edge_sdk.app.clock import DAY
 from edge_sdk.errors import StoreError
-from edge_sdk.store import Store
-from firmware_sim.federation import free_port
-from firmware_sim.processes import Family, command
+from edge_sdk.store.store import DeviceStore
+from firmware_sim.fleet.federation import free_port
+from firmware_sim.fleet.processes import ProcessGroup, command
 from tests.broker.authority import Authority
 from tests.broker.test_federation import ENDLESS, Secured, files, rewrite
 
@@ -36,7 +36,7 @@ time.time_ns = lambda: real_ns() + shift * 10**9
 class Town:
     """A secured broker, one device, and an aggregator whose clock may be wrong."""
 
-    def __init__(self, folder: Path, family: Family):
+    def __init__(self, folder: Path, family: ProcessGroup):
         self.family, self.folder = family, folder
         (folder / "certificates").mkdir()
         authority = Authority(folder / "certificates", "authority")
@@ -62,7 +62,7 @@ class Town:
 
     def fact(self, name: str) -> int:
         try:
-            with Store.open(self.state, read_only=True) as store:
+            with DeviceStore.open(self.state, read_only=True) as store:
                 return store.fact(name)
         except StoreError:  # not made yet, or being made just now
             return 0
@@ -97,7 +97,7 @@ class Town:
 def town(tmp_path):
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
-    with Family(tmp_path / "logs") as family:
+    with ProcessGroup(tmp_path / "logs") as family:
         yield Town(tmp_path, family)
 
 

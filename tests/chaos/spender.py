@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk import client as client_module
-from edge_sdk import opening
-from edge_sdk import store as store_module
-from edge_sdk.store import Store
-from edge_sdk.wire import codec, topics
-from edge_sdk.wire import messages as m
-from edge_sdk.wire.envelope import AGGREGATOR, digest, unseal
+from edge_sdk.store import store as store_module
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, unseal
 
 ROOT = Path(__file__).resolve().parents[2]
 BETWEEN = ("after the charge", "before the send")
@@ -78,7 +78,7 @@ class Tap:
             key_of=lambda _sender, _kid: self._key,
         ).body
         said = codec.decode(address.kind, body)
-        name = said.digest if isinstance(said, m.Offer) else digest(body)
+        name = said.digest if isinstance(said, m.OfferMessage) else digest(body)
         line = json.dumps([said.life, said.seq, said.spent, name.hex()])
         with self._log.open("a") as log:
             log.write(line + "\n")
@@ -122,13 +122,13 @@ def arm(tap: Tap, when: str) -> None:
     """Make the death happen where it shall."""
     tap.when = when
     if when == "after the charge":
-        save = Store.save
+        save = DeviceStore.save
 
         def saved(self, **what):
             save(self, **what)
             die()
 
-        Store.save = saved
+        DeviceStore.save = saved
     elif when == "in the transaction":
         store_module._write_charges = lambda _db, _charges: die()
     elif when == "any time":
@@ -139,7 +139,7 @@ def main(folder: Path, kills: int) -> dict[str, object]:
     """Kill so many times; compare after every one."""
     module = parts()
     bundle = module.NumpyBundle()
-    for used in (client_module, opening):
+    for used in (client_module, bootstrap):
         used.open_bundle = lambda _config, _announced: bundle
     deaths = dict.fromkeys((*BETWEEN, *AROUND), 0)
     worst, log = 0, folder / "wire.log"
@@ -160,7 +160,7 @@ def main(folder: Path, kills: int) -> dict[str, object]:
 
 def compare(state: Path, lines: list[tuple[int, int, int, str]]) -> int:
     """Hold the ledger against what went out; return by how much the ledger is ahead."""
-    with Store.open(state, read_only=True) as store:
+    with DeviceStore.open(state, read_only=True) as store:
         charged = sum(charge.releases for charge in store.ledger())
         spent = store.numbers().spent
     bodies: dict[tuple[int, int], set[str]] = {}

@@ -11,13 +11,12 @@ from collections import Counter
 import pytest
 
 from aggregator import config as configs
-from aggregator import leaves
-from aggregator.audit import Audit, recompute
-from aggregator.broker import mosquitto_program
-from aggregator.store import SqliteStore
-from firmware_sim.federation import Federation, free_port, start_broker
-from firmware_sim.folders import prepare
-from firmware_sim.processes import Running, command
+from aggregator.audit.recompute import Audit, recompute
+from aggregator.brokers.broker_process import mosquitto_program
+from aggregator.store import SqliteStore, state_codec
+from firmware_sim.fleet.federation import Federation, free_port, start_broker
+from firmware_sim.fleet.processes import RunningProgram, command
+from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
 
@@ -33,7 +32,7 @@ KINDS = [
 ]
 
 
-def kill(program: Running) -> None:
+def kill(program: RunningProgram) -> None:
     """Kill a program; a device may just have ended by itself, its rounds done."""
     program.signal(signal.SIGKILL)
     assert program.wait(120) in (-signal.SIGKILL, 0), program.tail()
@@ -54,12 +53,12 @@ def federation(folder, family, kind, scenario: Scenario) -> tuple[Federation, st
 
 def read(made: Federation) -> tuple[Audit, object]:
     """What the aggregator's store says once everybody has stopped; every round recomputed."""
-    config = configs.Config.load(made.prepared.aggregator)
+    config = configs.AggregatorConfig.load(made.prepared.aggregator)
     bound = configs.bind(config)
     with SqliteStore.open(config.database, read_only=True) as store:
         audit = recompute(store, bound.half, bound.first_state().w)
         saved = store.load(store.run().run)
-        state = leaves.rebuild(bound.half.init(bound.first_state().w), saved.leaves)
+        state = state_codec.rebuild(bound.half.init(bound.first_state().w), saved.leaves)
     assert audit.is_sound, audit.faults
     return audit, state
 
@@ -122,7 +121,7 @@ class Storm:
             path = str(self.made.prepared.devices[at].config)
             self.made.devices[at] = self.again(self.made.devices[at], "gridfed-edge", "run", path)
 
-    def again(self, old: Running, *arguments: str) -> Running:
+    def again(self, old: RunningProgram, *arguments: str) -> RunningProgram:
         self.family.members.remove(old)
         time.sleep(self.rng.uniform(0.0, 0.4))
         return self.family.start(old.name, command(*arguments))

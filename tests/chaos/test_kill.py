@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from firmware_sim.processes import Family
+from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.scenario import Learning, Scenario
 from tests.chaos.storm import KINDS, Storm, federation, read, settled
 
@@ -34,7 +34,7 @@ def outcome(made) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calm")
-    with Family(folder / "logs") as family:
+    with ProcessGroup(folder / "logs") as family:
         made, _ = federation(folder, family, "embedded", SCENARIO)
         for _ in made.watch(800):
             pass
@@ -45,7 +45,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_consensus_survives_any_kill(tmp_path, undisturbed, kind):
-    with Family(tmp_path / "logs") as family:
+    with ProcessGroup(tmp_path / "logs") as family:
         made, url = federation(tmp_path, family, kind, SCENARIO)
         storm = Storm(made, url, kind=kind, folder=tmp_path, seed=20181)
         for _ in made.watch(800, tend=storm):

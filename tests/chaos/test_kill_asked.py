@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from firmware_sim.processes import Family
+from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.scenario import Learning, Scenario
 from tests.chaos.storm import Storm, federation, personal, read, settled
 
@@ -42,7 +42,7 @@ def scenario(name: str) -> Scenario:
 def run(folder, name, kind="embedded", seed=None):
     """Let a fleet learn, in calm or in a storm; return what the stores say, and the kills."""
     storm = None
-    with Family(folder / "logs") as family:
+    with ProcessGroup(folder / "logs") as family:
         made, url = federation(folder, family, kind, scenario(name))
         if seed is not None:
             storm = Storm(made, url, kind=kind, folder=folder, seed=seed, most=15)

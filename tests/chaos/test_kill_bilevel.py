@@ -13,7 +13,7 @@ import time
 import pytest
 
 from aggregator import config as configs
-from firmware_sim.processes import Family, command
+from firmware_sim.fleet.processes import ProcessGroup, command
 from firmware_sim.scenario import Learning, Scenario
 from tests.chaos.storm import federation, kill, read, settled
 
@@ -35,7 +35,7 @@ class Killer:
 
     def __init__(self, made):
         self.made, self.killed = made, []
-        database = configs.Config.load(made.prepared.aggregator).database
+        database = configs.AggregatorConfig.load(made.prepared.aggregator).database
         self.database = f"file:{database}?mode=ro"
 
     def __call__(self):
@@ -76,7 +76,7 @@ class Killer:
 
 
 def run(folder, *, disturbed):
-    with Family(folder / "logs") as family:
+    with ProcessGroup(folder / "logs") as family:
         made, _ = federation(folder, family, "embedded", HOMES)
         killer = Killer(made) if disturbed else None
         for _ in made.watch(800, tend=killer or (lambda: None)):

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from firmware_sim.federation import start_broker
-from firmware_sim.processes import Family
+from firmware_sim.fleet.federation import start_broker
+from firmware_sim.fleet.processes import ProcessGroup
 from tests.broker.conftest import require
 from tests.broker.test_neighbours import Block
 
@@ -24,7 +24,7 @@ def test_a_storm_of_kills_changes_no_bit(tmp_path, method):
     require("mosquitto")
     rng = random.Random(7)
     with ExitStack() as stack:
-        family = stack.enter_context(Family(tmp_path / "logs"))
+        family = stack.enter_context(ProcessGroup(tmp_path / "logs"))
         url = start_broker(family, tmp_path / "broker", "mosquitto")
         numbers = {"every": "1s", "deadline": "60s", "last": LAST, "rate": 0.02}
         one = Block(tmp_path, family, url, method, names=NAMES, reach=1, **numbers)

@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from firmware_sim.processes import Family
+from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.scenario import Learning, Scenario
 from tests.chaos.storm import Storm, federation, read, settled
 
@@ -56,7 +56,7 @@ def scenario(folder, deadline=30.0):
 
 def run(folder, kinds=(), seed=None, deadline=30.0, most=8):
     storm = None
-    with Family(folder / "logs") as family:
+    with ProcessGroup(folder / "logs") as family:
         made, url = federation(folder, family, "mosquitto", scenario(folder, deadline))
         if kinds:
             storm = Chosen(

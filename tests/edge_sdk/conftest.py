@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 
 from edge_sdk import client as client_module
+from edge_sdk.app.settings import from_table
 from edge_sdk.client import Client
 from edge_sdk.config import Config
-from edge_sdk.series import Reading
-from edge_sdk.settings import from_table
-from edge_sdk.wire import codec, keys, topics
-from edge_sdk.wire import messages as m
-from edge_sdk.wire.envelope import AGGREGATOR, ALL, ROOT, digest, seal, unseal
-from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.loopback import LoopbackBroker
-from edge_sdk.wire.manifest import (
+from edge_sdk.forecasting.series import Reading
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.manifest import (
     SIGNATURES,
     Feature,
     Golden,
@@ -31,8 +27,13 @@ from edge_sdk.wire.manifest import (
     Training,
     Window,
 )
-from edge_sdk.wire.manifest import Loss as LossOf
-from edge_sdk.wire.transport import LinkUp, Message
+from edge_sdk.wire.contract.manifest import Loss as LossOf
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.link.loopback import LoopbackBroker
+from edge_sdk.wire.link.transport import LinkUp, Message
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, seal, unseal
 
 FLEET, DEVICE = "north", "meter-1"
 ROOT_KEY = keys.from_seed(b"r" * 32)
@@ -108,12 +109,12 @@ class Aggregator:
         self.inline, self.chunk, self.caps = inline, chunk, ()
         self.highest, self.hello = 0, None
         self.rows: dict[tuple[int, int], bytes] = {}
-        self.updates: list[m.Update] = []
+        self.updates: list[m.UpdateMessage] = []
         self.heard: Counter[str] = Counter()
         self.chunks: dict[bytes, dict[int, bytes]] = {}
-        self.offers: dict[bytes, m.Offer] = {}
-        self.statuses: list[m.Status] = []
-        self.receipts: list[m.Receipt] = []
+        self.offers: dict[bytes, m.OfferMessage] = {}
+        self.statuses: list[m.StatusMessage] = []
+        self.receipts: list[m.ReceiptMessage] = []
         self.is_mute = False  # hears, commits, and its answers get lost
         self.serial = 0
         self.spec = MANIFEST.spec()
@@ -127,14 +128,14 @@ class Aggregator:
     def publish_keys(self, *, serial: int = 1) -> None:
         self.announce(
             "keys",
-            m.Keys(serial, (AGG_KEY.public,), (), (0,), (2**47,), 1),
+            m.KeysMessage(serial, (AGG_KEY.public,), (), (0,), (2**47,), 1),
         )
 
     def publish_bundle(
         self, *, serial: int = 1, run: int = 1, shared=("body.",), **changes
     ) -> None:
         spec = MANIFEST.spec(shared)
-        bundle = m.Bundle(
+        bundle = m.BundleMessage(
             serial=serial,
             name="linear",
             version=1,
@@ -151,7 +152,7 @@ class Aggregator:
     def open_round(self, number: int, version: int, w, *, retained: bool = True, **changes) -> None:
         self.serial += 1
         content = codec.encode(
-            m.Content(
+            m.ContentBody(
                 run=changes.get("run", 1),
                 version=version,
                 part="shared",
@@ -160,7 +161,7 @@ class Aggregator:
                 blob=codec.pack_tensor(np.asarray(w, np.float32), "f4"),
             )
         )
-        manifest = m.Model(
+        manifest = m.ModelMessage(
             serial=self.serial,
             run=1,
             round=number,
@@ -181,7 +182,7 @@ class Aggregator:
         manifest = replace(manifest, **changes)
         self.contents[digest(content)[:16]] = content
         if retained:
-            part = m.Part(digest(content)[:16], 0, content)
+            part = m.PartMessage(digest(content)[:16], 0, content)
             self.say(topics.part(FLEET, 0), part, AGG_KEY, AGGREGATOR, ALL, retain=True)
         self.announce("model", manifest, AGG_KEY, AGGREGATOR)
 
@@ -224,29 +225,29 @@ class Aggregator:
         message = codec.decode(proved.kind, proved.body)
         self.heard[message.kind] += 1
         match message:
-            case m.Hello():
+            case m.HelloMessage():
                 self.welcome(message, proved.ref)
-            case m.Update():
+            case m.UpdateMessage():
                 self.settle(message, proved.digest)
-            case m.Offer():
+            case m.OfferMessage():
                 self.grant(message)
-            case m.Chunk():
+            case m.ChunkMessage():
                 self.collect(message)
-            case m.Have():
+            case m.HaveMessage():
                 body = self.contents[message.id]
-                self.tell(m.Chunk(message.id, 0, blob=body))
-            case m.Status():
+                self.tell(m.ChunkMessage(message.id, 0, blob=body))
+            case m.StatusMessage():
                 self.statuses.append(message)
-            case m.Receipt():
+            case m.ReceiptMessage():
                 self.receipts.append(message)
 
-    def welcome(self, hello: m.Hello, ref: bytes) -> None:
+    def welcome(self, hello: m.HelloMessage, ref: bytes) -> None:
         if ref != self.hello and hello.life <= self.highest:
-            self.tell(m.Floor(ref, self.highest))
+            self.tell(m.FloorMessage(ref, self.highest))
             return
         self.hello, self.highest = ref, max(self.highest, hello.life)
         self.tell(
-            m.Welcome(
+            m.WelcomeMessage(
                 hello=ref,
                 life=hello.life,
                 spent=hello.spent,
@@ -262,17 +263,17 @@ class Aggregator:
             )
         )
 
-    def settle(self, update: m.Update, whole: bytes) -> None:
+    def settle(self, update: m.UpdateMessage, whole: bytes) -> None:
         key = (update.life, update.seq)
         assert self.rows.setdefault(key, whole) == whole, "two bodies under one number"
         if update not in self.updates:
             self.updates.append(update)
-        self.tell(m.Receipt(*key, whole[:16], 0, update.run, update.round))
+        self.tell(m.ReceiptMessage(*key, whole[:16], 0, update.run, update.round))
 
-    def grant(self, offer: m.Offer) -> None:
+    def grant(self, offer: m.OfferMessage) -> None:
         key = (offer.life, offer.seq)
         if key in self.rows:
-            self.tell(m.Receipt(*key, offer.digest[:16], 0, offer.run, offer.round))
+            self.tell(m.ReceiptMessage(*key, offer.digest[:16], 0, offer.run, offer.round))
             return
         self.offers[offer.digest[:16]] = offer
         self.report(offer.digest[:16])
@@ -282,9 +283,9 @@ class Aggregator:
         offer = self.offers[which]
         count = -(-offer.size // offer.chunk)
         bitmap = sum(1 << i for i in have).to_bytes(-(-count // 8), "little") if have else b""
-        self.tell(m.Grant(which, bitmap, win, 60_000))
+        self.tell(m.GrantMessage(which, bitmap, win, 60_000))
 
-    def collect(self, chunk: m.Chunk) -> None:
+    def collect(self, chunk: m.ChunkMessage) -> None:
         offer = self.offers.get(chunk.id)
         if offer is None:
             return
@@ -294,7 +295,7 @@ class Aggregator:
         if len(have) == count:
             body = b"".join(have[i] for i in range(count))
             assert digest(body) == offer.digest
-            self.settle(codec.decode(m.Update, body), offer.digest)
+            self.settle(codec.decode(m.UpdateMessage, body), offer.digest)
         else:
             self.report(chunk.id)
 

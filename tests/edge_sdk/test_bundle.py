@@ -15,20 +15,20 @@ import edge_sdk.bundle as subject
 from edge_sdk.bundle import (
     Bundle,
     BundleError,
-    Trust,
+    TrustedKeys,
     archive,
     install,
     load_installed,
     shipped_folder,
     shipped_names,
 )
-from edge_sdk.wire.archive import pack, seal, unpack
+from edge_sdk.wire.contract.archive import pack, seal, unpack
+from edge_sdk.wire.contract.manifest import Golden, Manifest
 from edge_sdk.wire.keys import from_seed
-from edge_sdk.wire.manifest import Golden, Manifest
 from tests.edge_sdk.runtime import onnx_bytes
 
 KEY, OTHER = from_seed(bytes(32)), from_seed(bytes([1]) * 32)
-TRUST = Trust((KEY.public,))
+TRUST = TrustedKeys((KEY.public,))
 FILES = tuple(sorted(path.name for path in (shipped_folder() / "load-mlp").iterdir()))
 
 
@@ -50,7 +50,7 @@ def written(folder, contents):
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_bundles_open_and_train(name):
-    bundle = Bundle.open(name, trust=Trust())
+    bundle = Bundle.open(name, trust=TrustedKeys())
     assert bundle.graphs._loaded.keys() == {"forecast"}  # the canary; no other session is built
     window, width = bundle.manifest.window, len(bundle.manifest.features)
     x = np.full((2, window.lookback, width), 0.5, np.float32)
@@ -73,7 +73,7 @@ def test_the_shipped_names():
 def test_a_folder_opens_under_our_own_key_only(tmp_path):
     folder = written(tmp_path / "b", signed())
     assert Bundle.open(folder, trust=TRUST).manifest.name == "load-mlp"
-    for trust in (Trust(), Trust((OTHER.public,))):
+    for trust in (TrustedKeys(), TrustedKeys((OTHER.public,))):
         with pytest.raises(BundleError, match="no key that this device trusts"):
             Bundle.open(folder, trust=trust)
 
@@ -156,7 +156,7 @@ def test_a_bundle_for_a_newer_sdk_is_refused(tmp_path):
 
 def test_an_unknown_name_lists_the_shipped_ones():
     with pytest.raises(BundleError, match="neither shipped") as refused:
-        Bundle.open("load-lsmt", trust=Trust())
+        Bundle.open("load-lsmt", trust=TrustedKeys())
     assert "load-lstm" in refused.value.hint
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.series import Reading
+from edge_sdk.forecasting.series import Reading
 from edge_sdk.wire import keys
-from edge_sdk.wire import messages as m
+from edge_sdk.wire.protocol import messages as m
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
@@ -185,7 +185,7 @@ def test_a_stop_command_is_obeyed_once_receipted_and_survives_a_restart(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run()
-    fleet.server.tell(m.Command(num=1, op="stop"))
+    fleet.server.tell(m.CommandMessage(num=1, op="stop"))
     fleet.server.open_round(0, 0, W0)
     fleet.run()
     assert [(r.life, r.seq, r.code) for r in fleet.server.receipts] == [(0, 1, 0)]
@@ -193,7 +193,7 @@ def test_a_stop_command_is_obeyed_once_receipted_and_survives_a_restart(fleet):
     fleet.device.start()
     fleet.run(30, seconds=0.5)
     assert fleet.server.updates == []
-    fleet.server.tell(m.Command(num=2, op="resume"))
+    fleet.server.tell(m.CommandMessage(num=2, op="resume"))
     fleet.run(30, seconds=0.5)
     assert len(fleet.server.updates) == 1
 
@@ -201,7 +201,7 @@ def test_a_stop_command_is_obeyed_once_receipted_and_survives_a_restart(fleet):
 def test_a_command_this_version_cannot_do_says_so(fleet):
     fleet.device.start()
     fleet.run()
-    fleet.server.tell(m.Command(num=1, op="wipe"))
+    fleet.server.tell(m.CommandMessage(num=1, op="wipe"))
     fleet.run()
     assert fleet.server.receipts[0].code == 81
 
@@ -265,7 +265,7 @@ def test_an_announcement_by_somebody_else_is_not_followed(fleet):
     from_stranger = fleet.server
     from_stranger.announce(
         "bundle",
-        m.Bundle(9, "x", 1, b"x" * 32, 1, b"y" * 16, "0.1.0", "fedavg", 9, ()),
+        m.BundleMessage(9, "x", 1, b"x" * 32, 1, b"y" * 16, "0.1.0", "fedavg", 9, ()),
         signer=keys.from_seed(b"s" * 32),
     )
     fleet.run()

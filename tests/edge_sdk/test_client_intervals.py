@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from edge_sdk import client as client_module
-from edge_sdk.cli import _told
-from edge_sdk.review import Review
-from edge_sdk.series import Reading
-from edge_sdk.settings import SettingsError
-from edge_sdk.wire.manifest import Golden, Loss
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.commands.inspect import DeviceInspection
+from edge_sdk.commands.main import _told
+from edge_sdk.forecasting.series import Reading
+from edge_sdk.wire.contract.manifest import Golden, Loss
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 BEGUN = 1_700_000_000 // 3600 * 3600
@@ -176,7 +176,7 @@ def test_past_intervals_go_with_past_forecasts(fleet):
 def test_past_intervals_are_written_beside_past_forecasts(fleet, tmp_path):
     client = fleet.device.start()
     observe(client, 80)
-    review = Review(client.config, client.learner, client.state)
+    review = DeviceInspection(client.config, client.learner, client.state)
     out = tmp_path / "rolling.csv"
     assert review.write_rolling(BEGUN + 40 * 3600, BEGUN + 60 * 3600, out) == 20
     with out.open(encoding="utf-8", newline="") as file:

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from edge_sdk.charge import Charge
-from edge_sdk.clock import BUILT, DAY
-from edge_sdk.preflight import clock_told
-from edge_sdk.store import Store
+from edge_sdk.app.clock import BUILT, DAY
+from edge_sdk.commands.check import clock_told
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire import keys
-from edge_sdk.wire import messages as m
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import LARGEST, RELEASES_LEAP, RELEASES_LIMIT, TIME_LIMIT
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LEAP, RELEASES_LIMIT, TIME_LIMIT
 
 POISON = 2**63 - 1
 NEW_KEY = keys.from_seed(b"n" * 32)
@@ -28,7 +28,7 @@ def told(fleet, monkeypatch):
     say = fleet.server.tell
 
     def tell(message):
-        is_welcome = isinstance(message, m.Welcome)
+        is_welcome = isinstance(message, m.WelcomeMessage)
         say(replace(message, **changes) if is_welcome else message)
 
     monkeypatch.setattr(fleet.server, "tell", tell)
@@ -38,7 +38,7 @@ def told(fleet, monkeypatch):
 def commands(fleet, number, op, **args):
     """Say a command; return what the device answered."""
     before = len(fleet.server.receipts)
-    fleet.server.tell(m.Command(number, op, args))
+    fleet.server.tell(m.CommandMessage(number, op, args))
     fleet.run()
     return [receipt.code for receipt in fleet.server.receipts[before:]]
 
@@ -66,7 +66,8 @@ def test_the_largest_welcome_that_is_taken_does_no_harm(told, change):
     fleet, changes = told
     if "time" in change:  # a list of keys without end: else no such time is believed
         fleet.server.announce(
-            "keys", m.Keys(2, (keys.from_seed(b"a" * 32).public,), (), (0,), (TIME_LIMIT,), 1)
+            "keys",
+            m.KeysMessage(2, (keys.from_seed(b"a" * 32).public,), (), (0,), (TIME_LIMIT,), 1),
         )
     changes |= change
     fleet.device.start()
@@ -259,7 +260,7 @@ def test_a_line_of_the_ledger_that_cannot_be_read_grants_nothing_until_a_new_key
     assert fleet.device.client.why_stopped == "budget"
     assert fleet.device.client.forecast() is not None
     fleet.device.kill()
-    with Store.open(fleet.device.config.state) as store:
+    with DeviceStore.open(fleet.device.config.state) as store:
         before = [charge for charge in store.ledger() if charge.point == "update"]
         assert store.own(NEW_KEY.kid)
         assert [*store.ledger()] == before, "what was told stays charged"
@@ -269,8 +270,10 @@ def test_a_line_of_the_ledger_that_cannot_be_read_grants_nothing_until_a_new_key
 def test_what_was_charged_is_never_less_after_a_new_key(make):
     fleet = budgeted(make)
     stopped(fleet)
-    with Store.open(fleet.device.config.state) as store:
-        store.charge(replace(store.numbers(), spent=7), [Charge(0, "device", "update", "g", 5.0)])
+    with DeviceStore.open(fleet.device.config.state) as store:
+        store.charge(
+            replace(store.numbers(), spent=7), [PrivacyCharge(0, "device", "update", "g", 5.0)]
+        )
         before = [*store.ledger()]
         assert store.own(NEW_KEY.kid)
         assert [*store.ledger()] == before
@@ -309,7 +312,7 @@ def test_a_welcome_takes_back_a_time_that_was_wrong_and_a_replay_does_not_bring_
     fleet.run(20)
     assert session.judged_at() is None
     assert session.judged_else() is None
-    old = m.Time(99, right + 40 * DAY)
+    old = m.TimeMessage(99, right + 40 * DAY)
     fleet.server.announce("time", old, keys.from_seed(b"a" * 32), "_agg")
     fleet.run(20)
     assert session.judged_at() is None
@@ -322,7 +325,7 @@ def test_a_time_at_which_no_key_is_valid_is_not_believed(told):
     fleet, changes = told
     end = fleet.clock.wall() + 100 * DAY
     public = keys.from_seed(b"a" * 32).public
-    fleet.server.announce("keys", m.Keys(2, (public,), (), (0,), (end,), 1))
+    fleet.server.announce("keys", m.KeysMessage(2, (public,), (), (0,), (end,), 1))
     changes["time"] = end + DAY
     fleet.device.start()
     fleet.run(20)
@@ -339,7 +342,7 @@ def test_a_device_that_lives_in_the_future_asks_what_the_time_is(told):
     changes.clear()
     hellos = fleet.server.heard["hello"]
     for serial in (98, 99):
-        said = m.Time(serial, fleet.clock.wall())
+        said = m.TimeMessage(serial, fleet.clock.wall())
         fleet.server.announce("time", said, keys.from_seed(b"a" * 32), "_agg")
         fleet.run(20)
     assert fleet.server.heard["hello"] == hellos + 1

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from edge_sdk import client as client_module
-from edge_sdk import opening
-from edge_sdk.retention import history_of
-from edge_sdk.series import Reading
-from edge_sdk.store import Store
-from edge_sdk.storefile import FILE
-from edge_sdk.wire.manifest import Window
+from edge_sdk.forecasting.series import Reading
+from edge_sdk.store.schema import FILE
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.training.retention import history_of
+from edge_sdk.wire.contract.manifest import Window
 from tests.edge_sdk.conftest import LOOKBACK
 from tests.edge_sdk.test_client import W0
-from tests.edge_sdk.test_retention import NOISE
+from tests.edge_sdk.training.test_retention import NOISE
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM, STEP, DAY = "elec.import.energy", 900, 96
@@ -43,7 +43,7 @@ def bounded(page, heading):
 
 
 def test_every_table_of_a_device_has_a_bound_in_the_docs(tmp_path):
-    Store.open(tmp_path).close()
+    DeviceStore.open(tmp_path).close()
     missing = tables(tmp_path / FILE) - bounded("devices.md", "### What bounds it")
     assert not missing, f"say in docs/devices.md what bounds {missing}"
 
@@ -53,7 +53,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
     """The bundle of the other tests, on quarters of an hour."""
     manifest = replace(numpy_bundle.manifest, window=Window(LOOKBACK, 1, STEP))
     bundle = replace(numpy_bundle, manifest=manifest)
-    for module in (client_module, opening):
+    for module in (client_module, bootstrap):
         monkeypatch.setattr(module, "open_bundle", lambda _config, _announced: bundle)
     return bundle
 

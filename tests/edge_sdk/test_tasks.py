@@ -8,12 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.downlink import Seen, Wanted, judge_task, vectors
-from edge_sdk.wire import codec, keys, topics
-from edge_sdk.wire import messages as m
-from edge_sdk.wire.envelope import digest, seal
+from edge_sdk.session.announcements import (
+    ManifestExpectation,
+    NewestAnnouncements,
+    judge_task,
+    vectors,
+)
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.method import CONTRACTS
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.envelope import digest, seal
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 NUMBERS = {"steps": 3.0, "rate": 0.1}
@@ -25,10 +31,10 @@ def task_of(server, number=1, base=0, w=W0, *, run=1, whole=True, chunk=8192, **
     spec = server.spec.digest
     blob = codec.pack_tensor(np.asarray(w, np.float32), "f4")
     body = codec.encode(
-        m.Content(run=run, version=base, part="shared", spec=spec, enc="f4", blob=blob)
+        m.ContentBody(run=run, version=base, part="shared", spec=spec, enc="f4", blob=blob)
     )
     server.contents[digest(body)[:16]] = body
-    task = m.Task(
+    task = m.TaskMessage(
         run=run,
         round=number,
         base=base,
@@ -210,11 +216,11 @@ def test_a_pause_keeps_the_task(asked):
 
 def test_a_command_to_stop_keeps_it_too(asked):
     one = asked()
-    one.server.tell(m.Command(1, "stop"))
+    one.server.tell(m.CommandMessage(1, "stop"))
     one.run()
     tell(one, task_of(one.server))
     assert one.server.updates == []
-    one.server.tell(m.Command(2, "resume"))
+    one.server.tell(m.CommandMessage(2, "resume"))
     one.run()
     assert len(one.server.updates) == 1
 
@@ -265,8 +271,8 @@ def test_a_content_of_another_run_or_version_is_refused(asked):
     assert (one.server.updates, counts(one)["arrived MALFORMED"]) == ([], 1)
 
 
-WANTED = Wanted(bytes(16), 4, CONTRACTS["fedbuff"], max_steps=64)
-PLAIN = m.Task(
+WANTED = ManifestExpectation(bytes(16), 4, CONTRACTS["fedbuff"], max_steps=64)
+PLAIN = m.TaskMessage(
     run=1,
     round=2,
     base=1,
@@ -293,7 +299,7 @@ PLAIN = m.Task(
     ],
 )
 def test_what_a_device_does_not_work_on(changes, reason):
-    seen = Seen(run=1, version=1)
+    seen = NewestAnnouncements(run=1, version=1)
     judge_task(PLAIN, seen, WANTED)
     with pytest.raises(Refused) as caught:
         judge_task(replace(PLAIN, **changes), seen, WANTED)
@@ -303,7 +309,7 @@ def test_what_a_device_does_not_work_on(changes, reason):
 def test_a_method_that_asks_everybody_asks_nobody_alone():
     common = replace(WANTED, contract=CONTRACTS["fedavg"])
     with pytest.raises(Refused) as caught:
-        judge_task(PLAIN, Seen(run=1), common)
+        judge_task(PLAIN, NewestAnnouncements(run=1), common)
     assert caught.value.reason is Reason.UNKNOWN_KIND
 
 

@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from firmware_sim.diary import Diary
-from firmware_sim.folders import prepare
+from firmware_sim.fleet.link_recorder import LinkRecord
+from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 
@@ -42,9 +42,9 @@ def test_a_run_folder_is_private_and_so_are_its_keys(tmp_path):
 @pytest.mark.usefixtures("umask")
 def test_a_diary_of_a_link_is_private(tmp_path):
     path = tmp_path / "diaries" / "home-0.jsonl"
-    Diary(path, device=bytes(32), aggregator=bytes(32))
+    LinkRecord(path, device=bytes(32), aggregator=bytes(32))
     assert mode(path.parent) == 0o700
     path.chmod(0o644)
     path.with_suffix(".pieces").chmod(0o644)
-    Diary(path, device=bytes(32), aggregator=bytes(32))
+    LinkRecord(path, device=bytes(32), aggregator=bytes(32))
     assert {mode(one) for one in path.parent.iterdir()} == {0o600}

@@ -8,7 +8,7 @@ import pytest
 from firmware_sim.results import (
     ARMS,
     DeviceResult,
-    Score,
+    ForecastScore,
     Traffic,
     as_json,
     mean_mase,
@@ -20,7 +20,7 @@ from firmware_sim.results import (
 
 
 def row(name, *mases, traffic=None):
-    scores = {arm: Score(2 * m, m) for arm, m in zip(ARMS, mases, strict=True)}
+    scores = {arm: ForecastScore(2 * m, m) for arm, m in zip(ARMS, mases, strict=True)}
     return DeviceResult(name, 10, scores, traffic or {})
 
 
@@ -33,7 +33,7 @@ def test_persistence_has_a_mase_of_one():
 def test_unforecast_and_missing_steps_are_not_scored():
     truth = np.array([1.0, 2.0, np.nan, 4.0, 5.0])
     forecast = np.array([np.nan, 2.5, 9.0, 4.5, 5.5])
-    assert score(truth, forecast) == Score(0.5, 0.5)
+    assert score(truth, forecast) == ForecastScore(0.5, 0.5)
 
 
 def test_a_constant_series_has_no_mase():

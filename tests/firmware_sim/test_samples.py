@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from firmware_sim.samples import DATA, Sample, SampleError, sample_set, sample_sets
+from firmware_sim.samples import DATA, DeviceReadings, SampleError, sample_set, sample_sets
 
 SETS = sorted(sample_sets())
 OPEN = {"CC BY 4.0", "Open Government Licence v3.0", "Open Database License (ODbL) 1.0"}
@@ -50,7 +50,7 @@ def test_a_changed_file_is_noticed(tmp_path):
     copy = tmp_path / real.path.name
     copy.write_bytes(real.path.read_bytes() + b"\0")
     with pytest.raises(SampleError, match="checksum"):
-        Sample(real.device, copy, real.sha256).verify()
+        DeviceReadings(real.device, copy, real.sha256).verify()
 
 
 def test_no_two_devices_hold_the_same_series():

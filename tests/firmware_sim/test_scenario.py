@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods import METHODS
-from edge_sdk.program import Failure
-from firmware_sim.folders import assigned, toml
+from edge_sdk.app.cli import Failure
+from firmware_sim.fleet.run_files import assigned, toml
 from firmware_sim.samples import instant, sample_set
 from firmware_sim.scenario import Learning, Scenario, names, scenario
 

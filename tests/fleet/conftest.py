@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator import cli
-from aggregator.config import Config as AggregatorConfig
+from aggregator.commands import main as cli
+from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon
 from edge_sdk import Config, Reading
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
-from edge_sdk.wire.loopback import Faults, LoopbackBroker
-from firmware_sim.attacks.assault import HONEST
-from firmware_sim.fleet import Fleet, enlist
-from firmware_sim.folders import toml
+from edge_sdk.wire.link.loopback import LinkFaults, LoopbackBroker
+from firmware_sim.attacks.attack_plan import HONEST
+from firmware_sim.fleet.in_process import Fleet, enlist
+from firmware_sim.fleet.run_files import toml
 
 HOURS = 400
 STREAMS = ("elec.import.energy", "weather.temperature", "weather.wind_speed")
@@ -58,7 +58,7 @@ class World:
     folder: Path
     devices: int = 3
     run: dict = field(default_factory=dict)
-    faults: Faults = field(default_factory=Faults)
+    faults: LinkFaults = field(default_factory=LinkFaults)
     seed: int = 0
     pace: dict = field(default_factory=dict)
     admission: dict = field(default_factory=dict)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk import Config
+from edge_sdk.app.clock import SystemClock
 from edge_sdk.client import Client
-from edge_sdk.clock import SystemClock
 from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
-from edge_sdk.neighbourhood import of_section
+from edge_sdk.methods.topology import of_section
+from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
-from edge_sdk.wire.loopback import LoopbackBroker
-from edge_sdk.wire.method import Task
-from firmware_sim.folders import toml
+from edge_sdk.wire.link.loopback import LoopbackBroker
+from firmware_sim.fleet.run_files import toml
 
 
 def ring(names, reach=1):

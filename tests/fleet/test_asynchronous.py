@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from aggregator.audit import recompute
-from aggregator.store import StoreFullError
-from edge_sdk.wire.loopback import Faults
-from edge_sdk.wire.method import Member
+from aggregator.audit.recompute import recompute
+from aggregator.store import DatabaseFullError
+from edge_sdk.wire.contract.method import Member
+from edge_sdk.wire.link.loopback import LinkFaults
 
 ROUNDS = 6
 LONG = {"run": {"deadline": "600s"}}
@@ -112,7 +112,7 @@ def test_tasks_that_a_broker_forgot_are_said_again(world):
 
 def test_a_link_that_loses_repeats_and_reorders_costs_time_only(world):
     wanted = together(world)
-    faults = Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
+    faults = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = fleet_of(world, quorum=3, faults=faults, seed=4, **LONG)
     one.start_all()
     assert finish(one).tobytes() == wanted.tobytes()
@@ -216,7 +216,7 @@ def test_who_came_while_the_disk_was_full_is_asked_when_it_is_not(world, monkeyp
 
     def full(run, event):
         if isinstance(event, Member) and next(left, None) is not None:
-            raise StoreFullError("no space")
+            raise DatabaseFullError("no space")
         return record(run, event)
 
     monkeypatch.setattr(store, "record", full)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk.wire.contract.method import ALL, Task
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.method import ALL, Task
-from firmware_sim.attacks.assault import Assault, Cast
+from firmware_sim.attacks.attack_plan import AttackCast, AttackPlan
 
 
 def begin(world, assault, *, hours=400, liar_reads=0):
     """Start a fleet in which an assault is played; ``home-0`` is the first to lie."""
     world.start_daemon()
     ids = [f"home-{number}" for number in range(world.devices)]
-    cast = Cast.of(assault, ids, world.clock.monotonic)
+    cast = AttackCast.of(assault, ids, world.clock.monotonic)
     for number, name in enumerate(ids):
         source = number or liar_reads
         world.start(number, cast.role(name), source=source, hours=hours)
@@ -49,14 +49,14 @@ def calm(world):
 @pytest.mark.parametrize("attack", ["alie", "flipping", "label_flip", "nan", "drop", "twin"])
 def test_no_liars_no_difference_bit_for_bit(world, calm, attack):
     one = world()
-    begin(one, Assault(attack, byzantine=0.0))
+    begin(one, AttackPlan(attack, byzantine=0.0))
     np.testing.assert_array_equal(learned(one, 3), calm)
 
 
 @pytest.mark.parametrize("attack", ["alie", "flipping", "label_flip", "nan"])
 def test_before_its_start_an_attack_is_no_attack(world, calm, attack):
     one = world()
-    begin(one, Assault(attack, byzantine=0.4, start_round=4))
+    begin(one, AttackPlan(attack, byzantine=0.4, start_round=4))
     np.testing.assert_array_equal(learned(one, 3), calm)
 
 
@@ -65,7 +65,7 @@ def test_before_its_start_an_attack_is_no_attack(world, calm, attack):
 )
 def test_an_attack_moves_the_mean(world, calm, attack):
     one = world()
-    begin(one, Assault(attack, byzantine=0.4))
+    begin(one, AttackPlan(attack, byzantine=0.4))
     assert not np.array_equal(learned(one, 3), calm)
     assert not refusals(one), "well-formed lies are admitted"
 
@@ -76,7 +76,7 @@ def test_flipped_weights_arrive_as_they_are_defined(world):
     honest.start_all()
     truth = answers(honest)
     one = world(run={"quorum": 4})
-    begin(one, Assault("flipping", byzantine=0.4))
+    begin(one, AttackPlan("flipping", byzantine=0.4))
     lied = answers(one)
     w = one.consensus()
     np.testing.assert_allclose(lied["home-0"], 2 * w - truth["home-0"], atol=1e-6)
@@ -90,7 +90,7 @@ def test_what_liars_read_reaches_the_honest_through_their_uploads_only(world):
     seen = []
     for source in (0, 77):
         one = world()
-        begin(one, Assault("constant", byzantine=0.4), liar_reads=source)
+        begin(one, AttackPlan("constant", byzantine=0.4), liar_reads=source)
         learned(one, 3)
         seen.append([one.clients[number].state.p.copy() for number in (1, 2)])
     for here, there in zip(*seen, strict=True):
@@ -100,7 +100,7 @@ def test_what_liars_read_reaches_the_honest_through_their_uploads_only(world):
 @pytest.mark.parametrize("attack", ["gaussian", "scaling", "label_flip"])
 def test_colluders_send_one_vector(world, attack):
     one = world(devices=4, run={"quorum": 5})
-    begin(one, Assault(attack, byzantine=0.5, colluding=True))
+    begin(one, AttackPlan(attack, byzantine=0.5, colluding=True))
     sent = answers(one)
     np.testing.assert_array_equal(sent["home-0"], sent["home-1"])
     assert not np.array_equal(sent["home-1"], sent["home-2"])
@@ -108,7 +108,7 @@ def test_colluders_send_one_vector(world, attack):
 
 def test_omniscient_liars_know_the_honest_answers_of_the_very_round(world):
     one = world()
-    cast = begin(one, Assault("mimic", byzantine=0.4))
+    cast = begin(one, AttackPlan("mimic", byzantine=0.4))
     one.until(lambda: len(one.daemon.state.pending) == 2)
     assert "home-0" not in one.daemon.state.pending, "the liar waited"
     rows = cast.coalition.rows(Task(ALL, 1, "train"))
@@ -123,7 +123,9 @@ def test_patience_ends(world):
     one = world(run={"quorum": 2})
     one.start_daemon()
     ids = ["home-0", "home-1", "home-2"]
-    cast = Cast.of(Assault("mimic", byzantine=0.4, patience="5s"), ids, one.clock.monotonic)
+    cast = AttackCast.of(
+        AttackPlan("mimic", byzantine=0.4, patience="5s"), ids, one.clock.monotonic
+    )
     for number, hours in enumerate((400, 400, 0)):
         one.start(number, cast.role(ids[number]), hours=hours)
     one.until(lambda: one.version == 1)
@@ -144,7 +146,7 @@ def test_patience_ends(world):
 )
 def test_a_spoilt_body_is_refused_and_the_others_go_on_exactly(world, attack, reason):
     one = world(run={"quorum": 2})
-    begin(one, Assault(attack, byzantine=0.4))
+    begin(one, AttackPlan(attack, byzantine=0.4))
     moved = learned(one, 3)
     assert refusals(one)[reason] >= 2
     two = world(run={"quorum": 2})
@@ -157,13 +159,13 @@ def test_a_spoilt_body_is_refused_and_the_others_go_on_exactly(world, attack, re
 @pytest.mark.parametrize("attack", ["duplicate", "reorder", "delay", "drop"])
 def test_an_unkind_link_changes_no_bit(world, calm, attack):
     one = world(run={"deadline": "900s"})
-    begin(one, Assault(attack, byzantine=0.4))
+    begin(one, AttackPlan(attack, byzantine=0.4))
     np.testing.assert_array_equal(learned(one, 3), calm)
 
 
 def test_an_empty_payload_is_nothing(world):
     one = world(run={"quorum": 2})
-    begin(one, Assault("empty_payload", byzantine=0.4))
+    begin(one, AttackPlan("empty_payload", byzantine=0.4))
     moved = learned(one, 2)
     two = world(run={"quorum": 2})
     two.start_daemon()
@@ -174,7 +176,7 @@ def test_an_empty_payload_is_nothing(world):
 
 def test_two_devices_with_one_id_do_not_count_twice(world):
     one = world(run={"quorum": 2})
-    begin(one, Assault("twin", byzantine=0.4))
+    begin(one, AttackPlan("twin", byzantine=0.4))
     assert len(one.fleet.clients) == 4
     learned(one, 3)
     told = refusals(one)
@@ -188,7 +190,7 @@ def test_an_l1_consensus_moves_no_further_for_a_larger_lie(world, method):
     ends = []
     for value in ("1e3", "1e30"):
         one = world(run={"method": method, "settings": settings, "rounds": 4})
-        begin(one, Assault("constant", byzantine=0.4, options={"value": value}))
+        begin(one, AttackPlan("constant", byzantine=0.4, options={"value": value}))
         ends.append(learned(one, 4))
     np.testing.assert_array_equal(*ends)
 
@@ -199,7 +201,7 @@ def test_signs_are_lied_about_in_their_own_alphabet(world, attack):
     honest = world(run=run)
     honest.start_all()
     one = world(run=run)
-    begin(one, Assault(attack, byzantine=0.4))
+    begin(one, AttackPlan(attack, byzantine=0.4))
     moved = learned(one, 3)
     assert not refusals(one)
     assert np.array_equal(moved, learned(honest, 3)) == (attack == "scaling")
@@ -208,6 +210,6 @@ def test_signs_are_lied_about_in_their_own_alphabet(world, attack):
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
 def test_omniscient_liars_in_an_asynchronous_fleet_go_by_the_latest_answers(world, method):
     one = world(run={"method": method, "quorum": 1 if method == "fedasync" else 2})
-    begin(one, Assault("alie", byzantine=0.4))
+    begin(one, AttackPlan("alie", byzantine=0.4))
     learned(one, 6)
     assert not refusals(one)

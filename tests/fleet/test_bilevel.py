@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from aggregator.audit import recompute
-from aggregator.methods.kinship import normalised
-from edge_sdk.wire.loopback import Faults
+from aggregator.audit.recompute import recompute
+from aggregator.methods.bilevel.bilevel_math import normalised
+from edge_sdk.wire.link.loopback import LinkFaults
 
 ROUNDS = 2
 HOMES = [f"home-{number}" for number in range(4)]
@@ -21,7 +21,7 @@ SETTINGS |= {"map_rate": 0.5, "smooth": 0.3}
 def bilevel(world, rounds=ROUNDS, settings=None, faults=None, seed=0, **more):
     settings = SETTINGS | (settings or {})
     run = {"method": "bigfl", "quorum": 4, "rounds": rounds, "settings": settings}
-    link = {"faults": faults or Faults(), "seed": seed}
+    link = {"faults": faults or LinkFaults(), "seed": seed}
     return world(devices=4, run=run | {"deadline": "600s"} | more, **link)
 
 
@@ -101,7 +101,7 @@ def test_a_link_that_loses_repeats_and_reorders_changes_not_one_bit(world):
     calm = bilevel(world)
     calm.start_all()
     wanted = finish(calm)
-    faults = Faults(drop=0.1, duplicate=0.2, reorder=0.2)
+    faults = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.2)
     one = bilevel(world, faults=faults, seed=5)
     one.start_all()
     found = finish(one)

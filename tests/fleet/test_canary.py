@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import aggregator.config
-from aggregator import cli
-from edge_sdk.review import status
-from firmware_sim.folders import toml
+from aggregator.commands import main as cli
+from edge_sdk.commands.inspect import status
+from firmware_sim.fleet.run_files import toml
 
 EXPLODES = {"steps": 64, "rate": 1.0}  # the most that the shipped bundle was signed for
 

@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from aggregator import cli
-from aggregator.audit import recompute
-from edge_sdk.wire.loopback import Faults
+from aggregator.audit.recompute import recompute
+from aggregator.commands import main as cli
+from edge_sdk.wire.link.loopback import LinkFaults
 
 ROUNDS = 4
 HOMES = [f"home-{number}" for number in range(4)]
@@ -20,7 +20,7 @@ SETTINGS = {"centres": 2, "first_steps": 8, "steps": 4, "rate": 0.01, "mu": 0.00
 def clustered(world, rounds=ROUNDS, settings=None, faults=None, seed=0, **more):
     settings = SETTINGS | (settings or {})
     run = {"method": "fesem", "quorum": 4, "rounds": rounds, "settings": settings}
-    link = {"faults": faults or Faults(), "seed": seed}
+    link = {"faults": faults or LinkFaults(), "seed": seed}
     return world(devices=4, run=run | {"deadline": "600s"} | more, **link)
 
 
@@ -133,7 +133,7 @@ def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world, se
     calm = clustered(world)
     calm.start_all()
     wanted = finish(calm)
-    faults = Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
+    faults = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = clustered(world, faults=faults, seed=seed)
     one.start_all()
     assert finish(one).tobytes() == wanted.tobytes()

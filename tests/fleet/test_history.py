@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator import cli
-from aggregator.auditing import books, lines
+from aggregator.audit.delivery_audit import SHOWN, judge
+from aggregator.commands import main as cli
+from aggregator.commands.audit import books, lines
 from aggregator.config import StoreSection
-from aggregator.history import SHOWN, judge
-from aggregator.records import Retention
 from aggregator.store import SqliteStore
-from edge_sdk.wire.history import Receipted, Sent, written
+from aggregator.store.types import Retention
 from edge_sdk.wire.keys import read_public
-from edge_sdk.wire.loopback import Faults
-from firmware_sim.attacks.assault import Role
-from firmware_sim.diary import Diary, KeptLink
+from edge_sdk.wire.link.link_trace import Receipted, Sent, written
+from edge_sdk.wire.link.loopback import LinkFaults
+from firmware_sim.attacks.attack_plan import AttackRole
+from firmware_sim.fleet.link_recorder import LinkRecord, RecordedLink
 
 ROUNDS = 5
 
@@ -29,12 +29,14 @@ def kept(one, number):
     public = read_public(one.folder / f"home-{number}.pub")
     server = read_public(one.folder / "aggregator" / "aggregator.pub")
     path = one.folder / "diaries" / f"home-{number}.jsonl"
-    return Role(around=lambda link: KeptLink(link, Diary(path, device=public, aggregator=server)))
+    return AttackRole(
+        around=lambda link: RecordedLink(link, LinkRecord(path, device=public, aggregator=server))
+    )
 
 
 def stormy(world):
     """A run through losses, doubles and deaths; stopped, with everything on disk."""
-    faults = Faults(drop=0.05, duplicate=0.2, reorder=0.2)
+    faults = LinkFaults(drop=0.05, duplicate=0.2, reorder=0.2)
     one, rng = world(run={"rounds": ROUNDS, "deadline": "600s"}, faults=faults), random.Random(4)
     one.start_daemon()
     for number in range(one.devices):

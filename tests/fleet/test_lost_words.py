@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_sdk.wire import topics
-from edge_sdk.wire.loopback import Faults, LoopbackBroker
+from edge_sdk.wire.link.loopback import LinkFaults, LoopbackBroker
+from edge_sdk.wire.protocol import topics
 
 
 @pytest.mark.parametrize("lost", ["keys", "bundle", "model"])
@@ -28,7 +28,7 @@ def test_an_announcement_that_never_arrived_is_asked_for_again(world, monkeypatc
 
 def test_a_bad_link_leaves_nobody_behind(world):
     # a lost manifest costs the device a round, and the round its quorum: it is opened again
-    faults = Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
+    faults = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = world(devices=4, run={"rounds": 3, "deadline": "60s"}, faults=faults, seed=1)
     one.start_all()
     one.until(lambda: one.version >= 3, turns=12_000)

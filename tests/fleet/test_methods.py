@@ -8,8 +8,8 @@ import tomllib
 import numpy as np
 import pytest
 
-from aggregator.audit import recompute
-from firmware_sim.folders import toml
+from aggregator.audit.recompute import recompute
+from firmware_sim.fleet.run_files import toml
 
 STEPS = {"steps": 4, "rate": 0.003}
 SYNCHRONOUS = {

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_sdk import review
 from edge_sdk.client import Client
-from edge_sdk.wire import messages as m
-from edge_sdk.wire import topics
-from edge_sdk.wire.codec import encode
-from edge_sdk.wire.envelope import seal
-from edge_sdk.wire.loopback import Faults, LoopbackBroker
+from edge_sdk.commands import inspect
+from edge_sdk.wire.link.loopback import LinkFaults, LoopbackBroker
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.envelope import seal
 from tests.fleet.conftest import SlowClock, history
 from tests.fleet.street import Street, ring
 
 NAMES = [f"home-{number}" for number in range(5)]
 HOURS = 120
-SOUND = Faults()
+SOUND = LinkFaults()
 
 
 class Block:
@@ -125,7 +125,7 @@ def test_over_the_wire_it_is_what_the_halves_come_to(block, method, say):
 
 @pytest.mark.parametrize(("method", "say"), [("dfl_gt", {}), ("dfl_sgd", {"insist": True})])
 def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say):
-    bad = Faults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
+    bad = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = block(method, bad, seed=5, last=5, **say)
     one.finish()
     counts = mixed(caplog)
@@ -231,12 +231,14 @@ def words(x):
     numbers = st.one_of(st.integers(0, 8), st.sampled_from([2**24, 2**31, m.LARGEST]))
     blobs = st.sampled_from([b"", bytes(4), np.full(192, 1e38, "<f4").tobytes(), b"\xff" * 32768])
     peers = st.builds(
-        m.Peer, run=st.sampled_from([0, 0, 1]), epoch=st.sampled_from([1, 1, 1, 2]), step=numbers,
+        m.PeerMessage, run=st.sampled_from([0, 0, 1]), epoch=st.sampled_from([1, 1, 1, 2]), step=numbers,
         part=st.sampled_from(["theta", "tracker"]), degree=st.integers(1, 24),
         spec=st.sampled_from([x.spec, bytes(16)]), enc=st.just("f4"),
         off=st.sampled_from([0, 8192, 1, 16384]), num=st.sampled_from([192, 8192, 1]), blob=blobs,
     )  # fmt: skip
-    settles = st.builds(m.Settle, st.just(0), st.sampled_from([1, 1, 2]), numbers, st.booleans())
+    settles = st.builds(
+        m.SettleMessage, st.just(0), st.sampled_from([1, 1, 2]), numbers, st.booleans()
+    )
     return st.one_of(peers, settles)
 
 
@@ -262,7 +264,7 @@ def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
     assert one.clients["home-0"].status()["spent"] == 3
     assert one.step("home-0") == 3
     assert one.clients["home-1"].status()["neighbours"]["mixed"] == 3
-    told = review.status(street.config("home-0"))["neighbours"]
+    told = inspect.status(street.config("home-0"))["neighbours"]
     assert (told["epoch"], told["step"]) == (1, 2), "as it was saved: the exchange it began last"
     one.close()
 
@@ -280,7 +282,7 @@ def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path
     link = one.broker.link("home-1")
     link.open()
     link.poll(0.0)
-    said = m.Settle(run=0, epoch=2, step=0, used=False)
+    said = m.SettleMessage(run=0, epoch=2, step=0, used=False)
     payload = seal(
         encode(said), kind=said.kind, sender="home-1", recipient="home-0", fleet="street",
         signer=street.keys["home-1"],

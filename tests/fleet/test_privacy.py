@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from edge_sdk import Reading
-from edge_sdk.store import Store
-from edge_sdk.wire import topics
-from edge_sdk.wire.codec import decode
-from edge_sdk.wire.envelope import unproved
-from edge_sdk.wire.transport import Message
-from firmware_sim.folders import toml
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.link.transport import Message
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.envelope import unproved
+from firmware_sim.fleet.run_files import toml
 from tests.fleet.test_split import HOURS, sites, start_all
 
 PUBLIC = ["weather.temperature", "weather.wind_speed"]
@@ -37,12 +37,12 @@ def hide(one, privacy, numbers=(0, 1, 2)):
 
 
 def noised(one, number):
-    with Store.open(one.folder / f"home-{number}", read_only=True) as store:
+    with DeviceStore.open(one.folder / f"home-{number}", read_only=True) as store:
         return store.noised()
 
 
 def charged(one, number):
-    with Store.open(one.folder / f"home-{number}", read_only=True) as store:
+    with DeviceStore.open(one.folder / f"home-{number}", read_only=True) as store:
         return sum(charge.releases for charge in store.ledger()), store.numbers().spent
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator import cli
-from aggregator.founding import RUN_LEAP
-from edge_sdk.program import TEMPORARY, USAGE
+from aggregator.commands import main as cli
+from aggregator.operations.run_setup import RUN_LEAP
+from edge_sdk.app.cli import TEMPORARY, USAGE
 
 
 def backed_up(one):

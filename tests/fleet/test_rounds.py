@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.wire.loopback import Faults
+from edge_sdk.wire.link.loopback import LinkFaults
 
 ROUNDS = 6
 
@@ -48,14 +48,14 @@ def test_two_runs_of_the_same_fleet_agree_to_the_bit(world):
 def test_duplicates_reordering_and_delays_change_nothing(world):
     calm, _ = undisturbed(world)
     for seed in range(3):
-        faults = Faults(duplicate=0.5, reorder=0.5, delay=0.6)
+        faults = LinkFaults(duplicate=0.5, reorder=0.5, delay=0.6)
         stormy, _ = undisturbed(world, faults=faults, seed=seed, deadline="600s")
         assert stormy.tobytes() == calm.tobytes()
 
 
 def test_losses_cost_time_and_nothing_else(world):
     calm, _ = undisturbed(world)
-    lossy, one = undisturbed(world, faults=Faults(drop=0.1, duplicate=0.1, reorder=0.2), seed=5)
+    lossy, one = undisturbed(world, faults=LinkFaults(drop=0.1, duplicate=0.1, reorder=0.2), seed=5)
     moved = [v.moved for v in one.daemon._store.versions(1)]
     if all(moved):  # no round was abandoned: then not one bit may differ
         assert lossy.tobytes() == calm.tobytes()

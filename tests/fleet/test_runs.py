@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 
-from aggregator import cli
-from firmware_sim.folders import toml
+from aggregator.commands import main as cli
+from firmware_sim.fleet.run_files import toml
 
 METHODS = {
     "fedavg": {"steps": 4, "rate": 0.003},

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.audit import recompute
+from aggregator.audit.recompute import recompute
 from aggregator.graph import Diffusion
-from aggregator.methods.optim import Corrected, corrected
-from aggregator.methods.play import drawn
+from aggregator.methods.base.server_optim import Corrected, corrected
+from aggregator.methods.split.split_rounds import drawn
 from edge_sdk import Config, Reading
 from edge_sdk.methods.optim import adam
-from edge_sdk.wire.loopback import Faults
-from firmware_sim.attacks.assault import HONEST, Assault, Cast
-from firmware_sim.fleet import enlist
-from firmware_sim.folders import toml
+from edge_sdk.wire.link.loopback import LinkFaults
+from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan
+from firmware_sim.fleet.in_process import enlist
+from firmware_sim.fleet.run_files import toml
 
 HOURS = 24 * 21
 SETTINGS = {"steps": 3, "rate": 0.003, "prox": 0.1, "credit": 0.9}
@@ -175,7 +175,9 @@ def test_alternating_says_a_small_part_of_it(world):
 @pytest.mark.parametrize("seed", range(3))
 def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
     """Repeats, delays and messages that overtake others: every station is in every turn."""
-    one = sites(world, rounds=3, faults=Faults(duplicate=0.2, reorder=0.3, delay=0.4), seed=seed)
+    one = sites(
+        world, rounds=3, faults=LinkFaults(duplicate=0.2, reorder=0.3, delay=0.4), seed=seed
+    )
     start_all(one)
     state = finish(one)
     if everybody(one):
@@ -185,7 +187,7 @@ def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_what_a_broker_loses_costs_a_turn_and_never_the_run(world, seed):
-    one = sites(world, rounds=2, faults=Faults(drop=0.05), seed=seed, least=2)
+    one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, least=2)
     start_all(one)
     state = finish(one)
     assert state.version == 2
@@ -299,7 +301,9 @@ def centralised(one, windows):
     return p, net
 
 
-@pytest.mark.parametrize("faults", [Faults(), Faults(duplicate=0.2, reorder=0.4, delay=0.5)])
+@pytest.mark.parametrize(
+    "faults", [LinkFaults(), LinkFaults(duplicate=0.2, reorder=0.4, delay=0.5)]
+)
 def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faults):
     """Float32 arrays through envelopes, pieces and an unkind broker, against one machine."""
     windows = []
@@ -308,7 +312,7 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
         windows.append(drawn(act, score))
         return windows[-1]
 
-    monkeypatch.setattr("aggregator.methods.play.drawn", noted)
+    monkeypatch.setattr("aggregator.methods.split.split_rounds.drawn", noted)
     one = sites(world, rounds=1, faults=faults, turns={"guard": 0.0})
     start_all(one)
     state = finish(one)
@@ -359,8 +363,8 @@ def lied(world, attack, *, options=None, guard=3.0, rounds=2):
     """A fleet of four in which the first one lies; its state and reports at the end."""
     one = sites(world, devices=4, rounds=rounds, turns={"guard": guard})
     ids = [f"home-{number}" for number in range(4)]
-    assault = Assault(attack, byzantine=0.25 if attack else 0.0, options=options or {})
-    cast = Cast.of(assault, ids, one.clock.monotonic) if attack else None
+    assault = AttackPlan(attack, byzantine=0.25 if attack else 0.0, options=options or {})
+    cast = AttackCast.of(assault, ids, one.clock.monotonic) if attack else None
     one.start_daemon()
     for number, name in enumerate(ids):
         start(one, number, HONEST if cast is None else cast.role(name))

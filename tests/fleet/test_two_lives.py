@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator import cli
+from aggregator.commands import main as cli
 from edge_sdk import Config
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
-from firmware_sim.attacks.assault import HONEST
-from firmware_sim.fleet import enlist
+from firmware_sim.attacks.attack_plan import HONEST
+from firmware_sim.fleet.in_process import enlist
 from tests.fleet.conftest import history
 
 

@@ -6,14 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aggregator import leaves
 from aggregator.methods import OPEN
-from edge_sdk.chance import keyed
-from edge_sdk.methods.local import Batch, Lent
+from aggregator.store import state_codec
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import Closed, Due, Member, Task
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import Closed, Due, Member, Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 class Target:
@@ -66,12 +66,12 @@ class Fleet:
 
     def half(self, name):
         local = self.local(name, self.targets[name])
-        return self.make(local, Steps(optimiser=sgd, start=self.start))
+        return self.make(local, LocalSgd(optimiser=sgd, start=self.start))
 
     def lend(self, name, target):
         graphs = {"gradient": distance, "robust_gradient": robust_distance}
         windows = Target(target)
-        return Lent(name, self.spec, graphs, lambda: windows, 1, partial(keyed, 0, name))
+        return ShellContext(name, self.spec, graphs, lambda: windows, 1, partial(keyed, 0, name))
 
     def join(self, name):
         if name not in self.halves:
@@ -118,7 +118,7 @@ class Fleet:
     def restart(self):
         """Stop the server and start it again from its saved leaves."""
         fresh = self.server.init(self.spec.shared(self.first))
-        self.state = leaves.rebuild(fresh, leaves.flatten(self.state))
+        self.state = state_codec.rebuild(fresh, state_codec.flatten(self.state))
 
     def reboot(self, name):
         """Stop a device and start it again from its saved arrays."""

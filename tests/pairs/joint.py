@@ -6,20 +6,20 @@ from functools import partial
 
 import numpy as np
 
-from aggregator import leaves
 from aggregator.graph import Diffusion
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.setup import Lent as LentGraph
+from aggregator.methods.base.types import BoundGraph as LentGraph
 from aggregator.rules import bind
-from edge_sdk.chance import keyed
+from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import Closed, Due, Member, Played, Signal, Task, Update
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import build
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import Closed, Due, Member, Played, Signal, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import build
 
 F, L = 2, 3
 SPEC = ParamSpec.of([("encoder", (F,)), ("own", (F,)), ("graph", (F,))])
@@ -115,11 +115,11 @@ class Joint:
             self.fold(Member(name, present=True))
 
     def half(self, name):
-        local = Lent(
+        local = ShellContext(
             name, SPEC, GRAPHS, lambda: self.windows[name], 4, partial(keyed, 0, name),
             latest=lambda: (999, self.windows[name].x[:1]),
         )  # fmt: skip
-        return DEVICES["pfgl"](local, Steps(optimiser=sgd, rate=self.rate))
+        return DEVICES["pfgl"](local, LocalSgd(optimiser=sgd, rate=self.rate))
 
     # --- the server's shell
 
@@ -160,7 +160,7 @@ class Joint:
     def kill_server(self):
         """Start again from what was saved."""
         fresh = self.server.init(np.zeros(SPEC.size, np.float32))
-        self.state = leaves.rebuild(fresh, leaves.flatten(self.state))
+        self.state = state_codec.rebuild(fresh, state_codec.flatten(self.state))
         self.queue, self.act = [], None
         self.fold(Due(self.state.round, "again"))
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.aspire import AspireEase, aspire_ease
-from aggregator.methods.averaging import Rounds
-from aggregator.methods.planes import PRIOR, Cut, Worst
-from aggregator.methods.setup import Setup
-from aggregator.methods.uncertainty import even, worst
+from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.types import Setup
+from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
+from aggregator.methods.consensus.cutting_planes import PRIOR, Cut, Worst
+from aggregator.methods.consensus.dnorm_set import even, worst
 from aggregator.rules import bind
-from edge_sdk.methods.pulled import pulled
-from edge_sdk.wire.method import Member
-from edge_sdk.wire.strict import Misfit, build
+from edge_sdk.methods.consensus import pulled
+from edge_sdk.wire.contract.method import Member
+from edge_sdk.wire.schema import SchemaError, build
 
 FOUR = np.array([1.0, 2.0, 3.0, 6.0])
 TARGETS = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 5.0}
@@ -233,5 +233,5 @@ def test_one_liar_moves_it_as_far_as_it_likes(consensus):
     [({"budget": 2.0}, "budget"), ({"reach": 0.0}, "reach"), ({"admit": "all"}, "admit")],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(chosen, key):
-    with pytest.raises(Misfit, match=key):
+    with pytest.raises(SchemaError, match=key):
         build(AspireEase, chosen, where="run.settings")

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.buffered import Buffered
+from aggregator.methods.asynchronous.buffered import Buffered
 from aggregator.rules import bind
-from edge_sdk.wire.method import CONTRACTS, Closed, Due, Member, Task, Up, Update, answered
-from edge_sdk.wire.strict import Misfit
+from aggregator.store import state_codec
+from edge_sdk.wire.contract.method import CONTRACTS, Closed, Due, Member, Task, Up, Update, answered
+from edge_sdk.wire.schema import SchemaError
 from tests.pairs.line import device
 
 
@@ -213,12 +213,12 @@ class TestAsking:
         assert ask.up is (Up.WEIGHTS if method == "fedasync" else Up.DELTA)
 
     def test_a_buffer_too_small_for_the_rules_liars_is_refused(self):
-        with pytest.raises(Misfit, match=r"run\.quorum: expected at least 5 for f = 1, got 4"):
+        with pytest.raises(SchemaError, match=r"run\.quorum: expected at least 5 for f = 1, got 4"):
             fedbuff(4, rule="trimmed_mean", parameters={"f": 1})
         fedbuff(5, rule="trimmed_mean", parameters={"f": 1})
 
     def test_a_quorum_beside_one_is_no_fedasync(self):
-        with pytest.raises(Misfit, match=r"run\.quorum: expected 1"):
+        with pytest.raises(SchemaError, match=r"run\.quorum: expected 1"):
             server("fedasync", Rounds(quorum=2))
 
     @given(data=st.data())
@@ -275,7 +275,7 @@ class Clock:
 
     def restart(self):
         fresh = self.half.init(np.zeros(1, np.float32))
-        self.state = leaves.rebuild(fresh, leaves.flatten(self.state))
+        self.state = state_codec.rebuild(fresh, state_codec.flatten(self.state))
 
     @property
     def sums(self):
@@ -325,4 +325,4 @@ def test_a_server_that_stops_anywhere_and_goes_on_loses_no_bit(method, quorum):
         stopped.until(float(second))
         stopped.restart()
     assert straight.state.w.tobytes() == stopped.state.w.tobytes()
-    assert leaves.digest(straight.state) == leaves.digest(stopped.state)
+    assert state_codec.digest(straight.state) == state_codec.digest(stopped.state)

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge_sdk.chance import keyed
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.local_sgd import LocalSgd, steps
 from edge_sdk.methods.optim import adam, sgd
-from edge_sdk.methods.steps import Steps, steps
-from edge_sdk.wire.method import Task
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 LAYERS = [("body.w", (4, 3)), ("body.b", (4,)), ("head.w", (4,)), ("head.b", (1,))]
 
@@ -63,9 +63,11 @@ def scalar_fleet(targets):
         windows = Fixed(np.ones((1, 1, 1), np.float32), np.full((1, 1), target, np.float32))
         name = f"m-{number}"
         locals_.append(
-            Lent(name, spec, {"gradient": line}, lambda w=windows: w, 64, partial(keyed, 0, name))
+            ShellContext(
+                name, spec, {"gradient": line}, lambda w=windows: w, 64, partial(keyed, 0, name)
+            )
         )
-    return Fleet(locals_, Steps(optimiser=sgd), np.zeros(2, np.float32))
+    return Fleet(locals_, LocalSgd(optimiser=sgd), np.zeros(2, np.float32))
 
 
 def tanh_net(p, x, y):
@@ -90,12 +92,12 @@ def net_fleet(shared, seeds, settings=None):
             rng.normal(size=(40, 1)).astype(np.float32),
         )
         locals_.append(
-            Lent(
+            ShellContext(
                 name, spec, {"gradient": tanh_net}, lambda w=windows: w, 8, partial(keyed, 3, name)
             )
         )
     start = np.random.default_rng(0).normal(size=spec.size).astype(np.float32)
-    return Fleet(locals_, settings or Steps(optimiser=adam), start)
+    return Fleet(locals_, settings or LocalSgd(optimiser=adam), start)
 
 
 @pytest.mark.parametrize(

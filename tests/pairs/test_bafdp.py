@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.averaging import Rounds
-from aggregator.methods.consensus import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
-from aggregator.methods.setup import Setup
+from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.types import Setup
+from aggregator.methods.consensus.rsa_bafdp import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
 from aggregator.rules import bind
-from edge_sdk.methods.pulled import pulled
+from edge_sdk.methods.consensus import pulled
 from edge_sdk.runtime import GraphError
-from edge_sdk.wire.method import Due, Member
-from edge_sdk.wire.mirror import Ascent, check, damping, next_dual
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Misfit, build
+from edge_sdk.shared_math.consensus_dual import Ascent, check, damping, next_dual
+from edge_sdk.wire.contract.method import Due, Member
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import SchemaError, build
 
 ORACLE = {
     "rate": 0.1,
@@ -466,5 +466,5 @@ def pulled_without(graph, local, settings):
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(chosen, key):
-    with pytest.raises(Misfit, match=key):
+    with pytest.raises(SchemaError, match=key):
         build(Bafdp, chosen, where="run.settings")

@@ -9,10 +9,10 @@ import pytest
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.chance import keyed
-from edge_sdk.methods.local import Batch, Lent
-from edge_sdk.methods.pulled import pulled
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.methods.consensus import pulled
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
 
 NAMES = ("cell-1", "cell-2", "cell-3", "cell-4", "cell-5")
 
@@ -41,14 +41,16 @@ class Cells:
 
 @pytest.fixture(scope="module")
 def bundle():
-    return Bundle.open("cells-mlp-1", trust=Trust())
+    return Bundle.open("cells-mlp-1", trust=TrustedKeys())
 
 
 @pytest.fixture
 def cells(bundle, consensus):
     def lend(name, number):
         windows = Cells(number)
-        return Lent(name, bundle.spec, bundle.graphs, lambda: windows, 64, partial(keyed, 0, name))
+        return ShellContext(
+            name, bundle.spec, bundle.graphs, lambda: windows, 64, partial(keyed, 0, name)
+        )
 
     def make(method="bafdp", **chosen):
         row = SERVERS[method]

@@ -7,20 +7,26 @@ import numpy as np
 import pytest
 
 from aggregator.methods import Rounds, Setup
-from aggregator.methods.bigfl import BiGFL, bigfl
-from aggregator.methods.bilevel import SOLVE, Bilevel
-from aggregator.methods.kinship import crossed, hypergradient, normalised, sampled, upper
-from aggregator.methods.neighbours import paired
+from aggregator.methods.base.geo_neighbours import paired
+from aggregator.methods.bilevel.bigfl import BiGFL, bigfl
+from aggregator.methods.bilevel.bilevel import SOLVE, Bilevel
+from aggregator.methods.bilevel.bilevel_math import (
+    crossed,
+    hypergradient,
+    normalised,
+    sampled,
+    upper,
+)
 from aggregator.rules import bind
-from edge_sdk.chance import keyed
-from edge_sdk.methods.bilevel import Leaning, bilevel
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.bilevel import BilevelState, bilevel
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.basis import Block, Diagonal, unpacked
-from edge_sdk.wire.method import END, Due, Member, Task, Update
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Misfit
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.bilevel_map import Diagonal, MapBlock, unpacked
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import END, Due, Member, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import SchemaError
 
 NAMES = "abc"
 SPEC = ParamSpec.of([("body", (1,)), ("head", (1,))])
@@ -53,7 +59,7 @@ def lend(name, target, spec=SPEC):
         return ((curves * v).astype("f4"),)
 
     graphs, window = {"gradient": gradient, "hvp": hvp}, Window()
-    return Lent(name, spec, graphs, lambda: window, 1, partial(keyed, 0, name))
+    return ShellContext(name, spec, graphs, lambda: window, 1, partial(keyed, 0, name))
 
 
 @pytest.fixture
@@ -137,7 +143,7 @@ class TestRound:
             three.activate(*NAMES)
         three.activate(*NAMES)
         before = three.state
-        basis = Block(before.phi["matrix"])
+        basis = MapBlock(before.phi["matrix"])
         near = paired([("a", "b"), ("b", "c")]).among(NAMES)
         graph, now = normalised(near), theta(three)
         strange = sampled(near, 10, np.random.default_rng(0))
@@ -383,7 +389,7 @@ class TestDevice:
     """The device half by itself."""
 
     def half(self, spec=SPEC):
-        return bilevel(lend("a", (1.0, 0.0), spec), Steps(optimiser=sgd))
+        return bilevel(lend("a", (1.0, 0.0), spec), LocalSgd(optimiser=sgd))
 
     def test_keeps_its_own_model_at_the_end_if_it_ever_answered(self):
         half = self.half()
@@ -412,8 +418,8 @@ class TestDevice:
         assert after.p[1] == pytest.approx(1.0 - 0.1 * 3.0)
 
     def test_a_saved_state_comes_back(self):
-        state = Leaning(np.ones(2, np.float32), 4, (3.0, 1.0, 1.0), np.ones((1, 2), "f4"))
-        again = Leaning.from_arrays(state.arrays())
+        state = BilevelState(np.ones(2, np.float32), 4, (3.0, 1.0, 1.0), np.ones((1, 2), "f4"))
+        again = BilevelState.from_arrays(state.arrays())
         assert (again.answered, again.form) == (4, state.form)
         assert (again.p == state.p).all()
         assert (again.rows == state.rows).all()
@@ -439,7 +445,7 @@ class TestDevice:
     def test_where_the_loss_curves_down_it_answers_to_first_order(self):
         local = lend("a", (0.0, 0.0))
         bent = replace(local, graphs=local.graphs | {"hvp": lambda v, **_: (-9 * v,)})
-        half = bilevel(bent, Steps(optimiser=sgd))
+        half = bilevel(bent, LocalSgd(optimiser=sgd))
         state = replace(half.init(np.zeros(2, np.float32)), answered=1)
         values = {"curvature": 4.0, "of": 1.0}
         task = Task("a", 2, SOLVE, values=values, arrays={"p": np.ones(2, np.float32)})
@@ -452,12 +458,12 @@ class TestSettings:
 
     def test_a_map_that_cannot_be_sent_is_refused(self, server):
         wide = ParamSpec.of([("body.weight", (3000,)), ("head.weight", (5,))])
-        with pytest.raises(Misfit, match=r"run\.settings\.map"):
+        with pytest.raises(SchemaError, match=r"run\.settings\.map"):
             server(spec=wide)
-        with pytest.raises(Misfit, match="at once"):
+        with pytest.raises(SchemaError, match="at once"):
             server(spec=ParamSpec.of([("w", (2000,))]))
         server(spec=wide, map="last_layer")
-        with pytest.raises(Misfit, match="at once"):
+        with pytest.raises(SchemaError, match="at once"):
             server(spec=ParamSpec.of([("w", (30_000,))]), map="low_rank", rank=64)
 
     def test_the_last_layer_is_where_it_should_be(self, server):
@@ -469,7 +475,7 @@ class TestSettings:
         del server
         (tmp_path / "n.csv").write_text(PATH)
         setup = Setup(bind("median"), BiGFL(neighbours="n.csv"), Rounds(3), SPEC, folder=tmp_path)
-        with pytest.raises(Misfit, match="combines answers by itself"):
+        with pytest.raises(SchemaError, match="combines answers by itself"):
             bigfl(setup)
 
     @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.centres import distances, draws, plus_plus
-from aggregator.methods.multicentre import multicentre
+from aggregator.methods.clustered.kmeans import distances, draws, plus_plus
+from aggregator.methods.clustered.multicentre import multicentre
 from aggregator.rules import bind
+from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.centred import Centred
-from edge_sdk.wire.method import END, Closed, Due, Member, Task, Update
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Misfit
+from edge_sdk.methods.fesem import ClusterState
+from edge_sdk.wire.contract.method import END, Closed, Due, Member, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import SchemaError
 
 NAMES = "abcde"
 FIVE = dict(zip(NAMES, (0.0, 1.0, 10.0, 11.0, 50.0), strict=True))
@@ -408,10 +408,10 @@ class TestRules:
         for _ in range(2):
             state, _ = feed(half, state, values)
         assert state.memories.keys() == {"0", "1"}
-        restored = leaves.rebuild(half.init(np.zeros(1)), leaves.flatten(state))
+        restored = state_codec.rebuild(half.init(np.zeros(1)), state_codec.flatten(state))
         one, _ = feed(half, state, values)
         two, _ = feed(half, restored, values)
-        assert leaves.digest(one) == leaves.digest(two)
+        assert state_codec.digest(one) == state_codec.digest(two)
 
 
 class TestRefusals:
@@ -434,7 +434,7 @@ class TestRefusals:
         ids=["more centres than answers", "than may be enough", "than rows for a rule", "a root"],
     )
     def test_refused(self, made, key):
-        with pytest.raises(Misfit, match=key):
+        with pytest.raises(SchemaError, match=key):
             made()
 
     def test_as_many_as_there_are_is_allowed(self):
@@ -523,14 +523,14 @@ class TestBothHalves:
                 one.restart()
                 one.reboot("abcd"[number % 4])
                 one.activate(name)
-        assert leaves.digest(one.state) == leaves.digest(calm.state)
+        assert state_codec.digest(one.state) == state_codec.digest(calm.state)
         assert [one.w(name) for name in "abcd"] == [calm.w(name) for name in "abcd"]
 
     def test_a_saved_device_is_the_same_device(self, pair):
         fleet = pair({"a": 0.0, "b": 9.0})
         fleet.activate("a", "b")
         saved = fleet.states["a"].arrays()
-        again = Centred.from_arrays(saved)
+        again = ClusterState.from_arrays(saved)
         assert (again.answered, float(again.p[0])) == (1, fleet.w("a"))
 
     def test_the_last_round_leaves_everybody_at_rest(self, pair):

@@ -9,12 +9,12 @@ import pytest
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.chance import keyed
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Batch, Lent
 from edge_sdk.methods.optim import adam
-from edge_sdk.wire.method import ALL
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import ALL
 
 NAMES = tuple(f"cell-{number}" for number in range(6))
 ROUNDS = 6
@@ -44,14 +44,16 @@ def shape_of(bundle):
 
 @pytest.fixture(scope="module")
 def bundle():
-    return Bundle.open("cells-mlp-1", trust=Trust())
+    return Bundle.open("cells-mlp-1", trust=TrustedKeys())
 
 
 @pytest.fixture
 def cells(bundle, consensus):
     def lend(name, number):
         windows = Kind(number, shape_of(bundle))
-        return Lent(name, bundle.spec, bundle.graphs, lambda: windows, 64, partial(keyed, 0, name))
+        return ShellContext(
+            name, bundle.spec, bundle.graphs, lambda: windows, 64, partial(keyed, 0, name)
+        )
 
     def make(method, rounds=ROUNDS, **chosen):
         row = SERVERS[method]

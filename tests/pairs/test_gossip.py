@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.chance import keyed
 from edge_sdk.methods.gossip import (
     ADAPT,
     ALONE,
@@ -15,19 +14,20 @@ from edge_sdk.methods.gossip import (
     MIX,
     THETA,
     TRACKER,
-    Gossiped,
+    GossipState,
     dfl_gt,
     dfl_sgd,
     turns,
 )
-from edge_sdk.methods.local import Batch, Lent
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire import mixing
-from edge_sdk.wire.method import Task
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.methods.local_sgd import LocalSgd
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math import mixing_matrix
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 HALVES = {"dfl_sgd": dfl_sgd, "dfl_gt": dfl_gt}
-P3 = mixing.metropolis(mixing.adjacency("abc", [("a", "b"), ("b", "c")]))
+P3 = mixing_matrix.metropolis(mixing_matrix.adjacency("abc", [("a", "b"), ("b", "c")]))
 FULL = np.full((3, 3), 1 / 3)
 B = (0.0, 3.0, 6.0)
 ONES, CURVED = (1.0, 1.0, 1.0), (1.0, 2.0, 5.0)
@@ -64,11 +64,11 @@ class Street:
         self.spec, self.halves, self.step = spec, [], 0
         for number in range(len(self.weights)):
             windows = Noisy(curved[number], b[number], wobble)
-            local = Lent(
+            local = ShellContext(
                 f"d{number}", spec, {"gradient": bowl}, partial(self._of, windows), 1,
                 partial(keyed, 1, f"d{number}"),
             )  # fmt: skip
-            self.halves.append(HALVES[method](local, Steps()))
+            self.halves.append(HALVES[method](local, LocalSgd()))
         first = np.zeros((len(self.halves), size)) if start is None else np.asarray(start, float)
         self.states = [h.init(row.copy()) for h, row in zip(self.halves, first, strict=True)]
         self.each(BEGIN)
@@ -155,7 +155,7 @@ def test_a_tracker_started_at_zero_never_moves():
     """Why ``begin`` starts it at the gradient (D11): the regression test of the printed start."""
     street = Street("dfl_gt", P3)
     street.states = [
-        Gossiped(s.p, s.seen, np.zeros_like(s.tracker), s.draws) for s in street.states
+        GossipState(s.p, s.seen, np.zeros_like(s.tracker), s.draws) for s in street.states
     ]
     close(street.go(200), 0, 0, 0)
 
@@ -203,7 +203,9 @@ def test_alone_nothing_is_mixed(method, steps, order):
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
 def test_differences_fade_at_the_speed_of_the_matrix(method):
-    ring = mixing.metropolis(mixing.adjacency("abcde", ["ab", "bc", "cd", "de", "ea"]))
+    ring = mixing_matrix.metropolis(
+        mixing_matrix.adjacency("abcde", ["ab", "bc", "cd", "de", "ea"])
+    )
     start = np.arange(5.0)[:, None] ** 2
     say = {"b": (0.0,) * 5, "curved": (1.0,) * 5, "start": start, "rate": 0.0}
     street = Street(method, ring, **say).go(12)
@@ -225,7 +227,7 @@ def test_the_trackers_always_add_up_to_the_gradients(extra, order, steps, data):
     names = [f"d{n}" for n in range(6)]
     ring = [(names[n], names[(n + 1) % 6]) for n in range(6)]
     more = [(names[i], names[j]) for i, j in extra if i != j]
-    whole = mixing.metropolis(mixing.adjacency(names, ring + more))
+    whole = mixing_matrix.metropolis(mixing_matrix.adjacency(names, ring + more))
     say = {"b": np.arange(6.0), "curved": np.linspace(0.5, 2, 6), "wobble": 1.0}
     street = Street("dfl_gt", whole, order=order, steps=float(steps), size=3, **say)
     for _ in range(6):
@@ -258,7 +260,7 @@ def test_a_lying_neighbour_moves_a_clipping_device_by_its_radius():
 
 
 def test_a_trimming_device_leaves_the_extremes_out():
-    star = mixing.metropolis(mixing.adjacency("abcd", ["ab", "ac", "ad"]))
+    star = mixing_matrix.metropolis(mixing_matrix.adjacency("abcd", ["ab", "ac", "ad"]))
     start = np.array([[1.0], [2.0], [1e9], [0.0]])
     street = Street(
         "dfl_sgd", star, b=(0.0,) * 4, curved=(1.0,) * 4, rate=0.0, start=start, robust=2.0,
@@ -276,7 +278,7 @@ def test_a_step_fades_with_the_root_of_its_number():
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
 def test_a_state_survives_being_written_down(method):
     street = Street(method, P3, wobble=1.0, size=2).go(3)
-    street.states = [Gossiped.from_arrays(state.arrays()) for state in street.states]
+    street.states = [GossipState.from_arrays(state.arrays()) for state in street.states]
     other = Street(method, P3, wobble=1.0, size=2).go(3)
     assert (street.go(3).theta == other.go(3).theta).all()
 

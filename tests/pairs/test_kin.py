@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
-from aggregator.methods.agnostic import ascended, capped, joined
-from aggregator.methods.attentive import labelled
-from aggregator.methods.noised import nbafl
+from aggregator.methods.averaging.afl import ascended, capped, joined
+from aggregator.methods.averaging.dp_averaging import nbafl
+from aggregator.methods.averaging.fedatt import labelled
 from aggregator.rules import bind
-from edge_sdk.wire.method import CONTRACTS, Closed, Task, Update, answered
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Misfit, build
+from aggregator.store import state_codec
+from edge_sdk.wire.contract.method import CONTRACTS, Closed, Task, Update, answered
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import SchemaError, build
 from tests.pairs.line import SPEC, device
 
 KIN = ("afl", "fedatt", "fedda", "fedgru", "fedntp", "nbafl", "udp")
@@ -199,25 +199,27 @@ class TestAttention:
 
     @pytest.mark.parametrize("method", ["fedatt", "fedda", "afl", "fedasync"])
     def test_a_rule_beside_its_own_is_refused_and_not_ignored(self, method):
-        with pytest.raises(Misfit, match=r"^run\.rule: expected none"):
+        with pytest.raises(SchemaError, match=r"^run\.rule: expected none"):
             half_of(method, quorum=1, rule="median")
 
     @pytest.mark.parametrize("method", ["fedatt", "fedda", "afl", "fedasync", "fedbuff"])
     def test_a_weighting_beside_its_own_is_refused_and_not_ignored(self, method):
         row, rounds = SERVERS[method], Rounds(quorum=1, weighting="samples")
-        with pytest.raises(Misfit, match=r"^run\.weighting: expected uniform"):
+        with pytest.raises(SchemaError, match=r"^run\.weighting: expected uniform"):
             row.half(Setup(bind("mean"), row.settings(), rounds))
 
     @pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
     def test_a_share_of_devices_that_are_asked_one_by_one_is_refused(self, method):
         row = SERVERS[method]
-        with pytest.raises(Misfit, match=r"^run\.share: expected 1"):
+        with pytest.raises(SchemaError, match=r"^run\.share: expected 1"):
             row.half(Setup(bind("mean"), row.settings(), share=0.5))
 
     def test_clusters_that_cannot_be_meant_are_refused(self):
-        with pytest.raises(Misfit, match=r"^run\.settings\.clusters: expected each client in one"):
+        with pytest.raises(
+            SchemaError, match=r"^run\.settings\.clusters: expected each client in one"
+        ):
             labelled({"north": ("a", "b"), "south": ("b",)})
-        with pytest.raises(Misfit, match="names of letters"):
+        with pytest.raises(SchemaError, match="names of letters"):
             labelled({"north.east": ("a",)})
 
 
@@ -256,7 +258,7 @@ class TestNoised:
         state, _ = self.rounds(half, 3)
         other = self.noisy(lambda size: b"\2" * size)  # what a restart would draw is not used
         fresh = other.init(np.zeros(1000, np.float32))
-        state = leaves.rebuild(fresh, leaves.flatten(state))
+        state = state_codec.rebuild(fresh, state_codec.flatten(state))
         for _ in range(3):
             state, _ = closed(other, state, {"a": np.zeros(1000)})
         assert state.w.tobytes() == straight.w.tobytes()
@@ -273,9 +275,9 @@ class TestNoised:
         assert not path[0].any()
 
     def test_noise_on_the_way_down_wants_a_planned_number_of_rounds(self):
-        with pytest.raises(Misfit, match=r"^run\.rounds: "):
+        with pytest.raises(SchemaError, match=r"^run\.rounds: "):
             half_of("nbafl", downlink=True)
-        with pytest.raises(Misfit, match=r"^run\.rounds: "):
+        with pytest.raises(SchemaError, match=r"^run\.rounds: "):
             half_of("udp", crd=True)
 
     def test_a_plan_is_discounted_where_the_loss_does_not_fall(self):
@@ -342,15 +344,15 @@ class TestRecurrent:
     @pytest.mark.parametrize(("method", "gates"), [("fedgru", 3), ("fedntp", 4)])
     def test_a_recurrent_layer_is_known_by_its_gates(self, method, gates):
         half_of(method, 2, ParamSpec.of([("body.weight_hh_l0", (gates * 8, 8))]))
-        with pytest.raises(Misfit, match=r"^run\.bundle"):
+        with pytest.raises(SchemaError, match=r"^run\.bundle"):
             half_of(method, 2, ParamSpec.of([("body.weight_hh_l0", ((7 - gates) * 8, 8))]))
 
     @pytest.mark.parametrize("method", ["fedgru", "fedntp"])
     def test_another_model_or_too_small_a_share_is_refused(self, method):
-        with pytest.raises(Misfit, match=r"^run\.bundle: expected a model with a layer"):
+        with pytest.raises(SchemaError, match=r"^run\.bundle: expected a model with a layer"):
             half_of(method, 2, ParamSpec.of([("body.weight", (2,))]))
         row = SERVERS[method]
-        with pytest.raises(Misfit, match=r"^run\.share: expected from 0\.1 to 1"):
+        with pytest.raises(SchemaError, match=r"^run\.share: expected from 0\.1 to 1"):
             row.half(Setup(bind("mean"), row.settings(), share=0.05))
 
 
@@ -395,7 +397,7 @@ WRONG = {
 )
 def test_settings_that_cannot_be_meant_are_refused_by_their_key(method, wrong):
     (key,) = wrong
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(SchemaError) as caught:
         build(SERVERS[method].settings, wrong, where="run.settings")
     assert caught.value.path.startswith(f"run.settings.{key}")
 
@@ -419,7 +421,7 @@ class Pair:
         for number, said in enumerate(answers):
             if restart and number == 1:
                 fresh = self.server.init(np.zeros(1, np.float32))
-                self.state = leaves.rebuild(fresh, leaves.flatten(self.state))
+                self.state = state_codec.rebuild(fresh, state_codec.flatten(self.state))
             self.state, effects = self.server.apply(self.state, said)
         (self.task,) = (effect for effect in effects if isinstance(effect, Task))
         assert [effect.moved for effect in effects if isinstance(effect, Closed)] == [True]
@@ -452,7 +454,7 @@ def test_a_server_that_stops_anywhere_and_goes_on_loses_no_bit(method):
     for _ in range(6):
         straight.round()
         stopped.round(restart=True)
-    assert leaves.digest(straight.state) == leaves.digest(stopped.state)
+    assert state_codec.digest(straight.state) == state_codec.digest(stopped.state)
 
 
 def test_bounded_answers_reach_the_server_bounded():

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.chance import keyed
+from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import adam, sgd
-from edge_sdk.methods.personal import Personal
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import END, Closed, Due, Member, Task, Update
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Misfit, build
+from edge_sdk.methods.pfl import PersonalState
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import END, Closed, Due, Member, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import SchemaError, build
 
 SPEC = ParamSpec.of([("w", (2,))])
 MODELS = {"a": (1.0, 0.0), "b": (1.0, 0.1), "c": (0.9, 0.2), "d": (-1.0, 0.0)}
@@ -125,7 +125,7 @@ class TestServer:
         half = server(sites=SITES)
         one, _ = feed(half, opened(half), MODELS)
         other, _ = feed(half, opened(half), {name: MODELS[name] for name in order})
-        assert leaves.digest(replace(one, who=other.who)) == leaves.digest(other)
+        assert state_codec.digest(replace(one, who=other.who)) == state_codec.digest(other)
 
     def test_of_two_answers_the_newest_counts_and_a_replay_does_not(self):
         half = server(2)
@@ -159,7 +159,7 @@ class TestServer:
         for _ in range(5):
             state, _ = feed(half, state, MODELS)
         assert sorted(state.credits) == [3, 4, 5]
-        monkeypatch.setattr("aggregator.methods.personal.CELLS", 40)
+        monkeypatch.setattr("aggregator.methods.personalised.personalised.CELLS", 40)
         state, _ = feed(half, state, MODELS)
         assert sorted(state.credits) == [5, 6]
         none = server(history=0)
@@ -210,7 +210,7 @@ class TestSettings:
         ],
     )
     def test_numbers_that_cannot_be_meant(self, said, key):
-        with pytest.raises(Misfit) as caught:
+        with pytest.raises(SchemaError) as caught:
             build(SERVERS["pfl"].settings, said, where="run.settings")
         assert key in str(caught.value).split(":")[1 if caught.value.path == "run.settings" else 0]
 
@@ -225,7 +225,7 @@ class TestSettings:
         ],
     )
     def test_what_the_method_has_no_use_for(self, said, key):
-        with pytest.raises(Misfit, match=key.replace(".", r"\.")):
+        with pytest.raises(SchemaError, match=key.replace(".", r"\.")):
             server(**said)
 
     def test_modules_come_from_the_layout(self):
@@ -262,7 +262,7 @@ def pulling_to(target, *, judged=None, count=1, spec=SPEC, optimiser=sgd, given=
         g = given if given is not None else p - np.asarray(target, np.float32)
         return np.float32(0.5 * np.sum((p - np.asarray(target)) ** 2)), np.float32(g)
 
-    local = Lent(
+    local = ShellContext(
         "a",
         spec,
         {"gradient": gradient},
@@ -271,7 +271,7 @@ def pulling_to(target, *, judged=None, count=1, spec=SPEC, optimiser=sgd, given=
         partial(keyed, 0, "a"),
         judge=judged or (lambda _p: None),
     )
-    return DEVICES["pfl"](local, Steps(optimiser=optimiser))
+    return DEVICES["pfl"](local, LocalSgd(optimiser=optimiser))
 
 
 def ask(w, number=1, **values):
@@ -405,7 +405,7 @@ class TestDevice:
     def test_a_restart_loses_nothing(self):
         half = pulling_to((1.0, 2.0), optimiser=adam, judged=lambda p: float(p[0]))
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0, 0), 2, choice=1.0, tune=1.0))
-        saved = Personal.from_arrays(state.arrays())
+        saved = PersonalState.from_arrays(state.arrays())
         for task in (ask((0.5, 0.5), 3, choice=1.0), Task("_all", 4, END, arrays={"w": state.p})):
             (one, said), (two, told) = half.apply(state, task), half.apply(saved, task)
             assert one.p.tobytes() == two.p.tobytes()
@@ -437,7 +437,7 @@ def federation(consensus, n=8, **settings):
             error = p - np.asarray(target, np.float32)
             return 0.5 * float(error @ error), error
 
-        return Lent(name, spec, {"gradient": gradient}, Points, 1, partial(keyed, 0, name))
+        return ShellContext(name, spec, {"gradient": gradient}, Points, 1, partial(keyed, 0, name))
 
     first = rng.normal(0.0, 0.5, WIDTH).astype(np.float32)
     return consensus(half, DEVICES["pfl"], targets, spec=spec, first=first, local=lend)
@@ -521,7 +521,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(consensus):
     for number in range(6):
         cut.restart()
         rounds_of_one(cut, number)
-    assert leaves.digest(cut.state) == leaves.digest(calm.state)
+    assert state_codec.digest(cut.state) == state_codec.digest(calm.state)
     for name in cut.targets:
         assert cut.states[name].p.tobytes() == calm.states[name].p.tobytes()
 

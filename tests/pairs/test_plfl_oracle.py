@@ -5,17 +5,17 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aggregator import leaves
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
-from edge_sdk.chance import keyed
+from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import Closed, Due, Task
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.method import Closed, Due, Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 
 class Window:
@@ -55,8 +55,8 @@ class Pair:
     def device(self, method, spec, name, target):
         graphs = {"gradient": line}
         window = Window(target)
-        local = Lent(name, spec, graphs, lambda: window, 64, partial(keyed, 0, name))
-        return DEVICES[method](local, Steps(optimiser=sgd))
+        local = ShellContext(name, spec, graphs, lambda: window, 64, partial(keyed, 0, name))
+        return DEVICES[method](local, LocalSgd(optimiser=sgd))
 
     def tell(self, effects):
         for effect in effects:
@@ -203,7 +203,7 @@ class TestFaults:
             updates = stopped.answers()
             stopped.deliver(updates[:1])
             fresh = stopped.server.init(np.zeros(1, np.float32))
-            stopped.state = leaves.rebuild(fresh, leaves.flatten(stopped.state))
+            stopped.state = state_codec.rebuild(fresh, state_codec.flatten(stopped.state))
             stopped.deliver(updates[1:])
         assert straight.state.w.tobytes() == stopped.state.w.tobytes()
         assert straight.state.moments["v"].tobytes() == stopped.state.moments["v"].tobytes()

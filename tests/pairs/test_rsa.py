@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.averaging import Rounds
-from aggregator.methods.consensus import DpRsa, Rsa, rsa, rsa_weights
-from aggregator.methods.setup import Setup
-from aggregator.methods.votes import debias
+from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.types import Setup
+from aggregator.methods.consensus.rsa_bafdp import DpRsa, Rsa, rsa, rsa_weights
+from aggregator.methods.consensus.sign_debias import debias
 from aggregator.rules import bind
-from edge_sdk.methods.pulled import pulled
-from edge_sdk.wire.codec import pack_tensor
+from edge_sdk.methods.consensus import pulled
+from edge_sdk.wire.contract.method import Member
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.method import Member
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import Misfit, build
+from edge_sdk.wire.protocol.codec import pack_tensor
+from edge_sdk.wire.schema import SchemaError, build
 
 HONEST = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}
 VOTES, WEIGHTS, RAW = (partial(pulled, answer=a) for a in ("signs", "weights", "difference"))
@@ -240,5 +240,5 @@ class TestPrivate:
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(cls, chosen, key):
-    with pytest.raises(Misfit, match=key):
+    with pytest.raises(SchemaError, match=key):
         build(cls, chosen, where="run.settings")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator import leaves
-from aggregator.audit import _fold
-from aggregator.methods.play import KNOWN, Turns
-from aggregator.records import Entry
-from edge_sdk.wire.method import END, Member, Played, Signal, Task, Update
-from edge_sdk.wire.strict import Misfit
+from aggregator.audit.recompute import _fold
+from aggregator.methods.split.split_rounds import KNOWN, SplitTurns
+from aggregator.store import state_codec
+from aggregator.store.types import JournalEntry
+from edge_sdk.wire.contract.method import END, Member, Played, Signal, Task, Update
+from edge_sdk.wire.schema import SchemaError
 from tests.pairs.joint import RING, SPEC, F, Joint, L, start
 
 NAMES = ("a", "b", "c", "d")
@@ -222,10 +222,10 @@ class TestParticipants:
 
     def test_the_journal_folds_to_the_same_state(self):
         joint = Joint(NAMES).run(3)
-        entries = [Entry(k, 1, event) for k, event in enumerate(joint.journal)]
+        entries = [JournalEntry(k, 1, event) for k, event in enumerate(joint.journal)]
         first = joint.server.init(np.zeros(SPEC.size, np.float32))
         state, _ = _fold(joint.server, first, iter(entries), len(entries), {})
-        assert leaves.digest(state) == leaves.digest(joint.state)
+        assert state_codec.digest(state) == state_codec.digest(joint.state)
         assert sum(isinstance(event, Played) for event in joint.journal) == 3
 
     def test_who_comes_later_gets_a_slot_and_who_is_gone_gives_it_back(self):
@@ -298,7 +298,7 @@ class TestGuards:
 
 
 def replace_begin(joint):
-    from edge_sdk.wire.method import Due  # noqa: PLC0415
+    from edge_sdk.wire.contract.method import Due  # noqa: PLC0415
 
     return Due(joint.state.round, "begin")
 
@@ -393,7 +393,7 @@ def test_a_run_without_a_graph_model_is_refused():
 
     for name in ("pfgl", "cnfgnn", "lstm_cnn_pfl", "lstm_cnn_fedavg"):
         row = METHODS[name]
-        with pytest.raises(Misfit, match=r"run\.graph"):
+        with pytest.raises(SchemaError, match=r"run\.graph"):
             row.half(Setup(bind("mean"), row.settings(), Rounds()))
 
 
@@ -404,7 +404,7 @@ def test_what_is_remembered_of_a_round_is_bounded():
         known={("a", k): np.zeros(1) for k in range(KNOWN + 50)},
         heard={},
     )
-    from aggregator.methods.play import _remembered  # noqa: PLC0415
+    from aggregator.methods.split.split_rounds import _remembered  # noqa: PLC0415
 
     assert len(_remembered(act).known) == KNOWN
 
@@ -419,4 +419,4 @@ def test_one_model_for_all_begins_every_round_at_the_mean():
 
 
 def test_a_program_that_alternates_ends_with_local_steps():
-    assert Turns(schedule="alternating", server=0, refresh=2).program(9)[-1] == "local"
+    assert SplitTurns(schedule="alternating", server=0, refresh=2).program(9)[-1] == "local"

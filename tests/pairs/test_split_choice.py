@@ -11,16 +11,16 @@ import pytest
 from aggregator.graph import Diffusion
 from aggregator.graph.laplacian import chebyshev_of_present
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
-from aggregator.methods.play import drawn, silenced
-from aggregator.methods.setup import Lent as LentGraph
-from aggregator.methods.turns import Score, Turns
+from aggregator.methods.base.types import BoundGraph as LentGraph
+from aggregator.methods.split.split_rounds import drawn, silenced
+from aggregator.methods.split.split_types import SplitBinding, SplitTurns
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.local import Lent
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import Member, Signal, Task
-from edge_sdk.wire.strict import Misfit
+from edge_sdk.methods.training_context import ShellContext
+from edge_sdk.wire.contract.method import Member, Signal, Task
+from edge_sdk.wire.schema import SchemaError
 from tests.pairs.joint import GRAPHS, RING, SPEC, F, Joint, L, Windows, decode, encode
 
 NAMES = ("a", "b", "c", "d")
@@ -43,11 +43,11 @@ class Judged(Joint):
 
 
 def _rebound(joint, name):
-    local = Lent(
+    local = ShellContext(
         name, SPEC, GRAPHS, lambda: joint.windows[name], 4, lambda *_: np.random.default_rng(0),
         latest=lambda: (999, joint.windows[name].x[:1]), held=lambda: joint.held[name],
     )  # fmt: skip
-    return DEVICES["pfgl"](local, Steps(optimiser=sgd, rate=joint.rate))
+    return DEVICES["pfgl"](local, LocalSgd(optimiser=sgd, rate=joint.rate))
 
 
 def losses_with(joint, vectors, net, ids):
@@ -179,7 +179,7 @@ def test_in_the_last_round_nothing_pulls():
     )
     assert [prox(plain, 0), prox(plain, 1)] == [0.5, 0.5]
     assert [prox(tuned, 0), prox(tuned, 1)] == [0.5, 0.0]
-    with pytest.raises(Misfit, match=r"run\.settings\.tune"):
+    with pytest.raises(SchemaError, match=r"run\.settings\.tune"):
         bound(Rounds(quorum=1), tune=True, **said)
     with pytest.raises(ValueError, match="'fleet' or 'last'"):
         METHODS["pfgl"].settings(choice="own")
@@ -265,8 +265,8 @@ class TestSilence:
 
 def score_of(joint):
     """The score that a ``Joint`` of half silence plays by."""
-    turns = Turns(batch=4, guard=0.0, rate=0.01, deadline=1.0, z_dropout=0.5)
-    return Score(joint.graph, turns, 3, (F, L), 4, 4, 5)
+    turns = SplitTurns(batch=4, guard=0.0, rate=0.01, deadline=1.0, z_dropout=0.5)
+    return SplitBinding(joint.graph, turns, 3, (F, L), 4, 4, 5)
 
 
 def test_silence_does_not_change_which_windows_are_drawn():

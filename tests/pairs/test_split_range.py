@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator import leaves
-from aggregator.methods.guards import RANGE, WEIGHTS_RANGE, astray, remembered
-from edge_sdk.wire.method import Due, Signal, Task, Update
+from aggregator.methods.split.activation_clipping import RANGE, WEIGHTS_RANGE, astray, remembered
+from aggregator.store import state_codec
+from edge_sdk.wire.contract.method import Due, Signal, Task, Update
 from tests.pairs.joint import SPEC, F, Joint, L
 
 NAMES = ("a", "b", "c", "d")
@@ -136,7 +136,7 @@ def test_the_state_is_a_fold_over_the_journal_and_survives_a_kill(value):
     again = joint.server.init(np.zeros(SPEC.size, np.float32))
     for event in joint.journal:
         again, _ = joint.server.apply(again, event)
-    assert leaves.digest(again) == leaves.digest(joint.state)
+    assert state_codec.digest(again) == state_codec.digest(joint.state)
 
 
 def test_a_killed_server_plays_the_round_anew_and_leaves_the_same_out():

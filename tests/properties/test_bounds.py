@@ -15,13 +15,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgpack
 import pytest
 
-from edge_sdk.wire import codec, messages
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.strict import Between
+from edge_sdk.wire.protocol import codec, messages
+from edge_sdk.wire.schema import Between
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 INDEX = json.loads((VECTORS / "index.json").read_text())
-CLASSES = (*messages.KINDS.values(), messages.Content)
+CLASSES = (*messages.KINDS.values(), messages.ContentBody)
 WILD = (-1, 2**63 - 1, 2**63, 2**64 - 1, 1e300, math.inf, -math.inf, math.nan)
 JUDGED_LATER = {("update", "vals")}  # an answer is due that is final: BAD_SCALAR
 
@@ -61,7 +61,7 @@ EVERY = [
 
 def sample(cls: type) -> dict[str, Any]:
     """Return the header and blob of a sound message of a kind, as msgpack holds it."""
-    if cls is messages.Content:
+    if cls is messages.ContentBody:
         body = (VECTORS / "body-content.bin").read_bytes()
     else:
         name = {"task": "task-neighbours", "signal": "signal", "model": "model"}.get(cls.kind)

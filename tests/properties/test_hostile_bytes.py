@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.wire import codec, cursor, envelope, keys, messages, topics
+from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.messages import KINDS
+from edge_sdk.wire.protocol import codec, envelope, messages, msgpack_reader, topics
+from edge_sdk.wire.protocol.messages import KINDS
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 DEVICE = keys.from_seed(bytes(range(32)))
@@ -61,7 +62,7 @@ def receive(raw):
         except Refused:
             continue
         accepted += 1
-        if isinstance(message, messages.Update):
+        if isinstance(message, messages.UpdateMessage):
             attempt_tensor(message.blob, message.enc)
     return accepted
 
@@ -75,7 +76,7 @@ def bodies():
     """Return the bodies inside the good vectors, so that mutations reach the fields."""
     found = []
     for raw in SEEDS:
-        at = cursor.Cursor(raw)
+        at = msgpack_reader.Cursor(raw)
         try:
             at.array(), at.whole(), at.text(16), at.text(64)
             found.append(at.binary(65536))
@@ -168,9 +169,9 @@ def write(value):  # noqa: PLR0911 - one line per type
         case float():
             return b"\xcb" + np.array(value, ">f8").tobytes()
         case str():
-            return cursor.text(value)
+            return msgpack_reader.text(value)
         case bytes():
-            return cursor.binary(value)
+            return msgpack_reader.binary(value)
         case list():
             return bytes([0x90 | len(value)]) + b"".join(map(write, value))
     items = (write(k) + write(v) for k, v in value.items())
@@ -182,7 +183,7 @@ def write(value):  # noqa: PLR0911 - one line per type
 def test_any_header_values_are_a_message_or_refused(kind, data):
     names = [name.rstrip("_") for name in KINDS[kind].__slots__ if name != "blob"]
     header = {name: data.draw(values) for name in data.draw(st.sets(st.sampled_from(names)))}
-    pairs = b"".join(cursor.text(k) + write(v) for k, v in header.items())
+    pairs = b"".join(msgpack_reader.text(k) + write(v) for k, v in header.items())
     head = b"\xde" + len(header).to_bytes(2, "big")
     body = b"\x92" + head + pairs + write(data.draw(st.binary(max_size=40)))
     try:

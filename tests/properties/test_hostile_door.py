@@ -21,27 +21,27 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregator.quotas import Quotas
-from aggregator.turn import Terms
-from edge_sdk.wire import codec, envelope, topics
+from aggregator.ingress.admission_context import WelcomeTerms
+from aggregator.ingress.rate_limits import RateLimits
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.messages import (
+from edge_sdk.wire.link.transport import Message
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.messages import (
     KINDS,
     LARGEST,
     RELEASES_LEAP,
     RELEASES_LIMIT,
     WAIT_LIMIT,
-    Chunk,
-    Have,
-    Hello,
-    Metrics,
-    Offer,
-    Receipt,
-    Refusal,
-    Status,
-    Update,
+    ChunkMessage,
+    HaveMessage,
+    HelloMessage,
+    MetricsMessage,
+    OfferMessage,
+    ReceiptMessage,
+    RefusalMessage,
+    StatusMessage,
+    UpdateMessage,
 )
-from edge_sdk.wire.transport import Message
 from tests.aggregator.rig import FLEET, Desk, Device, ref_of, wide
 
 NAMES = tuple(f"meter-{i}" for i in range(1, 6))
@@ -122,13 +122,15 @@ class Crowd:
             case 5:
                 return device.status(rng.choice(("online", "offline", "lost")), rng.randrange(9))
             case 6:
-                return Have(rng.choice((bytes(16), ref_of(device.status()))), b"", 8)
+                return HaveMessage(rng.choice((bytes(16), ref_of(device.status()))), b"", 8)
             case 7:
-                return rng.choice((Receipt(0, 1, bytes(16), 0, 0, 0), Refusal(65, 0, id=bytes(16))))
+                return rng.choice(
+                    (ReceiptMessage(0, 1, bytes(16), 0, 0, 0), RefusalMessage(65, 0, id=bytes(16)))
+                )
             case _:
-                return Metrics(*rng.choices((0, 1, LARGEST), k=9))
+                return MetricsMessage(*rng.choices((0, 1, LARGEST), k=9))
 
-    def _update(self, device: Device) -> Update:
+    def _update(self, device: Device) -> UpdateMessage:
         return device.update(np.full(SPEC.size, self.rng.random(), "<f4"), life=max(1, device.life))
 
     def next(self) -> Message:
@@ -178,8 +180,8 @@ def is_sound(message: Message, desk: Desk) -> bool:
 class Door:
     """An intake and the books of what went through it."""
 
-    def __init__(self, folder: Path, quotas: Quotas | None = None):
-        terms = Terms(quotas=quotas or Quotas())
+    def __init__(self, folder: Path, quotas: RateLimits | None = None):
+        terms = WelcomeTerms(quotas=quotas or RateLimits())
         self.desk = Desk(folder, NAMES, terms=terms)
         self.round = 0
         self.results: Counter[str] = Counter()
@@ -200,8 +202,8 @@ class Door:
         assert refused + replayed <= 1, happened
         if not is_sound(message, self.desk):
             assert refused == 1, (message.topic, happened)
-        settled = [a for a in answers if isinstance(a, Receipt)]
-        if any(isinstance(a, Refusal) for a in answers) or any(a.code for a in settled):
+        settled = [a for a in answers if isinstance(a, ReceiptMessage)]
+        if any(isinstance(a, RefusalMessage) for a in answers) or any(a.code for a in settled):
             assert refused or replayed, answers
         if self.desk.taken.entries or self.desk.taken.member:
             assert not refused, happened
@@ -251,7 +253,9 @@ def test_three_thousand_mutants_are_each_taken_or_counted(door):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_mutants_leave_nothing_behind(door, caplog):
-    caplog.set_level(logging.CRITICAL, "aggregator.registry")  # what pytest keeps of a log grows
+    caplog.set_level(
+        logging.CRITICAL, "aggregator.ingress.registry"
+    )  # what pytest keeps of a log grows
     crowd = Crowd(door.desk, seed=2)
     storm(door, crowd, 20_000)
     gc.collect()
@@ -312,7 +316,7 @@ numbers = {"run": ordinal, "round": whole, "base": whole, "spec": specs}
 own = {"life": ordinal, "seq": ordinal, "spent": releases}
 words = st.one_of(
     st.builds(
-        Hello,
+        HelloMessage,
         life=ordinal,
         nonce=refs,
         spent=releases,
@@ -323,9 +327,11 @@ words = st.one_of(
         sdk=st.just("0"),
         conn=st.sampled_from((0, 2**32 - 1)),
     ),
-    st.builds(Status, st.sampled_from(("online", "lost")), whole, st.sampled_from((0, 2**32 - 1))),
     st.builds(
-        Update,
+        StatusMessage, st.sampled_from(("online", "lost")), whole, st.sampled_from((0, 2**32 - 1))
+    ),
+    st.builds(
+        UpdateMessage,
         part=st.sampled_from(("delta", "grad")),
         enc=st.sampled_from(("f4", "f2", "i1")),
         n=whole,
@@ -335,7 +341,7 @@ words = st.one_of(
         **own,
     ),
     st.builds(
-        Offer,
+        OfferMessage,
         of=st.sampled_from(("update", "status")),
         digest=st.just(bytes(32)),
         size=sizes,
@@ -344,22 +350,26 @@ words = st.one_of(
         **numbers,
         **own,
     ),
-    st.builds(Chunk, refs, small, ordinal | st.none(), ordinal | st.none(), st.just(bytes(8_192))),
-    st.builds(Have, refs, st.sampled_from((b"", b"\x01", b"\xff" * 32)), st.sampled_from((1, 256))),
-    st.builds(Receipt, whole, ordinal, refs, st.sampled_from((0, 65535)), whole, whole),
     st.builds(
-        Refusal,
+        ChunkMessage, refs, small, ordinal | st.none(), ordinal | st.none(), st.just(bytes(8_192))
+    ),
+    st.builds(
+        HaveMessage, refs, st.sampled_from((b"", b"\x01", b"\xff" * 32)), st.sampled_from((1, 256))
+    ),
+    st.builds(ReceiptMessage, whole, ordinal, refs, st.sampled_from((0, 65535)), whole, whole),
+    st.builds(
+        RefusalMessage,
         st.sampled_from((0, 64, 65535)),
         st.sampled_from((0, WAIT_LIMIT)),
         refs | st.none(),
         refs | st.none(),
     ),
-    st.builds(Metrics, *[whole] * 9),
+    st.builds(MetricsMessage, *[whole] * 9),
 )
 
 
-def lost_hello(life: int) -> Hello:
-    return Hello(life, bytes(16), life * RELEASES_LEAP, True, (), (1, 1), (), "0", 0)
+def lost_hello(life: int) -> HelloMessage:
+    return HelloMessage(life, bytes(16), life * RELEASES_LEAP, True, (), (1, 1), (), "0", 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES[:2]), words), max_size=12))

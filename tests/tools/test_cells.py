@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from tools.experiments import cells
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def manifest():
-    return Bundle.open("load-mlp", trust=Trust()).manifest
+    return Bundle.open("load-mlp", trust=TrustedKeys()).manifest
 
 
 def plain(manifest):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from aggregator.audit import Audit
-from aggregator.history import Verdict
+from aggregator.audit.delivery_audit import DeliveryVerdict
+from aggregator.audit.recompute import Audit
 from edge_sdk.wire.errors import Reason
 from tools.chaos.report import Event, Outcome
 from tools.chaos.several import main
@@ -21,7 +21,7 @@ def storm(tmp_path):
             Event("kill -9 of the broker", 9.0, 1, "broker", 3, 8.0),
             Event("backup under load", 20.0, 1, "backup", 9, None),
         ]
-        told = Verdict(sent=12, receipted=9, applied=9, refused={int(Reason.TOO_STALE): 3})
+        told = DeliveryVerdict(sent=12, receipted=9, applied=9, refused={int(Reason.TOO_STALE): 3})
         out = Outcome(5, seed, 60.0, events=events, verdict=told, audit=Audit(rounds=7), **changes)
         folder = tmp_path / str(seed)
         folder.mkdir()

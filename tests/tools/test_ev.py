@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from tools.experiments import ev
 
 ROWS = 48 * 30
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def shipped(name):
-    return Bundle.open(name, trust=Trust()).manifest
+    return Bundle.open(name, trust=TrustedKeys()).manifest
 
 
 def test_parts_are_sixty_twenty_twenty_and_no_target_leaves_its_part(folder):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.windows import Drawable
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.windows import Drawable
 from tools.experiments import buildings, claims, plfl
 from tools.experiments.together import Plan, Pooled, gather, rounds
 
@@ -20,7 +20,7 @@ def house(name: str, scale: float) -> buildings.Building:
 @pytest.fixture(scope="module")
 def ground():
     houses = [house("a", 1.0), house("b", 50.0)]
-    bundle = Bundle.open("load-lstm-week", trust=Trust())
+    bundle = Bundle.open("load-lstm-week", trust=TrustedKeys())
     frames = buildings.frames(houses, buildings.week_form(bundle.manifest, houses))
     windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
     return plfl.Ground(bundle, frames, windows)
@@ -62,7 +62,7 @@ def test_pooled_windows_are_drawn_from_everybody(ground):
 
 def test_the_papers_form_has_one_scale_and_its_own_channels(ground):
     houses = [house("a", 1.0), house("b", 50.0)]
-    bundle = Bundle.open("load-lstm", trust=Trust())
+    bundle = Bundle.open("load-lstm", trust=TrustedKeys())
     frames = buildings.frames(houses, buildings.paper_form(bundle.manifest, houses))
     assert frames["a"].scale == frames["b"].scale
     assert frames["a"].channels.shape[1] == 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.records import Retention
+from aggregator.store.types import Retention
 from tools import growth
 
 SETTLED = 120  # bytes of a settled number, which no budget counts; a thousand a device here

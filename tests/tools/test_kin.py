@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.graph import Site
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from tools.experiments import kin_pages, language, near, real_graphs, synthetic_graph
 from tools.experiments.kin import Course, Field, course
 from tools.experiments.near import beside
@@ -146,7 +146,7 @@ def test_real_runs_are_judged_in_every_seed():
 def test_a_map_is_solved_for_only_where_a_model_has_its_curvature():
     kind = real_graphs.KINDS["BiG-FL"]
     for name, solves in (("cells-mlp-1", True), ("chargers-1", False)):
-        place = argparse.Namespace(bundle=Bundle.open(name, trust=Trust()))
+        place = argparse.Namespace(bundle=Bundle.open(name, trust=TrustedKeys()))
         assert ("solver" not in real_graphs._settings(kind, place)) is solves
 
 

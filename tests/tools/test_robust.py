@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.wire.method import CONTRACTS, Task, Update
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.wire.contract.method import CONTRACTS, Task, Update
 from tools import reproduce
 from tools.experiments import (
     bafdp,
@@ -117,7 +117,7 @@ def test_the_attacker_does_not_beat_what_the_noise_allows():
 
 def test_less_noise_lets_more_readings_be_rebuilt():
     cell = made_up(1, 0)[0]
-    manifest = Bundle.open("cells-mlp-1", trust=Trust()).manifest
+    manifest = Bundle.open("cells-mlp-1", trust=TrustedKeys()).manifest
     found = []
     for budget in (1.0, 30.0, 300.0):
         noisy = noise.noised(cell, budget, 0, manifest)
@@ -170,7 +170,7 @@ def test_more_budget_must_not_cost_accuracy():
 
 
 def test_bytes_are_judged_against_the_papers_product():
-    size = 4.0 * Bundle.open(wire.BUNDLE, trust=Trust()).manifest.size
+    size = 4.0 * Bundle.open(wire.BUNDLE, trust=TrustedKeys()).manifest.size
     fair = {"2": 1.1 * wire.product(size, 2, wire.ROUNDS)}
     assert wire.judge(fair).holds
     assert not wire.judge({"2": 2 * fair["2"]}).holds
@@ -259,7 +259,7 @@ def test_data_is_asked_for(capsys):
 
 def test_a_label_flip_leaves_the_inputs():
     cell = made_up(1, 0)[0]
-    bundle = Bundle.open("cells-mlp-1", trust=Trust())
+    bundle = Bundle.open("cells-mlp-1", trust=TrustedKeys())
     cut = matrix._spoilt(Square("mean", "label_flip", "", 0), cell, bundle)
     fair = cells.frame(cell, bundle.manifest)
     assert (cut.channels[200:] == fair.channels[200:]).all()

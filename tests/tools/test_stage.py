@@ -9,15 +9,15 @@ import numpy as np
 from aggregator.graph import Diffusion
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
-from aggregator.methods.setup import Lent as LentGraph
+from aggregator.methods.base.types import BoundGraph as LentGraph
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import build
+from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.schema import build
 from tools.experiments.liars import liars
 from tools.experiments.stage import Stage, twisted
 from tools.experiments.together import key
@@ -87,8 +87,8 @@ def stage(method, limit=4, attack="", out=(), twists=None, **said):
     devices, states = {}, {}
     for x in NAMES:
         windows = Windows(x)
-        lent = Lent(x, SPEC, GRAPHS, lambda windows=windows: windows, 8, partial(key, 0, x))
-        devices[x] = DEVICE[method](lent, Steps(optimiser=sgd, minibatch="fresh"))
+        lent = ShellContext(x, SPEC, GRAPHS, lambda windows=windows: windows, 8, partial(key, 0, x))
+        devices[x] = DEVICE[method](lent, LocalSgd(optimiser=sgd, minibatch="fresh"))
         states[x] = devices[x].init(np.full(3, 0.5, np.float32))
     lies = liars(attack, out, 4, CONTRACTS[method], 0)
     return Stage(method, row.half(setup), devices, states, lies, twists or {})

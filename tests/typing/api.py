@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk import Bundle, Client, Config, EdgeError, Forecast, Reading
-from edge_sdk.bundle import Trust
-from edge_sdk.clock import Clock
+from edge_sdk.app.clock import Clock
+from edge_sdk.bundle import TrustedKeys
+from edge_sdk.forecasting.series import Flag
 from edge_sdk.methods import METHODS, Factory
-from edge_sdk.series import Flag
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.transport import Happening, Transport
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.link.transport import Happening, Transport
 
 
 def intervals() -> Iterator[tuple[float, float]]:
@@ -84,7 +84,7 @@ def by_hand(link: Transport) -> list[Happening]:
 
 def a_bundle(folder: Path, root: bytes) -> ParamSpec:
     """A bundle says what is shared."""
-    bundle = Bundle.open(folder, trust=Trust((root,)))
+    bundle = Bundle.open(folder, trust=TrustedKeys((root,)))
     assert_type(bundle.initial, NDArray[np.float32])
     assert_type(bundle.manifest.name, str)
     return bundle.spec

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk.wire import codec, cursor, envelope, keys, messages, topics
-from edge_sdk.wire.messages import LARGEST
-from edge_sdk.wire.spec import ParamSpec
-from edge_sdk.wire.strict import key_of
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.protocol import codec, envelope, messages, msgpack_reader, topics
+from edge_sdk.wire.protocol.messages import LARGEST
+from edge_sdk.wire.schema import key_of
 
 FLEET = "north"
 DEVICE_ID = "meter-0042"
@@ -34,7 +35,7 @@ DOWN = {"sender": "_agg", "recipient": DEVICE_ID, "signer": AGGREGATOR}
 TO_ALL = {"sender": "_agg", "recipient": "_all", "signer": AGGREGATOR}
 FROM_ROOT = {"sender": "_root", "recipient": "_all", "signer": ROOT}
 
-UPDATE = messages.Update(
+UPDATE = messages.UpdateMessage(
     run=7,
     round=41,
     base=41,
@@ -47,7 +48,7 @@ UPDATE = messages.Update(
     n=64,
     blob=codec.pack_tensor(np.array([0.5, -1.25]), "f4"),
 )
-HELLO = messages.Hello(
+HELLO = messages.HelloMessage(
     life=3,
     nonce=bytes(range(16)),
     spent=11,
@@ -58,7 +59,7 @@ HELLO = messages.Hello(
     sdk="1.4.2",
     conn=17,
 )
-CONTENT = messages.Content(
+CONTENT = messages.ContentBody(
     run=7,
     version=41,
     part="shared",
@@ -129,12 +130,12 @@ def down(name: str, message: messages.Message) -> Case:
 
 def common(name: str, message: messages.Message, way: dict[str, Any] = TO_ALL) -> Case:
     """Seal what is said to all."""
-    is_part = isinstance(message, messages.Part)
+    is_part = isinstance(message, messages.PartMessage)
     topic = topics.part(FLEET, message.i) if is_part else topics.common(FLEET, message.kind)
     return sealed(name, message, way, topic)
 
 
-def two_chunks() -> tuple[messages.Update, bytes]:
+def two_chunks() -> tuple[messages.UpdateMessage, bytes]:
     """Return an update whose body needs two chunks of 8,192 bytes, and that body."""
     vector = (np.arange(3000) % 251 - 125) / 64
     large = replace(UPDATE, seq=14, spec=bytes(range(16)), blob=codec.pack_tensor(vector, "f4"))
@@ -145,19 +146,19 @@ def session() -> list[Case]:
     """One of every kind that opens and keeps a session."""
     hello = envelope.ref(envelope.digest(codec.encode(HELLO)))
     return [
-        up("status", messages.Status(state="online", life=3, conn=17)),
+        up("status", messages.StatusMessage(state="online", life=3, conn=17)),
         up("hello", HELLO),
         down(
             "welcome",
-            messages.Welcome(
+            messages.WelcomeMessage(
                 hello=hello, life=3, spent=11, time=NOW, wire=1, caps=("f2",), run=7,
                 inline=32768, window=8, quota=1_000_000, hold=2, cmd=5,
             ),
         ),
-        down("floor", messages.Floor(hello=hello, life=9)),
+        down("floor", messages.FloorMessage(hello=hello, life=9)),
         common(
             "keys",
-            messages.Keys(
+            messages.KeysMessage(
                 serial=3, sign=(AGGREGATOR.public,), open=(), from_=(NOW,),
                 until=(NOW + 86_400_000,), min_wire=1,
             ),
@@ -165,17 +166,17 @@ def session() -> list[Case]:
         ),
         common(
             "bundle",
-            messages.Bundle(
+            messages.BundleMessage(
                 serial=4, name="load-hourly", version=2, digest=hashlib.sha256(b"archive").digest(),
                 size=7, spec=SPEC.digest, sdk="0.1.0", method="fedavg", run=7, shared=("w",),
             ),
             FROM_ROOT,
         ),
-        common("time", messages.Time(serial=900, t=NOW)),
-        down("command", messages.Command(num=5, op="report", args={"minutes": 15.0})),
+        common("time", messages.TimeMessage(serial=900, t=NOW)),
+        down("command", messages.CommandMessage(num=5, op="report", args={"minutes": 15.0})),
         up(
             "metrics",
-            messages.Metrics(
+            messages.MetricsMessage(
                 up=3600, sent=4, resent=1, refused=0, bytes_up=99_000, bytes_down=120_000,
                 outbox=1, flash=512, rss=61_000,
             ),
@@ -187,7 +188,7 @@ def model() -> list[Case]:
     """The common model: manifest and its only part."""
     body = codec.encode(CONTENT)
     whole = envelope.digest(body)
-    manifest = messages.Model(
+    manifest = messages.ModelMessage(
         serial=5, run=7, round=41, version=41, phase="train", part="shared", spec=SPEC.digest,
         enc="f4", digest=whole, size=len(body), chunk=32768, until=NOW + 600_000, spread=10_000,
         inline=32768, share=0.5, vals={"steps": 4.0, "rate": 0.01, "prox": 0.0},
@@ -195,14 +196,14 @@ def model() -> list[Case]:
     )  # fmt: skip
     return [
         common("model", manifest),
-        common("part", messages.Part(id=whole[:16], i=0, blob=body)),
+        common("part", messages.PartMessage(id=whole[:16], i=0, blob=body)),
     ]
 
 
 def tasks() -> list[Case]:
     """A task with its content, one whose content is asked for, and one that brings no vectors."""
     body = codec.encode(CONTENT)
-    task = messages.Task(
+    task = messages.TaskMessage(
         run=7, round=42, base=41, ask="step", spec=SPEC.digest, digest=envelope.digest(body),
         size=len(body), chunk=32768, vals={"eps_dual": 0.25, "fired": 41.0}, blob=body,
     )  # fmt: skip
@@ -221,23 +222,25 @@ def uplink() -> list[Case]:
     large, body = two_chunks()
     whole = envelope.digest(body)
     proof = envelope.prove(whole, kind="update", fleet=FLEET, **UP)
-    offer = messages.Offer(
+    offer = messages.OfferMessage(
         of="update", digest=whole, size=len(body), chunk=8192, sig=proof, run=large.run,
         round=large.round, base=large.base, spec=large.spec, life=large.life, seq=large.seq,
         spent=large.spent,
     )  # fmt: skip
-    chunk = messages.Chunk(id=whole[:16], i=0, life=large.life, seq=large.seq, blob=body[:8192])
+    chunk = messages.ChunkMessage(
+        id=whole[:16], i=0, life=large.life, seq=large.seq, blob=body[:8192]
+    )
     return [
         up("update", UPDATE),
         up("update-vals", replace(UPDATE, seq=13, vals={"loss": 0.125, "eps": 2.0}, flags=2)),
         up("update-solution", replace(UPDATE, round=44, seq=14, part="q")),
-        down("receipt", messages.Receipt(life=3, seq=12, ref=ref, code=0, run=7, round=41)),
-        down("refusal", messages.Refusal(code=40, wait=30_000, ref=ref)),
+        down("receipt", messages.ReceiptMessage(life=3, seq=12, ref=ref, code=0, run=7, round=41)),
+        down("refusal", messages.RefusalMessage(code=40, wait=30_000, ref=ref)),
         up("offer", offer),
-        down("grant", messages.Grant(id=whole[:16], have=b"", win=8, keep=120_000, to="w1")),
+        down("grant", messages.GrantMessage(id=whole[:16], have=b"", win=8, keep=120_000, to="w1")),
         up("chunk-0", chunk),
         up("chunk-1", replace(chunk, i=1, blob=body[8192:])),
-        up("have", messages.Have(id=whole[:16], have=b"\x01", win=4)),
+        up("have", messages.HaveMessage(id=whole[:16], have=b"\x01", win=4)),
     ]
 
 
@@ -247,12 +250,12 @@ NEIGHBOUR_ID = "meter-0043"
 def turns() -> list[Case]:
     """A turn of split learning: the windows, activations in two pieces, and what comes back."""
     h = np.arange(6, dtype=np.float32).reshape(3, 2, 1) / 4
-    ask = messages.Task(
+    ask = messages.TaskMessage(
         run=7, round=42, base=41, ask="encode", spec=SPEC.digest, attempt=1, step=3, enc="i4",
         shape=(3,), num=3, vals={"half": 1.0},
         blob=np.array([497_220, 497_225, 497_301], "<i4").tobytes(),
     )  # fmt: skip
-    feat = messages.Signal(
+    feat = messages.SignalMessage(
         run=7, round=42, ask="encode", attempt=1, step=3, enc="f2", shape=(3, 2, 1), num=2,
         blob=h[:2].astype("<f2").tobytes(),
     )  # fmt: skip
@@ -260,7 +263,7 @@ def turns() -> list[Case]:
     grad = replace(feat, ask="decode", enc="f4", num=3, vals={"loss": 0.5}, blob=h.tobytes())
     back = {"enc": "f4", "shape": (3, 2, 1), "num": 3, "vals": {}, "blob": h.tobytes()}
     alone = {"enc": "", "shape": (), "num": 0, "vals": {}, "blob": b""}
-    ready = messages.Signal(
+    ready = messages.SignalMessage(
         run=7, round=42, ask="ready", vals={"first": 480_000.0, "last": 497_301.0}
     )
     return [
@@ -310,11 +313,11 @@ def neighbours() -> list[Case]:
     """Who a device's neighbours are, what it tells one of them, and how a link is settled."""
     way = {"sender": DEVICE_ID, "recipient": NEIGHBOUR_ID, "signer": DEVICE}
     topic = topics.peer(FLEET, DEVICE_ID, NEIGHBOUR_ID)
-    peer = messages.Peer(
+    peer = messages.PeerMessage(
         run=7, epoch=2, step=41, part="theta", degree=3, spec=SPEC.digest, enc="f4", off=0, num=2,
         blob=UPDATE.blob,
     )  # fmt: skip
-    begin = messages.Task(
+    begin = messages.TaskMessage(
         run=7, round=2, base=0, ask="begin", spec=SPEC.digest, vals={"tau": 1.0},
         peers=(NEIGHBOUR_ID,), keys=(AGGREGATOR.public,), weights=(0.25,),
     )  # fmt: skip
@@ -322,8 +325,10 @@ def neighbours() -> list[Case]:
         down("task-neighbours", begin),
         sealed("peer", peer, way, topic),
         sealed("peer-tracker", replace(peer, part="tracker"), way, topic),
-        sealed("settle", messages.Settle(run=7, epoch=2, step=41, used=True), way, topic),
-        sealed("settle-unused", messages.Settle(run=7, epoch=2, step=42, used=False), way, topic),
+        sealed("settle", messages.SettleMessage(run=7, epoch=2, step=41, used=True), way, topic),
+        sealed(
+            "settle-unused", messages.SettleMessage(run=7, epoch=2, step=42, used=False), way, topic
+        ),
     ]
 
 
@@ -344,7 +349,7 @@ def too_large(name: str, value: int) -> Case:
     """Return an update whose life and number are beyond what a counter may be."""
     body, wide = codec.encode(UPDATE), b"\xcf" + value.to_bytes(8, "big")
     for key, old in (("life", b"\x03"), ("seq", b"\x0c")):
-        body = body.replace(cursor.text(key) + old, cursor.text(key) + wide)
+        body = body.replace(msgpack_reader.text(key) + old, msgpack_reader.text(key) + wide)
     return replace(up(name, UPDATE), payload=raw(body), fields=None, refused="MALFORMED")
 
 
@@ -375,28 +380,28 @@ def patched(old: bytes, new: bytes) -> bytes:
 def negative() -> list[Case]:
     """What must be refused, and why. The envelope is rightly signed unless the name says not."""
     good = raw(codec.encode(UPDATE))
-    life, seq = cursor.text("life") + b"\x03", cursor.text("seq") + b"\x0c"
+    life, seq = msgpack_reader.text("life") + b"\x03", msgpack_reader.text("seq") + b"\x0c"
     zero, wide = b"\x00", b"\xcf" + (2**63).to_bytes(8, "big")
     two_64 = b"\xcb" + bytes.fromhex("43f0000000000000")  # 2^64 exists only as a float
-    bomb = b"\x92\x81" + cursor.text("run") + b"\x81\xa1a" * 500 + b"\x01\xc4\x00"
+    bomb = b"\x92\x81" + msgpack_reader.text("run") + b"\x81\xa1a" * 500 + b"\x01\xc4\x00"
     bodies = {
         "body-one-more-byte": (codec.encode(UPDATE) + b"\x00", "MALFORMED"),
         "repeated-key": (
             patched(b"\x92\x8a", b"\x92\x8b").replace(life, life + life), "MALFORMED",
         ),
-        "bool-as-int": (patched(life, cursor.text("life") + b"\xc3"), "MALFORMED"),
+        "bool-as-int": (patched(life, msgpack_reader.text("life") + b"\xc3"), "MALFORMED"),
         "nested-map-bomb": (bomb, "MALFORMED"),
         "array-bomb": (b"\x92\xdd\xff\xff\xff\xff", "MALFORMED"),
-        "nil": (patched(life, cursor.text("life") + b"\xc0"), "MALFORMED"),
+        "nil": (patched(life, msgpack_reader.text("life") + b"\xc0"), "MALFORMED"),
         "missing-key": (patched(b"\x92\x8a", b"\x92\x89").replace(life, b""), "MALFORMED"),
         "must-understand": (
-            patched(b"\x92\x8a", b"\x92\x8b").replace(life, cursor.text("Life") + b"\x03" + life),
+            patched(b"\x92\x8a", b"\x92\x8b").replace(life, msgpack_reader.text("Life") + b"\x03" + life),
             "UNKNOWN_FIELD",
         ),
         "sealed": (b"\x94\x01\xc4\x00\xc4\x00\xc4\x00", "CANNOT_OPEN"),
     }  # fmt: skip
     for key, field in (("life", life), ("seq", seq)):
-        name = cursor.text(key)
+        name = msgpack_reader.text(key)
         bodies[f"{key}-zero"] = (patched(field, name + zero), "MALFORMED")
         bodies[f"{key}-2-to-63"] = (patched(field, name + wide), "MALFORMED")
         bodies[f"{key}-2-to-64"] = (patched(field, name + two_64), "MALFORMED")
@@ -424,7 +429,9 @@ def beyond() -> Case:
     large, body = two_chunks()
     whole = envelope.digest(body)
     count = -(-len(body) // 8192)
-    chunk = messages.Chunk(id=whole[:16], i=count, life=large.life, seq=large.seq, blob=b"\0")
+    chunk = messages.ChunkMessage(
+        id=whole[:16], i=count, life=large.life, seq=large.seq, blob=b"\0"
+    )
     return replace(up("bad-chunk-index-is-count", chunk), fields=None, refused="BAD_CHUNK")
 
 

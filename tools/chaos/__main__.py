@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 from aggregator import config as configs
-from aggregator.audit import recompute
-from aggregator.auditing import books, lines
-from aggregator.history import judge
+from aggregator.audit.delivery_audit import judge
+from aggregator.audit.recompute import recompute
+from aggregator.commands.audit import books, lines
 from aggregator.store import SqliteStore
-from edge_sdk.program import Failure
-from firmware_sim.processes import Family, stoppable
+from edge_sdk.app.cli import Failure
+from firmware_sim.fleet.processes import ProcessGroup, stoppable
 from tools.chaos.faults import FAULTS, backup_of
 from tools.chaos.report import Event, Outcome
 from tools.chaos.world import World
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     shutil.rmtree(args.out, ignore_errors=True)
     outcome = Outcome(args.devices, args.seed, args.seconds)
-    with Family(args.out / "logs") as family, stoppable():
+    with ProcessGroup(args.out / "logs") as family, stoppable():
         quorum = args.quorum or -(-args.devices // 5)
         world = World(family, args.out, args.devices, args.seed, args.kind, quorum, args.deadline)
         try:
@@ -114,7 +114,7 @@ def _look(world: World, outcome: Outcome, began: float, version: int, seconds: f
 
 def _judge(world: World, outcome: Outcome) -> None:
     """Hold everything against everything, with every program stopped."""
-    config = configs.Config.load(world.prepared.aggregator)
+    config = configs.AggregatorConfig.load(world.prepared.aggregator)
     bound = configs.bind(config)
     with SqliteStore.open(config.database, read_only=True) as store:
         outcome.audit = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))

@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 from edge_sdk import Client, Config
-from edge_sdk.program import start_logging
-from edge_sdk.wire.broker import Broker, Will
+from edge_sdk.app.cli import start_logging
 from edge_sdk.wire.keys import read_public
-from edge_sdk.wire.mqtt import MqttLink
-from edge_sdk.wire.poller import Poller
+from edge_sdk.wire.link.broker_options import Broker, Will
+from edge_sdk.wire.link.event_loop import Poller
+from edge_sdk.wire.link.mqtt import MqttLink
 from firmware_sim.attacks import bind
-from firmware_sim.attacks.assault import Role
-from firmware_sim.attacks.clients import SpoiltLink
-from firmware_sim.diary import Diary, KeptLink
-from firmware_sim.fleet import Connect, Fleet, enlist, readings
-from firmware_sim.folders import assigned
+from firmware_sim.attacks.attack_plan import AttackRole
+from firmware_sim.attacks.byzantine_client import TamperingLink
+from firmware_sim.fleet.in_process import Connect, Fleet, enlist, readings
+from firmware_sim.fleet.link_recorder import LinkRecord, RecordedLink
+from firmware_sim.fleet.run_files import assigned
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Scenario
 
@@ -88,7 +88,7 @@ def _start(
         is_new = not (config.state / "device.db").exists()
         history = partial(readings, own[config.id], samples, chosen) if is_new else tuple
         make = partial(Client, stopping=is_hushed)
-        role = Role(make, around=_around(plan, config, number))
+        role = AttackRole(make, around=_around(plan, config, number))
         enlist(fleet, config, role, connect=connect, history=history, clock=clock)
 
 
@@ -115,10 +115,10 @@ def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any]
     public = read_public(config.keys.device.with_suffix(".pub"))
     diary = Path(plan["diaries"]) / f"{config.id}.jsonl"
 
-    def around(link: Any) -> KeptLink:  # noqa: ANN401 - any link
-        spoilt = SpoiltLink(link, bound, clock=time.monotonic, rng=rng)
+    def around(link: Any) -> RecordedLink:  # noqa: ANN401 - any link
+        spoilt = TamperingLink(link, bound, clock=time.monotonic, rng=rng)
         server = read_public(plan["aggregator"])
-        return KeptLink(spoilt, Diary(diary, device=public, aggregator=server))
+        return RecordedLink(spoilt, LinkRecord(diary, device=public, aggregator=server))
 
     return around
 

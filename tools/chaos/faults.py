@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from firmware_sim.processes import command, run
+from firmware_sim.fleet.processes import command, run
 from tools.chaos.hostile import Stranger
 from tools.chaos.wires import tell
 from tools.chaos.world import CREW, World, answers, is_listening, opened

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import time
 
-from edge_sdk.wire import topics
-from edge_sdk.wire.broker import Broker
-from edge_sdk.wire.envelope import PROOF_SIZE, wrap
-from edge_sdk.wire.mqtt import MqttLink
-from edge_sdk.wire.transport import LinkUp, Message
+from edge_sdk.wire.link.broker_options import Broker
+from edge_sdk.wire.link.mqtt import MqttLink
+from edge_sdk.wire.link.transport import LinkUp, Message
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.envelope import PROOF_SIZE, wrap
 
 KINDS = ("update", "offer", "chunk", "hello", "have", "receipt")
 _LISTEN = 0.6  # s, to overhear what can be played again

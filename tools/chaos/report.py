@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from aggregator.audit import Audit
-from aggregator.history import Verdict
+from aggregator.audit.delivery_audit import DeliveryVerdict
+from aggregator.audit.recompute import Audit
 from edge_sdk.wire.errors import Reason
 
 
@@ -45,7 +45,7 @@ class Outcome:
     calm: float = 0.0
     version: int = 0
     audit: Audit = field(default_factory=Audit)
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: DeliveryVerdict = field(default_factory=DeliveryVerdict)
     broken: list[str] = field(default_factory=list)
 
     @property

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.program import Failure
-from firmware_sim.federation import STARTING, fetched, free_port, start_broker
-from firmware_sim.folders import Prepared, prepare
-from firmware_sim.processes import Family, Running, command
+from edge_sdk.app.cli import Failure
+from firmware_sim.fleet.federation import STARTING, fetched, free_port, start_broker
+from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
+from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 from tools.chaos.crew import HISTORY_UNTIL
@@ -88,7 +88,7 @@ class World:
         alone: Programs that ended without our killing them, by name.
     """
 
-    family: Family
+    family: ProcessGroup
     folder: Path
     devices: int
     seed: int
@@ -96,8 +96,8 @@ class World:
     quorum: int
     deadline: str
     prepared: Prepared = field(init=False)
-    aggregator: Running = field(init=False)
-    crews: list[Running] = field(default_factory=list)
+    aggregator: RunningProgram = field(init=False)
+    crews: list[RunningProgram] = field(default_factory=list)
     alone: dict[str, int] = field(default_factory=dict)
     doomed: set[int] = field(default_factory=set)  # pids that we killed ourselves
 
@@ -188,20 +188,20 @@ class World:
         """Start a crew again."""
         self.crews[number] = self._crew(number)
 
-    def _crew(self, number: int) -> Running:
+    def _crew(self, number: int) -> RunningProgram:
         """Every other crew has no engine but numpy: a mixed fleet is the usual one."""
         engine = {"GRIDFED_ENGINE": "numpy"} if number % 2 else {}
         plan = str(self.folder / f"crew-{number}.plan")
         return self._module(f"crew-{number}", "tools.chaos.crew", plan, environ=engine)
 
-    def _module(self, name: str, module: str, *words: str, environ: Any = None) -> Running:  # noqa: ANN401
+    def _module(self, name: str, module: str, *words: str, environ: Any = None) -> RunningProgram:  # noqa: ANN401
         root = str(Path(__file__).resolve().parents[2])
         path = {"PYTHONPATH": root, **(environ or {})}
         return self.family.start(name, [sys.executable, "-m", module, *words], environ=path)
 
     # --- watching
 
-    def kill(self, program: Running) -> None:
+    def kill(self, program: RunningProgram) -> None:
         """Kill -9, and forget it."""
         self.doomed.add(program.process.pid)
         program.signal(signal.SIGKILL)
@@ -211,7 +211,7 @@ class World:
     def tend(self) -> None:
         """Start what ended by itself again, as a service manager does, and remember that."""
         crews = enumerate(self.crews)
-        watched: list[tuple[str, Running, Callable[[], None]]] = [
+        watched: list[tuple[str, RunningProgram, Callable[[], None]]] = [
             ("broker", self.broker, self.start_broker),
             ("aggregator", self.aggregator, self.start_aggregator),
             *((f"crew-{n}", crew, partial(self.start_crew, n)) for n, crew in crews),

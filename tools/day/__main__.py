@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.program import Failure
-from firmware_sim.federation import fetched
-from firmware_sim.processes import Family, Running, stoppable
+from edge_sdk.app.cli import Failure
+from firmware_sim.fleet.federation import fetched
+from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from tools.day.outside import Seen, see_off
 from tools.day.street import Plan, Street
 from tools.day.town import Counted, Town
@@ -87,7 +87,7 @@ def live(folder: Path, plan: Plan, pace: float) -> Day:
         Failure: A program ended, or the device never came up.
     """
     day, began = Day(), time.monotonic()
-    with Family(folder / "logs") as family, stoppable():
+    with ProcessGroup(folder / "logs") as family, stoppable():
         town = Town(folder / "clock", pace)
         street = Street.build(folder, family, town, plan)
         device = street.start_device()
@@ -107,7 +107,7 @@ def live(folder: Path, plan: Plan, pace: float) -> Day:
     return day
 
 
-def _until_up(family: Family, line: Counted) -> None:
+def _until_up(family: ProcessGroup, line: Counted) -> None:
     until = time.monotonic() + _COMING
     while line.down < 1000:  # its welcome and the model
         family.check()
@@ -117,7 +117,7 @@ def _until_up(family: Family, line: Counted) -> None:
         time.sleep(0.05)
 
 
-def _pass(street: Street, device: Running, day: Day) -> None:
+def _pass(street: Street, device: RunningProgram, day: Day) -> None:
     """Let time run until a day is over; look at the process now and then."""
     town = street.town
     town.go()

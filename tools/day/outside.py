@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from firmware_sim.processes import Running
+from firmware_sim.fleet.processes import RunningProgram
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Seen:
         self.said = max(self.said, counts.get("wchar", 0))
 
 
-def see_off(process: Running, seen: Seen, patience: float) -> None:
+def see_off(process: RunningProgram, seen: Seen, patience: float) -> None:
     """Ask a process to stop, and read its counters when it has ended, before it is forgotten."""
     pid, until = process.process.pid, time.monotonic() + patience
     os.kill(pid, signal.SIGTERM)

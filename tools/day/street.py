@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk import Client, Config, Reading
-from firmware_sim.federation import Federation, free_port, start_broker
-from firmware_sim.folders import prepare, toml
-from firmware_sim.meter import Meter
-from firmware_sim.metering import Order
-from firmware_sim.processes import Family, Running, command
+from firmware_sim.devices.meter import Meter
+from firmware_sim.devices.meter_process import MeterSettings
+from firmware_sim.fleet.federation import Federation, free_port, start_broker
+from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
+from firmware_sim.fleet.run_files import prepare, toml
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 from tools.day.town import Counted, Town
@@ -51,7 +51,7 @@ class Street:
     """The programs of one device's day, in folders below one."""
 
     folder: Path
-    family: Family
+    family: ProcessGroup
     town: Town
     plan: Plan
     federation: Federation
@@ -59,7 +59,7 @@ class Street:
     lines: tuple[Counted, Counted]
 
     @classmethod
-    def build(cls, folder: Path, family: Family, town: Town, plan: Plan) -> Street:
+    def build(cls, folder: Path, family: ProcessGroup, town: Town, plan: Plan) -> Street:
         """Start a broker, write all files, put a month of readings behind the device."""
         url = start_broker(family, folder / "broker")
         port = int(url.rpartition(":")[2])
@@ -111,7 +111,7 @@ class Street:
         meter = [sys.executable, "-m", "firmware_sim", "meter", "--p1", f"tcp://127.0.0.1:{port}"]
         self.family.start("meter", [*meter, *life], environ=environ)
 
-    def start_device(self) -> Running:
+    def start_device(self) -> RunningProgram:
         """Start the agent itself, by its installed command's module."""
         run = command("gridfed-edge", "run", str(self.config), "--json", "--log", "info")
         return self.family.start("device", run, environ=self.town.environ)
@@ -120,7 +120,7 @@ class Street:
 def _hours(now: float, seed: int) -> Iterator[tuple[float, float]]:
     """Yield kWh of every whole hour of the last weeks."""
     first = (int(now) // _DAY - _BEHIND) * _DAY
-    meter: Meter = Order(first, 0.0, seed=seed).meter()
+    meter: Meter = MeterSettings(first, 0.0, seed=seed).meter()
     for time in range(first, int(now) // _HOUR * _HOUR, _HOUR):
         before = meter.wh(time)
         yield time, (meter.wh(time + _HOUR) - before) / 1000

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from edge_sdk.program import Failure
+from edge_sdk.app.cli import Failure
 from tools.emulated.board import FOLDER, LOCK, ROOT, Absent, Board, Unfit, pins
 from tools.emulated.fleet import learned
 from tools.emulated.probe import CHECKS

@@ -6,9 +6,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from firmware_sim.federation import CLOSING, Federation, free_port, start_broker
-from firmware_sim.folders import prepare
-from firmware_sim.processes import Family, stoppable
+from firmware_sim.fleet.federation import CLOSING, Federation, free_port, start_broker
+from firmware_sim.fleet.processes import ProcessGroup, stoppable
+from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario
 from tools.emulated.board import Board
@@ -33,7 +33,7 @@ def learned(board: Board, lock: str, cpu: str) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="gridfed-emulated-") as made, stoppable():
         folder = Path(made)
-        with Family(folder / "logs") as family:
+        with ProcessGroup(folder / "logs") as family:
             url, page = start_broker(family, folder / "broker"), f"127.0.0.1:{free_port()}"
             homes = sample_set("homes")
             ready = prepare(folder / "fleet", "pair", _PAIR, homes, broker=url, page=page)

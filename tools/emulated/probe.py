@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk import Bundle, Client, Config, Reading
-from edge_sdk.bundle import Trust, shipped_names
+from edge_sdk.bundle import TrustedKeys, shipped_names
+from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.methods.optim import adam
 from edge_sdk.runtime import ENGINE, engine_name
-from edge_sdk.series import Row
-from edge_sdk.store import Learned, Store
-from edge_sdk.storefile import FILE
+from edge_sdk.store.schema import FILE
+from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.wire import keys
-from edge_sdk.wire.method import Array
+from edge_sdk.wire.contract.method import Array
 from tools.emulated.sealing import Wrong, encryption, sealed, signing, update
 
 CLOSE = 1e-5
@@ -114,11 +114,11 @@ def _apart(name: str) -> float:
 def store(folder: Path) -> str:
     """What was learned and measured is there when the device's file is opened again."""
     p, place = _opened(_MODEL).initial, folder / "kept"
-    rows = [Row("elec.import.energy", slot, slot / 7, 0) for slot in range(500)]
-    with Store.open(place) as kept:
-        kept.save(learned=Learned(1, 2, 3, bytes(16), {"half": {"p": p}}))
+    rows = [SeriesRow("elec.import.energy", slot, slot / 7, 0) for slot in range(500)]
+    with DeviceStore.open(place) as kept:
+        kept.save(learned=LearnedState(1, 2, 3, bytes(16), {"half": {"p": p}}))
         kept.add_readings(rows)
-    with Store.open(place) as kept:
+    with DeviceStore.open(place) as kept:
         again, found = kept.learned(), list(kept.readings())
     half = again.leaves["half"] if again else None
     if found != rows or not isinstance(half, Mapping) or not np.array_equal(half["p"], p):
@@ -162,7 +162,7 @@ def _seconds(do: Callable[[], object]) -> float:
 def _opened(name: str, wanted: str = "onnxruntime") -> Bundle:
     """Open a shipped bundle for an engine, which a device is told by its environment."""
     os.environ[ENGINE] = wanted
-    bundle = Bundle.open(name, trust=Trust())
+    bundle = Bundle.open(name, trust=TrustedKeys())
     made = {type(graph).__name__ for graph in (bundle.gradient, bundle.forecast)}  # loaded now
     if made != {"PlainGraph" if wanted == "numpy" else "OrtGraph"}:
         raise Wrong(f"{name}: asked for {wanted}, got {made}")

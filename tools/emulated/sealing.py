@@ -14,11 +14,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edge_sdk.wire import envelope, keys
-from edge_sdk.wire.broker import Broker, tls_context
-from edge_sdk.wire.codec import decode, encode, pack_tensor
+from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Refused
-from edge_sdk.wire.messages import Update
+from edge_sdk.wire.link.broker_options import Broker, tls_context
+from edge_sdk.wire.protocol import envelope
+from edge_sdk.wire.protocol.codec import decode, encode, pack_tensor
+from edge_sdk.wire.protocol.messages import UpdateMessage
 
 KEY = keys.generate()
 _WAY = {"kind": "update", "sender": "meter-0042", "recipient": "_agg", "fleet": "north"}
@@ -28,9 +29,9 @@ class Wrong(Exception):  # noqa: N818 - what a check has found, as a sentence
     """A check ran to its end and did not find what it must."""
 
 
-def update(size: int = 5760) -> Update:
+def update(size: int = 5760) -> UpdateMessage:
     """Return an answer to a round, as long as the shared layers of ``load-lstm-week``."""
-    return Update(
+    return UpdateMessage(
         run=1,
         round=2,
         base=1,
@@ -46,18 +47,18 @@ def update(size: int = 5760) -> Update:
     )
 
 
-def sealed(said: Update) -> bytes:
+def sealed(said: UpdateMessage) -> bytes:
     """Encode and sign it."""
     return envelope.seal(encode(said), signer=KEY, **_WAY)
 
 
-def unsealed(raw: bytes) -> Update:
+def unsealed(raw: bytes) -> UpdateMessage:
     """Check who said it, and read it.
 
     Raises:
         Refused: Nobody we know has signed these bytes.
     """
-    return decode(Update, envelope.unseal(raw, key_of=lambda *_: KEY.public, **_WAY).body)
+    return decode(UpdateMessage, envelope.unseal(raw, key_of=lambda *_: KEY.public, **_WAY).body)
 
 
 def signing(_: Path) -> str:

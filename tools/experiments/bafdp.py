@@ -21,11 +21,11 @@ from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.local import Lent, Windows
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import adam
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.spec import Vector
+from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments.field import FIELD, Case, Row
 from tools.experiments.ground import Arm, Ground, ground, judged, scored, together
 from tools.experiments.liars import liars
@@ -160,8 +160,8 @@ def _world(arm: Arm, base: Ground, row: Row) -> tuple[World, Vector]:
     devices, states, release = {}, {}, {}
     for client, some in windows.items():
         keyed = partial(key, arm.seed, client)
-        lent = Lent(client, spec, base.bundle.graphs, _given(some), BATCH, keyed)
-        devices[client] = DEVICE[name](lent, Steps(adam, minibatch="fresh"))
+        lent = ShellContext(client, spec, base.bundle.graphs, _given(some), BATCH, keyed)
+        devices[client] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh"))
         states[client] = devices[client].init(first)
         if (section := row.privacy(case)) is not None:
             cell = base.cells[client]

@@ -1,7 +1,7 @@
 """Real building loads as the device SDK's own series, one client a building.
 
 The folders are those that ``tools/fetch.py`` makes: one per set, parquet files inside. Windows and
-splits are the product's (``edge_sdk.windows``): first 80 % train, next 10 % test, rest validation.
+splits are the product's (``edge_sdk.forecasting.windows``): first 80 % train, next 10 % test, rest validation.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from edge_sdk.series import Row, Series
-from edge_sdk.windows import Frame, Scale
-from edge_sdk.wire.manifest import Feature, Manifest, Target, Window
+from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.forecasting.windows import ChannelFrame, Scale
+from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
 
 LOAD = "elec.import.energy"
 WEATHER = ("weather.temperature", "weather.wind_speed")
@@ -48,7 +48,7 @@ class Building:
         series = Series(self.step, self.columns, capacity=length)
         first = self.start // self.step
         for stream, values in self.columns.items():
-            series.load(Row(stream, first + i, float(v)) for i, v in enumerate(values))
+            series.load(SeriesRow(stream, first + i, float(v)) for i, v in enumerate(values))
         return series
 
 
@@ -155,12 +155,12 @@ def week_form(base: Manifest, buildings: list[Building]) -> Manifest:
     return _as(base, building.step, features, Target(LOAD, "kWh", "change", "device"))
 
 
-def frames(buildings: list[Building], manifest: Manifest) -> dict[str, Frame]:
+def frames(buildings: list[Building], manifest: Manifest) -> dict[str, ChannelFrame]:
     """Cut every building's channels as the device would."""
     site = {"wall_area": 0.0, "window_area": 0.0, "floor_area": 0.0}
     site |= {x.name: 0.0 for x in manifest.features if x.kind == "static"}
     return {
-        building.name: Frame.of(building.series(), manifest, site={**site, **building.site})
+        building.name: ChannelFrame.of(building.series(), manifest, site={**site, **building.site})
         for building in buildings
     }
 

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from edge_sdk.scores import mae, rmse
-from edge_sdk.series import Row, Series
-from edge_sdk.windows import Frame, Scale
-from edge_sdk.wire.manifest import Manifest
+from edge_sdk.forecasting.forecast_metrics import mae, rmse
+from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.forecasting.windows import ChannelFrame, Scale
+from edge_sdk.wire.contract.manifest import Manifest
 
 MILAN, BARCELONA, TRENTO = "cellular_milan", "cellular_barcelona_lte", "cellular_trento"
 SETS = (MILAN, BARCELONA, TRENTO)
@@ -75,7 +75,7 @@ class Cell:
         """Return the readings on the SDK's grid."""
         series = Series(self.step, [stream], capacity=len(self.traffic))
         first = self.start // self.step
-        series.load(Row(stream, first + i, float(v)) for i, v in enumerate(self.traffic))
+        series.load(SeriesRow(stream, first + i, float(v)) for i, v in enumerate(self.traffic))
         return series
 
 
@@ -142,14 +142,14 @@ def form(base: Manifest, cell: Cell) -> Manifest:
     return replace(base, window=window, features=features)
 
 
-def frame(cell: Cell, base: Manifest, *, scale: Scale | None = None) -> Frame:
+def frame(cell: Cell, base: Manifest, *, scale: Scale | None = None) -> ChannelFrame:
     """Cut a cell's channels as the device would, scaled by its training part unless told."""
     manifest = form(base, cell)
     series = cell.series(manifest.target.stream)
-    return Frame.of(series, manifest, scale=cell.scale if scale is None else scale)
+    return ChannelFrame.of(series, manifest, scale=cell.scale if scale is None else scale)
 
 
-def origins(cell: Cell, cut: Frame, part: Split) -> Ints:
+def origins(cell: Cell, cut: ChannelFrame, part: Split) -> Ints:
     """List the origins whose targets all lie in a part; inputs may reach back, never forward.
 
     What is learnt from must have been observed; what is judged is judged where it was.
@@ -181,7 +181,7 @@ def scored(told: Mapping[str, Floats], truth: Mapping[str, Floats]) -> dict[str,
     }
 
 
-def repeated(cut: Frame, rows: Ints, lag: int) -> Floats:
+def repeated(cut: ChannelFrame, rows: Ints, lag: int) -> Floats:
     """Repeat what was measured ``lag`` rows before each target, or whole seasons earlier."""
     return _repeated(cut.last, rows, cut.window.horizon, lag)
 
@@ -197,7 +197,7 @@ def _repeated(values: Floats, rows: Ints, horizon: int, lag: int) -> Floats:
     return np.asarray(values[np.maximum(rows[:, None] + ahead - back, 0)])
 
 
-def by_hour(cell: Cell, cut: Frame, rows: Ints) -> Floats:
+def by_hour(cell: Cell, cut: ChannelFrame, rows: Ints) -> Floats:
     """Forecast the training median of the slot of the day, weekends apart: no learning at all."""
     at = rows[:, None] + 1 + np.arange(cut.window.horizon)
     learnt = np.arange(cell.rows("train")[1])

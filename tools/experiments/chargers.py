@@ -20,13 +20,13 @@ import numpy as np
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
+from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.local import Lent, Windows
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import adam
-from edge_sdk.methods.steps import Steps
-from edge_sdk.windows import Drawable
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.spec import Vector
+from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.contract.parameter_layout import Vector
 from firmware_sim.attacks import bind as attacked
 from tools.experiments import charging, ev
 from tools.experiments.charging import Arm, Ground, Learnt, chosen_by, ground, told
@@ -272,8 +272,10 @@ def _stage(
     server = method.half(Setup(bind("mean"), built, course, spec, seed=arm.seed, graph=base.graph))
     devices = {}
     for x, some in base.windows().items():
-        lent = Lent(x, spec, base.bundle.graphs, _given(some), batch, partial(key, arm.seed, x))
-        devices[x] = DEVICE[name](lent, Steps(adam, minibatch="fresh"))
+        lent = ShellContext(
+            x, spec, base.bundle.graphs, _given(some), batch, partial(key, arm.seed, x)
+        )
+        devices[x] = DEVICE[name](lent, LocalSgd(adam, minibatch="fresh"))
     begun = {x: half.init(common) for x, half in devices.items()}
     model, _, part = arm.attack.partition("@")
     out, contract = lying(arm, base), CONTRACTS[name]

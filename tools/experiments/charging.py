@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from aggregator.graph import adjacency
 from aggregator.graph.sites import distances
-from aggregator.methods.setup import Lent as LentGraph
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.calibration import Aim, Calibration, rolled
-from edge_sdk.forecast import fan
+from aggregator.methods.base.types import BoundGraph as LentGraph
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
+from edge_sdk.forecasting.forecast import fan
+from edge_sdk.forecasting.forecast_metrics import QUANTILES
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.runtime import load_graph
-from edge_sdk.scores import QUANTILES
-from edge_sdk.windows import Drawable, Frame
+from edge_sdk.wire.contract.manifest import AIDED_FORECAST, ENCODE
+from edge_sdk.wire.contract.parameter_layout import Vector
 from edge_sdk.wire.keys import SigningKey
-from edge_sdk.wire.manifest import AIDED_FORECAST, ENCODE
-from edge_sdk.wire.spec import Vector
 from tools.experiments import ev
 from tools.experiments.ev import Floats, Ints, Part, Station
 
@@ -167,7 +167,7 @@ class Ground:
 
     bundle: Bundle
     stations: Mapping[str, Station]
-    frames: Mapping[str, Frame]
+    frames: Mapping[str, ChannelFrame]
     graph: LentGraph | None
 
     def origins(self, name: str, part: Part, every: int = 1) -> Ints:
@@ -218,13 +218,13 @@ def opened(name: str) -> Bundle:
     from aggregator.models.export import export, make  # noqa: PLC0415 - as above
 
     if name in SHIPPED:
-        return Bundle.open(name, trust=Trust())
+        return Bundle.open(name, trust=TrustedKeys())
     key = SigningKey.generate()
     with tempfile.TemporaryDirectory() as folder:
         module, recipe = make(name)
         out = Path(folder) / name
         export(module, recipe, name=name, version=1, signer=key, out=out, engine=load_graph)
-        return Bundle.open(out, trust=Trust((key.public,)))
+        return Bundle.open(out, trust=TrustedKeys((key.public,)))
 
 
 def seated(kind: str, bundle: Bundle, stations: tuple[Station, ...]) -> LentGraph:
@@ -233,8 +233,8 @@ def seated(kind: str, bundle: Bundle, stations: tuple[Station, ...]) -> LentGrap
 
     from aggregator.graph.nets.conv2d import Conv2d  # noqa: PLC0415 - as above
     from aggregator.graph.nets.graphnet import GraphNet  # noqa: PLC0415 - as above
-    from aggregator.graph.nets.hosted import Hosted  # noqa: PLC0415 - as above
     from aggregator.graph.nets.spatiotemporal import SpatioTemporal  # noqa: PLC0415 - as above
+    from aggregator.graph.nets.torch_adapter import TorchGraphModel  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
     shape = bundle.manifest.activation
@@ -249,7 +249,7 @@ def seated(kind: str, bundle: Bundle, stations: tuple[Station, ...]) -> LentGrap
         "conv2d": partial(Conv2d, features, 2),
         "graphnet": partial(GraphNet, features, 2),
     }
-    model = Hosted(nets[kind], adjacent, order=3 if kind in {"pfgl", "residual"} else 2)
+    model = TorchGraphModel(nets[kind], adjacent, order=3 if kind in {"pfgl", "residual"} else 2)
     return LentGraph(model, shape, {x.name: k for k, x in enumerate(stations)})
 
 
@@ -343,8 +343,10 @@ def calibrated(
         every = np.concatenate([before, rows])
         fans = np.concatenate([choose[x], test[x]])
         width = 1e-3 * spread(base.stations[x])
-        aim = Aim.of(QUANTILES, least=0.0, narrowest=width)
-        _, ends = rolled(Calibration.new(cut.window.horizon), every, cut.raw[every], fans, aim)
+        aim = CoverageTarget.of(QUANTILES, least=0.0, narrowest=width)
+        _, ends = rolled(
+            ConformalCalibration.new(cut.window.horizon), every, cut.raw[every], fans, aim
+        )
         ends, y = ends[len(before) :], cut.truth(rows)
         served = np.stack([ends[..., 0], test[x][..., 1], ends[..., 1]], axis=-1)
         score = ev.scored(y, np.sort(served, axis=-1), 0.01 * spread(base.stations[x]))

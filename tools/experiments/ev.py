@@ -18,10 +18,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from aggregator.graph import Site
-from edge_sdk.scores import QUANTILES, coverage, interval_length, mae, pinball
-from edge_sdk.series import Row, Series
-from edge_sdk.windows import Frame, Scale
-from edge_sdk.wire.manifest import Manifest
+from edge_sdk.forecasting.forecast_metrics import QUANTILES, coverage, interval_length, mae, pinball
+from edge_sdk.forecasting.series import Series, SeriesRow
+from edge_sdk.forecasting.windows import ChannelFrame, Scale
+from edge_sdk.wire.contract.manifest import Manifest
 
 BOULDER, PERTH = "ev_boulder", "ev_perth_kinross"
 PALO_ALTO, CALTECH = "ev_palo_alto_2011_2013", "ev_acn_caltech"
@@ -88,7 +88,7 @@ class Station:
         """Return the readings on the SDK's grid."""
         series = Series(STEP, [stream], capacity=len(self.demand))
         first = self.start // STEP
-        series.load(Row(stream, first + i, float(v)) for i, v in enumerate(self.demand))
+        series.load(SeriesRow(stream, first + i, float(v)) for i, v in enumerate(self.demand))
         return series
 
 
@@ -145,15 +145,15 @@ def _lag(steps: int, day: int) -> int:
     return days * DAY - (days * day - steps)
 
 
-def frame(station: Station, base: Manifest) -> Frame:
+def frame(station: Station, base: Manifest) -> ChannelFrame:
     """Cut a station's channels as the device would."""
     manifest = form(base)
     series = station.series(manifest.target.stream)
     zone = ZoneInfo(station.zone)
-    return Frame.of(series, manifest, zone=zone, scale=station.scale)
+    return ChannelFrame.of(series, manifest, zone=zone, scale=station.scale)
 
 
-def origins(station: Station, cut: Frame, part: Part) -> Ints:
+def origins(station: Station, cut: ChannelFrame, part: Part) -> Ints:
     """List the origins whose targets all lie in a part; inputs may reach back, never forward."""
     start, stop = station.rows(part)
     every = cut.origins("all", observed=part != "test")

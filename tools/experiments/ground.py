@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.forecast import rolling
-from edge_sdk.windows import Drawable, Frame
-from edge_sdk.wire.spec import Vector
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.forecast import rolling
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import cells as data
 from tools.experiments.cells import Cell, Split
 from tools.experiments.noise import noised
@@ -78,8 +78,8 @@ class Ground:
 
     bundle: Bundle
     cells: Mapping[str, Cell]
-    served: Mapping[str, Frame]
-    learnt: Mapping[str, Frame]
+    served: Mapping[str, ChannelFrame]
+    learnt: Mapping[str, ChannelFrame]
     part: Split
 
     def windows(self, part: Split | None = None) -> dict[str, Drawable]:
@@ -93,7 +93,7 @@ class Ground:
 
 def ground(arm: Arm, folder: Path) -> Ground:
     """Read the set and cut it, with noise where the arm has some."""
-    bundle = Bundle.open(f"cells-{arm.net}-{arm.horizon}", trust=Trust())
+    bundle = Bundle.open(f"cells-{arm.net}-{arm.horizon}", trust=TrustedKeys())
     cells = {x.name: x for x in data.load(folder, arm.dataset, arm.clients)}
     served = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
     learnt = served
@@ -113,7 +113,7 @@ def judged(base: Ground, vectors: Mapping[str, Vector]) -> dict[str, dict[str, f
     return {name: scored(base, base.served[name], name, p) for name, p in vectors.items()}
 
 
-def scored(base: Ground, cut: Frame, name: str, p: Vector) -> dict[str, float]:
+def scored(base: Ground, cut: ChannelFrame, name: str, p: Vector) -> dict[str, float]:
     """Score one cell; a forecast that left the finite numbers is infinitely wrong."""
     rows = data.origins(base.cells[name], cut, base.part)
     truth = cut.truth(rows)

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
-from aggregator.methods.bigfl import bigfl
-from aggregator.methods.bilevel import bilevel as two_levels
-from aggregator.methods.neighbours import paired
+from aggregator.methods.base.geo_neighbours import paired
+from aggregator.methods.bilevel.bigfl import bigfl
+from aggregator.methods.bilevel.bilevel import bilevel as two_levels
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
-from edge_sdk.methods.local import Graph, Lent, Windows
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import Rated, sgd
-from edge_sdk.methods.steps import Steps
-from edge_sdk.wire.method import Effects, Event, Half, Task, Update
-from edge_sdk.wire.mixing import adjacency, metropolis
-from edge_sdk.wire.spec import ParamSpec, Vector
+from edge_sdk.methods.training_context import Graph, ShellContext, Windows
+from edge_sdk.shared_math.mixing_matrix import adjacency, metropolis
+from edge_sdk.wire.contract.method import Effects, Event, Half, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments.together import key
 from tools.experiments.virtual import World, at_once
 
@@ -115,8 +115,10 @@ def course(plan: Course, ground: Field) -> Iterator[Shown]:
 def _device(plan: Course, ground: Field, name: str, method: str) -> Half[Any]:
     keyed = partial(key, plan.seed, name)
     windows = ground.windows[name]
-    lent = Lent(name, ground.spec, ground.graphs, lambda: windows, ground.batch, keyed)
-    return DEVICE[method](lent, Steps(ground.optimiser, plan.rate, plan.steps, minibatch="fresh"))
+    lent = ShellContext(name, ground.spec, ground.graphs, lambda: windows, ground.batch, keyed)
+    return DEVICE[method](
+        lent, LocalSgd(ground.optimiser, plan.rate, plan.steps, minibatch="fresh")
+    )
 
 
 def _vectors(halves: Mapping[str, Half[Any]], states: Mapping[str, Any]) -> dict[str, Vector]:

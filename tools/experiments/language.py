@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.methods.local import Batch, Graph
-from edge_sdk.wire.spec import ParamSpec, Vector
+from edge_sdk.methods.training_context import Batch, Graph
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments.kin import Course, Field, course
 from tools.experiments.nets import Net
 from tools.experiments.synthetic_graph import nearest

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edge_sdk.wire.method import Contract, Task, Up, Update
+from edge_sdk.wire.contract.method import Contract, Task, Up, Update
 from firmware_sim.attacks import ATTACKS, bind
-from firmware_sim.attacks.scene import Row, Scene, sendable, told_in
+from firmware_sim.attacks.attack_context import AttackContext, Row, sendable, told_in
 from tools.experiments.together import key
 from tools.experiments.virtual import Tamper
 
@@ -48,7 +48,7 @@ class Liar:
         received = np.asarray(task.arrays[ask.down[0]], np.float64)
         vector = np.asarray(own.vector, np.float64)
         rows = [np.asarray(honest[x].vector, np.float64) for x in sorted(honest)]
-        scene = Scene(
+        scene = AttackContext(
             own=vector,
             honest=np.stack(rows) if rows else vector[None],
             received=received,
@@ -63,7 +63,7 @@ class Liar:
         self.past = [*self.past, vector][-KEPT:]
         return replace(own, vector=lie)
 
-    def _lie(self, scene: Scene, part: Up) -> Row:
+    def _lie(self, scene: AttackContext, part: Up) -> Row:
         """Compute the lie; where votes are sent, it is the votes of what would have been said."""
         known, _, options = self.attack.partition(":")
         words = dict(x.split("=") for x in options.split(",") if x)

@@ -18,17 +18,17 @@ import numpy as np
 
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import Rounds, Setup
-from aggregator.rules import Bound, bind
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.forecast import rolling
+from aggregator.rules import BoundRule, bind
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.forecast import rolling
+from edge_sdk.forecasting.forecast_metrics import rmse
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.local import Lent, Windows
+from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.optim import adam
-from edge_sdk.methods.steps import Steps
-from edge_sdk.scores import rmse
-from edge_sdk.windows import Drawable, Frame
-from edge_sdk.wire.method import CONTRACTS
-from edge_sdk.wire.spec import Vector
+from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.wire.contract.method import CONTRACTS
+from edge_sdk.wire.contract.parameter_layout import Vector
 from firmware_sim.attacks import ATTACKS
 from tools.experiments import cells as data
 from tools.experiments import synthetic
@@ -112,7 +112,7 @@ def squares(
     ]
 
 
-def bound(square: Square) -> Bound:
+def bound(square: Square) -> BoundRule:
     """Return the rule of a square as a configuration would name it, told of two liars."""
     said: dict[str, Any] = {"before": [square.before] if square.before else []}
     if square.rule == "fltrust":
@@ -129,7 +129,7 @@ def run(square: Square) -> dict[str, Any]:
     result = {"square": {name: getattr(square, name) for name in Square.__slots__}}
     if rule.least > CLIENTS:
         return {**result, "error": None, "needs": rule.least}
-    bundle = Bundle.open("cells-mlp-1", trust=Trust())
+    bundle = Bundle.open("cells-mlp-1", trust=TrustedKeys())
     cells = {x.name: x for x in synthetic.cells(CLIENTS, square.seed)}
     named = _named(square)
     frames = {name: data.frame(x, bundle.manifest) for name, x in cells.items()}
@@ -150,7 +150,7 @@ def _named(square: Square) -> list[str]:
 
 def _learnt(
     square: Square,
-    rule: Bound,
+    rule: BoundRule,
     bundle: Bundle,
     cells: Mapping[str, Cell],
     named: Sequence[str],
@@ -162,8 +162,8 @@ def _learnt(
         cut = _spoilt(square, cell, bundle) if name in named else data.frame(cell, bundle.manifest)
         windows = Drawable(cut, data.origins(cell, cut, "train"))
         keyed = partial(key, square.seed, name)
-        lent = Lent(name, spec, bundle.graphs, _given(windows), BATCH, keyed)
-        devices[name] = DEVICE["fedavg"](lent, Steps(adam, minibatch="fresh"))
+        lent = ShellContext(name, spec, bundle.graphs, _given(windows), BATCH, keyed)
+        devices[name] = DEVICE["fedavg"](lent, LocalSgd(adam, minibatch="fresh"))
         states[name] = devices[name].init(first)
     method = SERVER["fedavg"]
     settings = method.settings(steps=STEPS, rate=1e-3)
@@ -176,7 +176,7 @@ def _learnt(
     return common
 
 
-def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> Frame:
+def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> ChannelFrame:
     """Return what a liar learns from: its own readings, unless its attack is on readings."""
     attack, cut = ATTACKS[square.attack], data.frame(cell, bundle.manifest)
     if attack.kind != "data":
@@ -188,7 +188,7 @@ def _spoilt(square: Square, cell: Cell, bundle: Bundle) -> Frame:
     return data.frame(replace(cell, traffic=traffic), bundle.manifest, scale=cell.scale)
 
 
-def _error(bundle: Bundle, common: Vector, cell: Cell, cut: Frame) -> float:
+def _error(bundle: Bundle, common: Vector, cell: Cell, cut: ChannelFrame) -> float:
     """Return the RMSE on the test week in units of the cell's range."""
     rows = data.origins(cell, cut, "test")
     with np.errstate(over="ignore", invalid="ignore"):

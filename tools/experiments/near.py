@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.graph import Site
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.forecast import fan, rolling
-from edge_sdk.scores import QUANTILES
-from edge_sdk.windows import Drawable, Frame
-from edge_sdk.wire.spec import Vector
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.forecast import fan, rolling
+from edge_sdk.forecasting.forecast_metrics import QUANTILES
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable
+from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import cells, ev
 from tools.experiments.kin import Links
 from tools.experiments.synthetic_graph import nearest
@@ -58,7 +58,7 @@ class Place:
     title: str
     said: str
     bundle: Bundle
-    frames: Mapping[str, Frame]
+    frames: Mapping[str, ChannelFrame]
     links: Links
     score: str
     origins: Callable[[str, Part], Ints]
@@ -80,7 +80,7 @@ class Place:
             return {self.score: math.inf, "MAE": math.inf}
         return self.judged(told, truth)
 
-    def _told(self, p: Vector, frame: Frame, rows: Ints) -> Floats:
+    def _told(self, p: Vector, frame: ChannelFrame, rows: Ints) -> Floats:
         if self.bundle.manifest.target.output == "quantiles":
             return fan(self.bundle.forecast, p, frame, rows, QUANTILES)
         return rolling(self.bundle.forecast, p, frame, rows)
@@ -97,7 +97,7 @@ def milan(folder: Path) -> Place:
     found = {x.name: x for x in cells.load(folder, cells.MILAN)}
     names = sorted(found)
     pairs = ((a, b) for i, a in enumerate(names) for b in names[i + 1 :] if beside(a, b))
-    bundle = Bundle.open("cells-mlp-1", trust=Trust())
+    bundle = Bundle.open("cells-mlp-1", trust=TrustedKeys())
     frames = {x: cells.frame(cell, bundle.manifest) for x, cell in found.items()}
     return Place(
         "Milan's squares",
@@ -125,7 +125,7 @@ def boulder(folder: Path) -> Place:
     """
     found = {x.name: x for x in ev.load(folder, ev.BOULDER)}
     names = list(found)
-    bundle = Bundle.open("chargers-1", trust=Trust())
+    bundle = Bundle.open("chargers-1", trust=TrustedKeys())
     frames = {x: ev.frame(station, bundle.manifest) for x, station in found.items()}
     sites = [station.site for station in found.values() if station.site is not None]
     parts: Mapping[Part, ev.Part] = {"choose": "choose", "test": "test"}

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.methods.local import Graph
-from edge_sdk.wire.spec import ParamSpec, Vector
+from edge_sdk.methods.training_context import Graph
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 Floats = NDArray[np.float64]
 Bend = Callable[[Floats], tuple[Floats, Floats, Floats]]

@@ -15,13 +15,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.charge import Charge
-from edge_sdk.privacy.gaussian import sigma_for
-from edge_sdk.privacy.mechanism import Mechanism, mechanism_of
-from edge_sdk.privacy.plan import Facts, planned
-from edge_sdk.privacy.section import BudgetSection, MechanismSection, PrivacySection
-from edge_sdk.series import Row
-from edge_sdk.wire.manifest import Manifest
+from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.privacy.analytic_gaussian import sigma_for
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.factory import Mechanism, mechanism_of
+from edge_sdk.privacy.noise_calibration import DeviceFacts, planned
+from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
+from edge_sdk.wire.contract.manifest import Manifest
 from tools.experiments.cells import Cell
 from tools.experiments.together import key
 
@@ -53,7 +53,7 @@ class Shelf:
         """Return every perturbed reading by stream and slot."""
         return self.rows
 
-    def add_noised(self, rows: list[Row], charge: Charge) -> None:  # noqa: ARG002 - nobody asks here
+    def add_noised(self, rows: list[SeriesRow], charge: PrivacyCharge) -> None:  # noqa: ARG002 - nobody asks here
         """Keep new ones; one that is there stays."""
         for row in rows:
             self.rows.setdefault((row.stream, row.slot), row.value)
@@ -67,7 +67,7 @@ def mechanism(
     section: PrivacySection, manifest: Manifest, cell: Cell, seed: int, shared: int = 1
 ) -> Mechanism:
     """Return the device's mechanism for a privacy section, with seeded randomness."""
-    facts = Facts(manifest, len(cell.traffic), max_steps=64, shared=shared)
+    facts = DeviceFacts(manifest, len(cell.traffic), max_steps=64, shared=shared)
     entropy = key(seed, cell.name, "noise", 0).bytes
     told = frozenset[str]()
     return mechanism_of(planned(section, facts), Shelf(), int, measured=told, entropy=entropy)

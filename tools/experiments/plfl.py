@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.forecast import rolling
-from edge_sdk.methods.local import Windows
-from edge_sdk.scores import mae, naive_lag1
-from edge_sdk.windows import PARTS, Drawable, Frame, filled
-from edge_sdk.wire.spec import Vector
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.forecasting.forecast import rolling
+from edge_sdk.forecasting.forecast_metrics import mae, naive_lag1
+from edge_sdk.forecasting.windows import PARTS, ChannelFrame, Drawable, filled
+from edge_sdk.methods.training_context import Windows
+from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import buildings as data
 from tools.experiments.together import Fleet, Plan, Pooled, gather, rounds
 
@@ -113,7 +113,7 @@ class Ground:
     """
 
     bundle: Bundle
-    frames: Mapping[str, Frame]
+    frames: Mapping[str, ChannelFrame]
     windows: Mapping[str, Drawable]
 
 
@@ -132,7 +132,7 @@ def run(
     began = time.perf_counter()
     houses = data.load(folder, arm.dataset, arm.clients)
     shipped = "load-lstm" if arm.form == "paper" else "load-lstm-week"
-    bundle = Bundle.open(shipped, trust=Trust())
+    bundle = Bundle.open(shipped, trust=TrustedKeys())
     shape = data.paper_form if arm.form == "paper" else data.week_form
     frames = data.frames(houses, shape(bundle.manifest, houses))
     windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
@@ -231,11 +231,11 @@ def _parts(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _error(bundle: Bundle, p: Vector, frame: Frame, origins: NDArray[np.int64]) -> float:
+def _error(bundle: Bundle, p: Vector, frame: ChannelFrame, origins: NDArray[np.int64]) -> float:
     return mae(frame.truth(origins), rolling(bundle.forecast, p, frame, origins))
 
 
-def _scored(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, float | None]:
+def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float | None]:
     origins = frame.origins("test", observed=False)
     start, stop = (int(len(frame) * share) for share in PARTS["test"])
     naive = naive_lag1(frame.raw[start:stop])
@@ -243,7 +243,7 @@ def _scored(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, float | None]:
     return {"MAE": error, "MASE": error / naive if naive > 1e-12 else None}
 
 
-def _told(bundle: Bundle, p: Vector, frame: Frame) -> dict[str, list[float]]:
+def _told(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, list[float]]:
     """Forecasts by target row, for a scorer that is not ours."""
     origins = frame.origins("test", observed=False)
     told = rolling(bundle.forecast, p, frame, origins)[:, 0]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk.wire.method import (
+from edge_sdk.wire.contract.method import (
     ALL,
     Array,
     Closed,
@@ -28,8 +28,8 @@ from edge_sdk.wire.method import (
     Update,
     answered,
 )
-from edge_sdk.wire.method import CONTRACTS as KNOWN
-from edge_sdk.wire.spec import Vector
+from edge_sdk.wire.contract.method import CONTRACTS as KNOWN
+from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments.virtual import OPEN, Tamper
 
 Twist = Callable[[Signal], Signal]

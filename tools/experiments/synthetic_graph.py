@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bilevel import Bilevel
-from aggregator.methods.sorting import Centres
-from edge_sdk.methods.local import Batch
+from aggregator.methods.bilevel.bilevel import Bilevel
+from aggregator.methods.clustered.clustering import Centres
+from edge_sdk.methods.training_context import Batch
 from tools.experiments.kin import Course, Field, Links, Shown, course
 from tools.experiments.nets import Net
 from tools.experiments.together import key

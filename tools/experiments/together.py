@@ -17,13 +17,13 @@ import numpy as np
 from aggregator.methods import METHODS as SERVER
 from aggregator.methods import OPEN, Rounds, Setup
 from aggregator.rules import bind
+from edge_sdk.forecasting.windows import Drawable
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.local import Batch, Graph, Lent, Windows
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState
 from edge_sdk.methods.optim import adam
-from edge_sdk.methods.steps import Fitted, Steps
-from edge_sdk.windows import Drawable
-from edge_sdk.wire.method import ALL, Closed, Half, Task, Update
-from edge_sdk.wire.spec import ParamSpec, Vector
+from edge_sdk.methods.training_context import Batch, Graph, ShellContext, Windows
+from edge_sdk.wire.contract.method import ALL, Closed, Half, Task, Update
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Plan:
         shared: Name prefixes; ``()`` is configuration 3: everybody alone.
         rounds: Rounds.
         batch: Windows in a minibatch.
-        minibatch: ``fixed`` or ``fresh``, see ``Steps``.
+        minibatch: ``fixed`` or ``fresh``, see ``LocalSgd``.
         seed: Of the initial vectors and the minibatches.
         own_heads: Whether personal layers start differently on every device.
     """
@@ -102,8 +102,8 @@ class Fleet:
     """All devices of a plan, between two rounds."""
 
     spec: ParamSpec
-    halves: Mapping[str, Half[Fitted]]
-    states: dict[str, Fitted]
+    halves: Mapping[str, Half[LocalState]]
+    states: dict[str, LocalState]
     common: Vector
 
     def vectors(self) -> dict[str, Vector]:
@@ -140,8 +140,10 @@ def gather(
     halves, states = {}, {}
     for name in sorted(windows):
         keyed = partial(key, plan.seed, name)
-        lent = Lent(name, spec, {"gradient": gradient}, _given(windows[name]), plan.batch, keyed)
-        how = Steps(adam, minibatch=plan.minibatch, keep_moments=keep_moments)
+        lent = ShellContext(
+            name, spec, {"gradient": gradient}, _given(windows[name]), plan.batch, keyed
+        )
+        how = LocalSgd(adam, minibatch=plan.minibatch, keep_moments=keep_moments)
         halves[name] = DEVICE[plan.method](lent, how)
         own = redrawn(spec, initial, keyed("initial", 0)) if plan.own_heads else first
         own = own if starts is None else starts[name]

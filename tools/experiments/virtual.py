@@ -16,8 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk.wire.method import ALL, Closed, Due, Effects, Event, Half, Member, Task, Update
-from edge_sdk.wire.spec import Vector
+from edge_sdk.wire.contract.method import (
+    ALL,
+    Closed,
+    Due,
+    Effects,
+    Event,
+    Half,
+    Member,
+    Task,
+    Update,
+)
+from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments.together import key
 
 Latency = Callable[[str, int], float]

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from tools.experiments.claims import Claim
 from tools.experiments.papers import FIGURE_7
 
@@ -52,7 +52,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
 
 def judge(found: dict[str, float]) -> Claim:
     """Say whether traffic follows the product, at this model's size."""
-    size = 4.0 * Bundle.open(BUNDLE, trust=Trust()).manifest.size
+    size = 4.0 * Bundle.open(BUNDLE, trust=TrustedKeys()).manifest.size
     shares = {n: total / product(size, int(n), ROUNDS) for n, total in found.items()}
     said = ", ".join(f"{n} devices: {x:.3f} of the product" for n, x in shares.items())
     holds = all(1.0 <= x <= SLACK for x in shares.values())
@@ -62,7 +62,7 @@ def judge(found: dict[str, float]) -> Claim:
 
 def lines(found: dict[str, float]) -> list[str]:
     """Return the table, and what the paper's own case would be."""
-    size = 4.0 * Bundle.open(BUNDLE, trust=Trust()).manifest.size
+    size = 4.0 * Bundle.open(BUNDLE, trust=TrustedKeys()).manifest.size
     rows = [
         f"| {n} | {total / 1e6:.3f} | {product(size, int(n), ROUNDS) / 1e6:.3f} |"
         for n, total in found.items()

@@ -23,7 +23,7 @@ class Surroundings(NamedTuple):
     terms: Tensor
 
 
-class Block(nn.Module):
+class SpatioTemporalBlock(nn.Module):
     """One spatio-temporal block: ``ReLU(conv_t(ReLU(sum_k (T_k * S) (H E) Theta_k)))``.
 
     The graph convolution reads what the temporal attention has weighted, the spatial attention
@@ -32,7 +32,7 @@ class Block(nn.Module):
     ``residual_ln`` adds what came in before the last ReLU and normalises over the filters, as that
     reference does; the paper prints neither.
 
-    >>> block = Block(8, 64, 32, order=3)
+    >>> block = SpatioTemporalBlock(8, 64, 32, order=3)
     >>> sum(p.numel() for p in block.parameters())
     29544
     """
@@ -100,7 +100,9 @@ class SpatioTemporal(nn.Module):
         """Make room for parameters; whoever hosts the net draws them."""
         super().__init__()
         self.blocks = nn.ModuleList(
-            Block(stations, features, steps, order=order, residual_ln=residual_ln, swapped=swapped)
+            SpatioTemporalBlock(
+                stations, features, steps, order=order, residual_ln=residual_ln, swapped=swapped
+            )
             for _ in range(blocks)
         )
 

@@ -12,8 +12,9 @@ pytest.importorskip("onnx")
 import numpy as np
 from torch.func import functional_call
 
-from aggregator.graph.binding import GraphSection, bind
-from aggregator.models.halves import (
+from aggregator.graph.factory import GraphSection, bind
+from aggregator.models.split import activation, decode, encode, encode_vjp
+from aggregator.models.split_models import (
     ConvDecoder,
     ConvEncoder,
     GruDecoder,
@@ -21,9 +22,8 @@ from aggregator.models.halves import (
     Halves,
     LstmEncoder,
 )
-from aggregator.models.split import activation, decode, encode, encode_vjp
 from aggregator.models.trace import Traced, error_of, loss_of
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 pytestmark = pytest.mark.torch
 

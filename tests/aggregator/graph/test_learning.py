@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 import numpy as np
 from torch.func import functional_call
 
-from aggregator.graph.binding import GraphSection, bind
-from aggregator.models.halves import ConvDecoder, ConvEncoder, Halves
+from aggregator.graph.factory import GraphSection, bind
+from aggregator.models.split_models import ConvDecoder, ConvEncoder, Halves
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

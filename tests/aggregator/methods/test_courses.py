@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator import leaves
 from aggregator.graph import Diffusion
 from aggregator.methods import ABANDON, METHODS, OPEN, Rounds, Setup
-from aggregator.methods.averaging import DEFECT
-from aggregator.methods.setup import Lent
+from aggregator.methods.base.averaging import DEFECT
+from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import bind
-from edge_sdk.wire.codec import pack_leaves, unpack_leaves
-from edge_sdk.wire.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
-from edge_sdk.wire.spec import ParamSpec
+from aggregator.store import state_codec
+from edge_sdk.wire.contract.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 
 SPEC = ParamSpec.of([("gru.lstm", (3,))])
 START = np.array([1.0, -2.0, 0.5], np.float32)
@@ -29,7 +29,11 @@ def half_of(name, limit=9):
     settings = METHODS[name].settings(**NEEDED.get(name, {}))
     rounds = Rounds(quorum=1 if name in ALONE else 2, limit=limit)
     near = np.array([[0.0, 1.0], [1.0, 0.0]])
-    graph = Lent(Diffusion(near, SHAPE[0]), SHAPE, {"m-1": 0, "m-2": 1}) if name in TURNS else None
+    graph = (
+        BoundGraph(Diffusion(near, SHAPE[0]), SHAPE, {"m-1": 0, "m-2": 1})
+        if name in TURNS
+        else None
+    )
     return METHODS[name].half(Setup(bind("mean"), settings, rounds, SPEC, graph=graph))
 
 
@@ -63,8 +67,8 @@ def fired(name, limit=9):
 
 
 def restored(half, state):
-    kept = unpack_leaves(pack_leaves(dict(leaves.flatten(state))))
-    return leaves.rebuild(half.init(START), kept)
+    kept = unpack_leaves(pack_leaves(dict(state_codec.flatten(state))))
+    return state_codec.rebuild(half.init(START), kept)
 
 
 every = pytest.mark.parametrize("name", sorted(METHODS))
@@ -141,7 +145,7 @@ def test_any_state_comes_back_to_the_bit(name):
     waiting, _ = fed(half, state, answer(name, first, tasks[first]))
     for one in (half.init(START), state, waiting, fired(name)[1]):
         again = restored(half, one)
-        assert leaves.digest(again) == leaves.digest(one)
+        assert state_codec.digest(again) == state_codec.digest(one)
         assert (again.round, again.version, again.waiting) == (one.round, one.version, one.waiting)
 
 
@@ -154,7 +158,7 @@ def test_a_restored_state_goes_on_as_the_one_that_was_never_saved(name):
     for event in events:
         broken, more = fed(half, restored(half, broken), event)
         others += more
-    assert leaves.digest(broken) == leaves.digest(straight)
+    assert state_codec.digest(broken) == state_codec.digest(straight)
     assert [type(e) for e in others] == [type(e) for e in effects]
 
 
@@ -170,7 +174,7 @@ def test_a_round_that_is_given_up_moves_nothing_and_the_next_one_can_close(name)
     (closed,) = (e for e in effects if isinstance(e, Closed))
     assert (closed.round, closed.moved, closed.report["why"]) == (state.round, False, DEFECT)
     assert (after.round, after.version, after.waiting) == (state.round + 1, state.version, 0)
-    assert leaves.rebuild(half.init(START), leaves.flatten(after)).round == after.round
+    assert state_codec.rebuild(half.init(START), state_codec.flatten(after)).round == after.round
     same, nothing = fed(half, after, Due(state.round, ABANDON))  # of a round that is over
     assert same is after
     assert nothing == ()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.methods.optim import adam, averaged, sgd
+from aggregator.methods.base.server_optim import adam, averaged, sgd
 
 DELTAS = (-2.75, -1.0, 0.5)
 

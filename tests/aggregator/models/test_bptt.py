@@ -12,10 +12,10 @@ pytest.importorskip("onnx")
 import numpy as np
 from torch import nn
 
-from aggregator.models import bptt, native
+from aggregator.models import bptt, fused_rnn
 from aggregator.models.trace import Traced
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ class OneUnit(nn.Module):
         return self.lstm(x)[0].flatten(1)
 
 
-@pytest.mark.parametrize("layer", [bptt.lstm_layer, native.lstm_layer])
+@pytest.mark.parametrize("layer", [bptt.lstm_layer, fused_rnn.lstm_layer])
 def test_the_worked_example(layer):
     """One unit, inputs 1 and -1: computed by hand, independent of any library."""
     x, zero = torch.tensor([[[1.0]], [[-1.0]]]), torch.zeros(1, 1)

@@ -15,11 +15,11 @@ from torch.func import functional_call, grad, vmap
 
 from aggregator.models.check import BATCHES, check_clipped
 from aggregator.models.clipped import clipped_gradient, clipped_graph
+from aggregator.models.decompositions import Lowering
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import Lowering
 from aggregator.models.trace import Traced, loss_of
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import CLIPPED_GRADIENT, SIGNATURES, Loss
+from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, SIGNATURES, Loss
 
 pytestmark = pytest.mark.torch
 

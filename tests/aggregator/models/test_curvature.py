@@ -17,10 +17,10 @@ from aggregator.models.curvature import hvp_graph
 from aggregator.models.errors import ExportError
 from aggregator.models.export import asked_by
 from aggregator.models.trace import Traced
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.methods.solving import conjugate
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.methods.conjugate_gradient import conjugate
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import HVP, SIGNATURES, Loss
+from edge_sdk.wire.contract.manifest import HVP, SIGNATURES, Loss
 
 pytestmark = pytest.mark.torch
 
@@ -63,7 +63,7 @@ def test_a_line_through_nothing_curves_as_its_inputs_say():
 
 
 def test_agrees_with_differences_of_the_shipped_gradient():
-    bundle = Bundle.open("load-mlp", trust=Trust())
+    bundle = Bundle.open("load-mlp", trust=TrustedKeys())
     rng, window = np.random.default_rng(0), bundle.manifest.window
     x = rng.random((16, window.lookback, len(bundle.manifest.features))).astype(np.float32)
     y = rng.random((16, window.horizon)).astype(np.float32)

@@ -12,13 +12,13 @@ onnx = pytest.importorskip("onnx")
 import numpy as np
 from torch import nn
 
+from aggregator.models.decompositions import Lowering
 from aggregator.models.emit import IR_VERSION, OPSET, emit
 from aggregator.models.errors import ExportError, UnsupportedOperator
-from aggregator.models.lowering import Lowering
 from aggregator.models.plfl import LoadLstm
 from aggregator.models.trace import Traced, trace
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 pytestmark = pytest.mark.torch
 

@@ -14,17 +14,17 @@ pytest.importorskip("onnx")
 import numpy as np
 from torch import nn
 
-from aggregator.cli import main
+from aggregator.commands.main import main
 from aggregator.models.catalogue import MODELS
 from aggregator.models.check import reference_engine
 from aggregator.models.errors import ExportError
 from aggregator.models.export import asked_by, export, export_command, make
 from aggregator.models.mlp import LoadMlp
 from aggregator.models.trace import Traced
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.runtime import load_graph
+from edge_sdk.wire.contract.manifest import LipschitzStage
 from edge_sdk.wire.keys import from_seed, save_signing_key
-from edge_sdk.wire.manifest import Stage
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ def exported(module, out, recipe=RECIPE, **options):
 
 def test_a_written_bundle_opens_and_carries_the_modules_parameters(tmp_path):
     module = LoadMlp()
-    bundle = Bundle.open(exported(module, tmp_path / "mine"), trust=Trust((KEY.public,)))
+    bundle = Bundle.open(exported(module, tmp_path / "mine"), trust=TrustedKeys((KEY.public,)))
     assert (bundle.manifest.name, bundle.manifest.version) == ("mine", 3)
     vector = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
     assert np.array_equal(bundle.initial, vector)
@@ -62,7 +62,7 @@ def test_the_reference_engine_agrees_as_well(name, tmp_path):
     key = tmp_path / "root.key"
     save_signing_key(key, KEY)
     folder = export_command(name, tmp_path / name, key=key)
-    assert Bundle.open(folder, trust=Trust((KEY.public,))).manifest.name == name
+    assert Bundle.open(folder, trust=TrustedKeys((KEY.public,))).manifest.name == name
 
 
 class BatchNormed(nn.Sequential):
@@ -170,7 +170,7 @@ def test_a_bundle_has_the_graphs_that_were_asked_for_and_no_other(tmp_path, want
     key = tmp_path / "root.key"
     save_signing_key(key, KEY)
     out = export_command("load-mlp", tmp_path / "a", key=key, graphs=wanted, engine=load_graph)
-    bundle = Bundle.open(out, trust=Trust((KEY.public,)))
+    bundle = Bundle.open(out, trust=TrustedKeys((KEY.public,)))
     assert set(bundle.graphs) == {"gradient", "forecast", *wanted}
     assert {path.stem for path in out.glob("*.onnx")} == set(bundle.graphs)
     assert not bundle.graphs._loaded.keys() - {"forecast"}  # a device starts with what it needs
@@ -211,8 +211,11 @@ def test_a_graph_that_cannot_be_written_is_refused_by_name(tmp_path, module, gra
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        (Stage("linear", "haed"), "no layer 'haed.weight'"),
-        (Stage("read", times=1e-3), "paths: the loss changes by .* a path .* is missing or wrong"),
+        (LipschitzStage("linear", "haed"), "no layer 'haed.weight'"),
+        (
+            LipschitzStage("read", times=1e-3),
+            "paths: the loss changes by .* a path .* is missing or wrong",
+        ),
     ],
 )
 def test_paths_that_bound_nothing_are_refused(tmp_path, stage, says):

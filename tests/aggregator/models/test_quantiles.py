@@ -14,7 +14,7 @@ pytest.importorskip("onnx")
 import numpy as np
 from torch import nn
 
-from aggregator.certificate import certificate
+from aggregator.analysis.lipschitz_bound import certificate
 from aggregator.models.catalogue import MODELS
 from aggregator.models.check import check_clipped, check_robust
 from aggregator.models.clipped import clipped_graph
@@ -22,12 +22,12 @@ from aggregator.models.errors import ExportError
 from aggregator.models.export import export
 from aggregator.models.robust import robust_graph
 from aggregator.models.trace import Traced, error_of, loss_of, losses_of
-from edge_sdk import scores
-from edge_sdk.bundle import Bundle, BundleError, Trust
+from edge_sdk.bundle import Bundle, BundleError, TrustedKeys
+from edge_sdk.forecasting import forecast_metrics
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.wire.contract.archive import MANIFEST, SIGNATURE, seal
+from edge_sdk.wire.contract.manifest import LipschitzStage, Loss, Manifest, Window
 from edge_sdk.wire.keys import from_seed
-from edge_sdk.wire.manifest import Loss, Manifest, Stage, Window
 
 pytestmark = pytest.mark.torch
 
@@ -66,7 +66,9 @@ def test_the_training_loss_is_the_sum_of_scores_over_the_horizon():
     y, told = rng.normal(size=(7, 2)), rng.normal(size=(7, 2, 3))
     found = loss_of(PINBALL, error_of(torch.tensor(told), torch.tensor(y)))
     by_level = {q: told[:, :, i] for i, q in enumerate(LEVELS)}
-    assert found.item() == pytest.approx(2 * scores.quantile_score(y, by_level), rel=1e-12)
+    assert found.item() == pytest.approx(
+        2 * forecast_metrics.quantile_score(y, by_level), rel=1e-12
+    )
 
 
 def test_a_forecast_that_is_exactly_right_has_no_slope():
@@ -84,7 +86,9 @@ def test_too_low_pulls_up_by_the_level_and_too_high_down_by_the_rest():
 def test_a_bundle_of_quantiles_opens_and_forecasts_every_level(tmp_path):
     torch.manual_seed(3)
     module = Fan()
-    bundle = Bundle.open(exported(tmp_path / "fan", module=module), trust=Trust((KEY.public,)))
+    bundle = Bundle.open(
+        exported(tmp_path / "fan", module=module), trust=TrustedKeys((KEY.public,))
+    )
     assert bundle.manifest.loss == PINBALL
     assert bundle.manifest.forecast_shape == (2, 3)
     x = np.random.default_rng(1).random((5, 12, 8), np.float32)
@@ -104,7 +108,7 @@ def test_its_canary_is_held_against_every_level(level, tmp_path):
     (folder / MANIFEST).write_bytes(raw)
     (folder / SIGNATURE).write_bytes(seal(KEY, raw))
     with pytest.raises(BundleError, match="golden forecast"):
-        Bundle.open(folder, trust=Trust((KEY.public,)))
+        Bundle.open(folder, trust=TrustedKeys((KEY.public,)))
 
 
 def test_training_on_the_exported_graph_reaches_the_quantiles(tmp_path):
@@ -112,7 +116,7 @@ def test_training_on_the_exported_graph_reaches_the_quantiles(tmp_path):
 
     The steps are large enough to get there from any initial state, be every hidden unit dead.
     """
-    bundle = Bundle.open(exported(tmp_path / "fan"), trust=Trust((KEY.public,)))
+    bundle = Bundle.open(exported(tmp_path / "fan"), trust=TrustedKeys((KEY.public,)))
     rng = np.random.default_rng(2)
     y = rng.exponential(size=(400, 2)).astype(np.float32)
     x = np.zeros((400, 12, 8), np.float32)
@@ -141,9 +145,9 @@ def test_the_certificate_holds_for_the_worst_case_of_a_linear_model(tmp_path):
     linear = nn.Sequential(nn.Flatten(), nn.Linear(96, 6, bias=False), nn.Unflatten(1, (2, 3)))
     with torch.no_grad():
         linear[1].weight.fill_(0.01)
-    paths = ((Stage("linear", "1"),),)
+    paths = ((LipschitzStage("linear", "1"),),)
     folder = exported(tmp_path / "fan", replace(RECIPE, paths=paths), linear)
-    bundle = Bundle.open(folder, trust=Trust((KEY.public,)))
+    bundle = Bundle.open(folder, trust=TrustedKeys((KEY.public,)))
     bound = certificate(bundle.manifest, bundle.initial.astype(float)).data
     x = torch.zeros(1, 12, 8, requires_grad=True)
     y = torch.ones(1, 2, requires_grad=True)

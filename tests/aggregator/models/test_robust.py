@@ -15,12 +15,12 @@ import numpy as np
 from torch import nn
 
 from aggregator.models.check import BATCHES, check_robust
+from aggregator.models.decompositions import Lowering
 from aggregator.models.errors import ExportError
-from aggregator.models.lowering import Lowering
 from aggregator.models.robust import robust_gradient, robust_graph
 from aggregator.models.trace import Traced, losses_of
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import ROBUST_GRADIENT, SIGNATURES, Loss
+from edge_sdk.wire.contract.manifest import ROBUST_GRADIENT, SIGNATURES, Loss
 
 pytestmark = pytest.mark.torch
 

@@ -17,7 +17,7 @@ from torch import nn
 from aggregator.models.catalogue import MODELS, SHIPPED
 from aggregator.models.errors import ExportError
 from aggregator.models.export import export, make
-from aggregator.models.halves import (
+from aggregator.models.split_models import (
     ConvDecoder,
     ConvEncoder,
     GruDecoder,
@@ -25,10 +25,10 @@ from aggregator.models.halves import (
     Halves,
     LstmEncoder,
 )
-from edge_sdk.bundle import Bundle, Trust
+from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.runtime import load_graph
+from edge_sdk.wire.contract.manifest import SPLIT, Window
 from edge_sdk.wire.keys import from_seed
-from edge_sdk.wire.manifest import SPLIT, Window
 
 pytestmark = pytest.mark.torch
 
@@ -45,7 +45,7 @@ KINDS = {
 
 def exported(out, module, recipe=RECIPE):
     folder = export(module, recipe, name="mine", version=1, signer=KEY, out=out, engine=load_graph)
-    return Bundle.open(folder, trust=Trust((KEY.public,)))
+    return Bundle.open(folder, trust=TrustedKeys((KEY.public,)))
 
 
 def drawn(bundle, batch=7, seed=0):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from aggregator.models.trace import Traced
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import Loss
+from edge_sdk.wire.contract.manifest import Loss
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

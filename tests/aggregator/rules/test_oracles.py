@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from aggregator.rules import RULES, Rows, bind
-from aggregator.rules.before import grouped
-from aggregator.rules.centres import water_level
-from aggregator.rules.nearest import bulyan_selection, krum_scores
+from aggregator.rules.geometric_median import water_level
+from aggregator.rules.krum import bulyan_selection, krum_scores
+from aggregator.rules.preaggregation import grouped
 from aggregator.rules.weights import by_samples, uniform
 
 EXACT = {"rel": 1e-8, "abs": 1e-8}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aggregator.rules import Rows, columns
-from aggregator.rules.mixes import Dense, Grouped, Picked, Scaled
-from aggregator.rules.networks import comparators, sort_few
+from aggregator.rules import Rows, blocked_ops
+from aggregator.rules.row_maps import Dense, Grouped, Picked, Scaled
+from aggregator.rules.sorting_network import comparators, sort_few
 
 matrices = st.integers(1, 9).flatmap(
     lambda n: arrays(np.float64, (n, 3), elements=st.floats(-1e3, 1e3, width=32))
@@ -110,7 +110,7 @@ class TestColumns:
         results = []
         for count in ("1", "3"):
             monkeypatch.setenv("OMP_NUM_THREADS", count)
-            assert columns.threads() == int(count)
+            assert blocked_ops.threads() == int(count)
             rows = rows_of(matrix)
             parts = (rows.ordered(lambda o: o[20]), rows.norms(), rows.combine(np.full(40, 0.3)))
             results.append(b"".join(part.tobytes() for part in parts))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aggregator.rules import bind
-from aggregator.rules.before import grouped, nnm, norm_clipping
-from aggregator.rules.trust import two_clusters
+from aggregator.rules.fltrust import two_clusters
+from aggregator.rules.preaggregation import grouped, nnm, norm_clipping
 from aggregator.rules.weights import by_samples, uniform
 
 SIZES = [(7, 3), (11, 40), (30, 500)]

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from aggregator.ledger import Ledger, Row
-from aggregator.records import Run
-from edge_sdk.wire.method import Update
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.types import RunRecord
+from edge_sdk.wire.contract.method import Update
 
-RUN = Run(1, "fedavg", "{}", "toy", bytes(16), bytes(16))
+RUN = RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16))
 
 
 def update(sender="m-1", round_number=1, vector=(1.0, 2.0)):
@@ -15,7 +15,7 @@ def update(sender="m-1", round_number=1, vector=(1.0, 2.0)):
 
 
 def settle(store, key=(1, 1), sender="m-1", round_number=1, digest=b"d" * 32):
-    row = Row(digest, 0, 1, round_number)
+    row = LedgerRow(digest, 0, 1, round_number)
     return store.append(sender, Ledger(cur=1), key, row, update(sender, round_number))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.records import Content
-from aggregator.store import SqliteStore, StoreError
+from aggregator.store import DatabaseError, SqliteStore
+from aggregator.store.types import DownloadBody
 from tests.aggregator.store.rig import begin
 
 
@@ -12,7 +12,7 @@ def test_announcements_contents_and_serials(store, path):
     store.announce({"gf/1/n/_all/model": b"one", "gf/1/n/_all/part/1": b"slot"})
     store.announce({"gf/1/n/_all/part/1": b""})
     for number in range(3):
-        store.announce({}, [Content("model", bytes([number] * 16), b"body", 8192)])
+        store.announce({}, [DownloadBody("model", bytes([number] * 16), b"body", 8192)])
     assert store.announcements() == {"gf/1/n/_all/model": b"one", "gf/1/n/_all/part/1": b""}
     assert [store.content(bytes([n] * 16)) is not None for n in range(3)] == [
         False,
@@ -29,7 +29,7 @@ def test_announcements_contents_and_serials(store, path):
 def test_a_number_that_could_not_be_reserved_on_disk_is_not_handed_out(store, path):
     store._db.execute("PRAGMA query_only = 1")
     for _ in range(2):
-        with pytest.raises(StoreError, match="readonly"):
+        with pytest.raises(DatabaseError, match="readonly"):
             store.next_serial()
     store._db.execute("PRAGMA query_only = 0")
     serial = store.next_serial()

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from aggregator.ledger import Ledger, Row
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from edge_sdk.wire.contract.method import Due, Member, Update
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.method import Due, Member, Update
 from tests.aggregator.store.rig import begin, settle
 
 
@@ -24,7 +24,7 @@ def test_an_update_is_row_ledger_and_journal_in_one(store):
 def test_wide_vectors_keep_every_bit(store):
     vector = np.array([1 / 3, 1e300])
     event = Update("m-1", 1, 0, vector)
-    store.append("m-1", Ledger(), (1, 1), Row(b"", 0, 1, 1), event)
+    store.append("m-1", Ledger(), (1, 1), LedgerRow(b"", 0, 1, 1), event)
     (kept,) = store.journal(1)
     assert kept.event.vector.tobytes() == vector.tobytes()
 

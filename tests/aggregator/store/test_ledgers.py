@@ -1,20 +1,22 @@
 """What comes back of a device: its keys, its numbers, how they were settled, its commands."""
 
-from aggregator.ledger import Ledger
-from aggregator.records import Client
 from aggregator.store import SqliteStore
+from aggregator.store.sequence_ledger import Ledger
+from aggregator.store.types import EnrolledDevice
 from tests.aggregator.store.rig import settle
 
 
 def test_everything_of_a_device_comes_back(store, path):
     ledger = Ledger(2, b"h" * 32, 3, ((2, 1), (2, 9)), ((1, 4),), 17, 0)
     store.save_ledger("m-1", ledger)
-    store.put_client(Client("m-1", (bytes(32), b"k" * 32), 2, "quarantined", "fork"))
+    store.put_client(EnrolledDevice("m-1", (bytes(32), b"k" * 32), 2, "quarantined", "fork"))
     store.close()
     with SqliteStore.open(path) as again:
         assert again.ledger("m-1") == ledger
         assert again.ledger("m-2") == Ledger()
-        assert again.clients() == [Client("m-1", (bytes(32), b"k" * 32), 2, "quarantined", "fork")]
+        assert again.clients() == [
+            EnrolledDevice("m-1", (bytes(32), b"k" * 32), 2, "quarantined", "fork")
+        ]
 
 
 def test_a_new_life_prunes_what_is_not_open(store):

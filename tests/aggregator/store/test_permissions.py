@@ -7,12 +7,12 @@ import stat
 
 import pytest
 
-from aggregator import cli
-from aggregator.orders import Order, leave
-from aggregator.restoring import _put_aside
+from aggregator.commands import main as cli
+from aggregator.operations.backup_restore import _put_aside
+from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.store import SqliteStore
-from edge_sdk.permissions import PermissionsError
-from firmware_sim.folders import toml
+from edge_sdk.app.permissions import PermissionsError
+from firmware_sim.fleet.run_files import toml
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_database_that_is_put_aside_is_tightened(tmp_path):
 
 @pytest.mark.usefixtures("umask")
 def test_an_order_that_waits_is_private(tmp_path):
-    path = leave(tmp_path / "inbox", Order("enrol", "meter-1", public="00" * 32))
+    path = leave(tmp_path / "inbox", ControlOrder("enrol", "meter-1", public="00" * 32))
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
 
 

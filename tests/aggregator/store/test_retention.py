@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator import leaves
-from aggregator.audit import recompute
-from aggregator.ledger import Ledger, Row
+from aggregator.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
-from aggregator.records import Retention, Run, Version
 from aggregator.rules import bind
-from aggregator.store import SqliteStore, schema
-from edge_sdk.wire.method import Closed, Update
+from aggregator.store import SqliteStore, schema, state_codec
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.types import Retention, RunRecord, Version
+from edge_sdk.wire.contract.method import Closed, Update
 from tests.edge_sdk.test_growth import bounded, tables
 
 
@@ -35,15 +34,15 @@ class Fleet:
         self.half = half_of(devices)
         self.initial = np.zeros(size, np.float32)
         self.state = self.half.init(self.initial)
-        self.saved = leaves.flatten(self.state)
+        self.saved = state_codec.flatten(self.state)
         if store.run() is None:
-            run = Run(1, "fedavg", "{}", "toy", bytes(16), leaves.layout(self.state))
+            run = RunRecord(1, "fedavg", "{}", "toy", bytes(16), state_codec.layout(self.state))
             store.begin(run, self.saved)
             self.take(store.record(1, OPEN))
         else:
             saved = store.load(1)
-            self.state = leaves.rebuild(self.state, saved.leaves)
-            self.saved = leaves.flatten(self.state)
+            self.state = state_codec.rebuild(self.state, saved.leaves)
+            self.saved = state_codec.flatten(self.state)
             for entry in list(store.journal(1, saved.upto)):
                 self.take(entry)
 
@@ -59,7 +58,7 @@ class Fleet:
             vector = np.full(self.size, 1.0 / number, np.float32)
             values = {"n": 1.0, "loss": 0.5}
             update = Update(device, number, self.state.version, vector, values)
-            row = Row(bytes(32), 0, 1, number)
+            row = LedgerRow(bytes(32), 0, 1, number)
             # a life for each round: the rows of settled numbers are not what is measured here
             _, entry = self.store.append(device, Ledger(cur=number), (number, 1), row, update)
             if entry is not None:
@@ -71,10 +70,15 @@ class Fleet:
         if not effects:
             return
         version = closed and Version(
-            1, closed.round, closed.version, closed.moved, leaves.digest(self.state), closed.report
+            1,
+            closed.round,
+            closed.version,
+            closed.moved,
+            state_codec.digest(self.state),
+            closed.report,
         )
-        now = leaves.flatten(self.state)
-        changed = leaves.changed(self.saved, now)
+        now = state_codec.flatten(self.state)
+        changed = state_codec.changed(self.saved, now)
         self.store.commit(1, changed, entry.position, closed=version, keep=self.keep)
         self.saved = now
 
@@ -85,7 +89,7 @@ class Fleet:
 KILLED = """
 import sys
 from pathlib import Path
-from aggregator.records import Retention
+from aggregator.store.types import Retention
 from aggregator.store import SqliteStore
 from tests.aggregator.store.test_retention import Fleet
 store = SqliteStore.open(Path(sys.argv[1]))
@@ -214,10 +218,10 @@ def test_an_older_run_goes_first_and_its_last_state_stays_readable(path):
         fleet = Fleet(quick(store), keep)
         fleet.rounds(5)
         last = store.load(1).leaves["w"].copy()
-        second = Run(2, "fedavg", "{}", "toy", bytes(16), bytes(16))
+        second = RunRecord(2, "fedavg", "{}", "toy", bytes(16), bytes(16))
         store.begin(second, {"w": np.zeros(2), "round": 0})
         for number in range(1, 60):
-            settled = Row(bytes(32), 0, 2, number)
+            settled = LedgerRow(bytes(32), 0, 2, number)
             vector = np.zeros(1000, np.float32)
             update = Update("meter-0000", number, 0, vector, {})
             _, entry = store.append("meter-0000", Ledger(cur=9), (1000, number), settled, update)

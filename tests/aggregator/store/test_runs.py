@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aggregator.records import Retention, Timer, Version
-from aggregator.store import StoreError
-from edge_sdk.wire.method import Due
+from aggregator.store import DatabaseError
+from aggregator.store.types import Retention, Timer, Version
+from edge_sdk.wire.contract.method import Due
 from tests.aggregator.store.rig import RUN, begin, settle
 
 
@@ -34,7 +34,7 @@ def test_only_changed_leaves_are_written_and_all_come_back(store):
     assert written(store, "w") == 1
     assert store.run() == RUN
     assert store.first(1).leaves["pending.a"] == 1.0
-    with pytest.raises(StoreError, match="no run 7"):
+    with pytest.raises(DatabaseError, match="no run 7"):
         store.load(7)
 
 

@@ -4,14 +4,14 @@ import sqlite3
 
 import pytest
 
-from aggregator.store import SqliteStore, StoreNewerError
+from aggregator.store import DatabaseNewerError, SqliteStore
 
 
 def test_a_newer_schema_is_refused_and_untouched(path):
     SqliteStore.open(path).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreNewerError) as caught:
+    with pytest.raises(DatabaseNewerError) as caught:
         SqliteStore.open(path)
     assert caught.value.exit_code == 3
     with sqlite3.connect(path) as db:

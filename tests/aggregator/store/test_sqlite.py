@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.store import SqliteStore, StoreError, StoreFullError
+from aggregator.store import DatabaseError, DatabaseFullError, SqliteStore
 from tests.aggregator.store.rig import settle
 
 
 def test_a_number_is_never_settled_twice(store):
     settle(store)
-    with pytest.raises(StoreError, match="UNIQUE"):
+    with pytest.raises(DatabaseError, match="UNIQUE"):
         settle(store, round_number=2)
     assert store.waiting(1, 2) == 0  # the whole transaction is undone
 
@@ -26,7 +26,7 @@ def test_a_full_disk_undoes_the_whole_transaction(store):
         for number in range(1, 500):
             settle(store, key=(1, number), round_number=number)
 
-    with pytest.raises(StoreFullError) as caught:
+    with pytest.raises(DatabaseFullError) as caught:
         fill()
     assert caught.value.exit_code == 75
     kept = sum(1 for _ in store.journal(1))
@@ -39,10 +39,10 @@ KILLED = """
 import sys
 from pathlib import Path
 import numpy as np
-from aggregator.ledger import Ledger, Row
-from aggregator.records import Run, Version
+from aggregator.store.sequence_ledger import Ledger, Row
+from aggregator.store.types import Run, Version
 from aggregator.store import SqliteStore
-from edge_sdk.wire.method import Update
+from edge_sdk.wire.contract.method import Update
 store = SqliteStore.open(Path(sys.argv[1]))
 if store.run() is None:
     store.begin(Run(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), {"w": np.zeros(2), "round": 0})

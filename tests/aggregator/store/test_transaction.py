@@ -4,8 +4,8 @@ import sqlite3
 
 import pytest
 
-from aggregator.records import Client
-from aggregator.store import SqliteStore, StoreError, StoreFullError
+from aggregator.store import DatabaseError, DatabaseFullError, SqliteStore
+from aggregator.store.types import EnrolledDevice
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def names(store):
 
 
 def enrol(store, name):
-    store.put_client(Client(name, (bytes(32),)))
+    store.put_client(EnrolledDevice(name, (bytes(32),)))
 
 
 def joined(store, action):
@@ -51,7 +51,7 @@ def test_what_is_joined_is_there_together_or_not_at_all(store):
 def test_a_part_that_fails_alone_leaves_the_rest(store):
     with store.transaction():
         enrol(store, "meter-1")
-        with pytest.raises(StoreError):
+        with pytest.raises(DatabaseError):
             part(store, INSERT, sqlite3.IntegrityError())
     assert names(store) == ["meter-1"]
 
@@ -63,12 +63,12 @@ def test_where_sqlite_gives_everything_up_nothing_is_saved(store):
 
     def several():
         enrol(store, "meter-1")
-        with pytest.raises(StoreFullError):
+        with pytest.raises(DatabaseFullError):
             part(store, "ROLLBACK", full)  # as SQLite does by itself
-        with pytest.raises(StoreFullError):
+        with pytest.raises(DatabaseFullError):
             enrol(store, "meter-2")
 
-    with pytest.raises(StoreFullError):
+    with pytest.raises(DatabaseFullError):
         joined(store, several)
     assert names(store) == []
 
@@ -90,5 +90,5 @@ def test_reading_begins_nothing(store):
 
 def test_a_closed_database_is_told_as_an_error_of_the_store(store):
     store._db.close()
-    with pytest.raises(StoreError):
+    with pytest.raises(DatabaseError):
         joined(store, lambda: enrol(store, "meter-1"))

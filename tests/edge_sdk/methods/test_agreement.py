@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import edge_sdk
-from edge_sdk.chance import keyed
-from edge_sdk.methods.local import Batch, Lent
+from edge_sdk.methods.local_sgd import LocalSgd, steps
 from edge_sdk.methods.optim import adam
-from edge_sdk.methods.steps import Steps, steps
+from edge_sdk.methods.training_context import Batch, ShellContext
 from edge_sdk.runtime import load_graph
-from edge_sdk.wire.manifest import Manifest
-from edge_sdk.wire.method import Task
-from edge_sdk.wire.spec import ParamSpec
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.wire.contract.method import Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -91,7 +91,9 @@ def by_torch(net, fresh):
 def lend(net, graph):
     spec = ParamSpec.of((name, tuple(param.shape)) for name, param in net.named_parameters())
     windows = Synthetic()
-    return Lent("m", spec, {"gradient": graph}, lambda: windows, SIZE, partial(keyed, 1, "m"))
+    return ShellContext(
+        "m", spec, {"gradient": graph}, lambda: windows, SIZE, partial(keyed, 1, "m")
+    )
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def net():
 
 def check(net, graph, minibatch):
     start = vector_of(net)
-    half = steps(lend(net, graph), Steps(optimiser=adam, rate=1e-3, minibatch=minibatch))
+    half = steps(lend(net, graph), LocalSgd(optimiser=adam, rate=1e-3, minibatch=minibatch))
     task = Task("_all", 1, "train", values={"steps": STEPS}, arrays={"w": start})
     state, (update,) = half.apply(half.init(start), task)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), net.parameters())

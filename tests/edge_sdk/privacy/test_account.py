@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.charge import Charge
-from edge_sdk.privacy.gaussian import epsilon_of
-from edge_sdk.privacy.ledger import Account, BudgetSpent, Limit, composed
+from edge_sdk.privacy.analytic_gaussian import epsilon_of
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyLimit, composed
 
 DELTA = 1e-5
 
 
 def charge(multiplier=4.0, *, unit="device", point="update", mechanism="gaussian", **more):
-    return Charge(0, unit, point, mechanism, multiplier, **more)
+    return PrivacyCharge(0, unit, point, mechanism, multiplier, **more)
 
 
 def worth(*charges, unit="device"):
-    return Account(limit=Limit(unit)).plus(*charges).epsilon()
+    return PrivacyAccount(limit=PrivacyLimit(unit)).plus(*charges).epsilon()
 
 
 def test_different_noises_compose_as_the_sum_of_their_squares():
@@ -51,10 +51,10 @@ def test_what_hides_a_reading_does_not_hide_a_device():
 def test_what_left_as_it_was_is_not_bounded_unless_left_out_aloud():
     bare = charge(0.0, point="none", mechanism="none", releases=1)
     ledger = [bare, bare, charge(4.0, releases=1)]
-    limit = Limit("device", 10.0, DELTA)
-    assert Account.of(ledger, limit).epsilon() == math.inf
-    assert Account.of(ledger, limit, outside=1).epsilon() == math.inf
-    left_out = Account.of(ledger, limit, outside=2)
+    limit = PrivacyLimit("device", 10.0, DELTA)
+    assert PrivacyAccount.of(ledger, limit).epsilon() == math.inf
+    assert PrivacyAccount.of(ledger, limit, outside=1).epsilon() == math.inf
+    left_out = PrivacyAccount.of(ledger, limit, outside=2)
     assert left_out.epsilon() == pytest.approx(epsilon_of(4.0, DELTA), rel=1e-9)
     assert left_out.told == 3
 
@@ -71,18 +71,20 @@ def test_a_rate_of_sampling_earns_nothing():
 
 
 def test_what_does_not_fit_is_not_charged():
-    account = Account(limit=Limit("device", 2.0, DELTA), most=50).charge(charge(4.0, releases=1))
+    account = PrivacyAccount(limit=PrivacyLimit("device", 2.0, DELTA), most=50).charge(
+        charge(4.0, releases=1)
+    )
     with pytest.raises(BudgetSpent, match="1 releases are charged; with 1 more a device"):
         account.charge(charge(1.0, releases=1))
     assert account.told == 1
-    assert Account(most=1, told=1).has_room(charge(4.0, releases=1)) is False
+    assert PrivacyAccount(most=1, told=1).has_room(charge(4.0, releases=1)) is False
     with pytest.raises(BudgetSpent, match="1 of 1 releases are spent"):
-        Account(most=1, told=1).charge(charge(4.0, releases=1))
+        PrivacyAccount(most=1, told=1).charge(charge(4.0, releases=1))
 
 
 @given(st.floats(0.5, 50.0), st.floats(0.1, 30.0))
 def test_what_is_left_fits_and_one_more_does_not(multiplier, epsilon):
-    account = Account(limit=Limit("device", epsilon, DELTA))
+    account = PrivacyAccount(limit=PrivacyLimit("device", epsilon, DELTA))
     one = charge(multiplier, releases=1)
     left = account.left(one)
     assert left is not None

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.privacy.gaussian import classical_sigma, delta_of, epsilon_of, extra_sigma, sigma_for
-from edge_sdk.privacy.normal import cdf, log_cdf
-from edge_sdk.privacy.pure import advanced, debias, epsilon_of_sign, kept_share, laplace_scale
+from edge_sdk.privacy.analytic_gaussian import (
+    classical_sigma,
+    delta_of,
+    epsilon_of,
+    extra_sigma,
+    sigma_for,
+)
+from edge_sdk.privacy.normal_distribution import cdf, log_cdf
+from edge_sdk.privacy.pure_dp import advanced, debias, epsilon_of_sign, kept_share, laplace_scale
 
 DELTA = 1e-5
 TABLE = [  # epsilon, classical, analytic, true epsilon and true delta of the classical one

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.bundle import Bundle, Trust
-from edge_sdk.privacy.mechanism import mechanism_of
-from edge_sdk.privacy.plan import Facts
-from edge_sdk.privacy.section import PrivacySection
-from edge_sdk.privacy.terms import plan_of
-from edge_sdk.settings import from_table
+from edge_sdk.app.settings import from_table
+from edge_sdk.bundle import Bundle, TrustedKeys
+from edge_sdk.privacy.factory import mechanism_of
+from edge_sdk.privacy.noise_calibration import DeviceFacts
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.validation import plan_of
 
 BUNDLES = ("cells-mlp-1", "cells-gru-1")
 CLIP = 0.05
@@ -18,7 +18,7 @@ CLIP = 0.05
 
 @pytest.fixture(params=BUNDLES)
 def bundle(request):
-    return Bundle.open(request.param, trust=Trust())
+    return Bundle.open(request.param, trust=TrustedKeys())
 
 
 def lent(bundle, multiplier, entropy=None):
@@ -34,7 +34,7 @@ def lent(bundle, multiplier, entropy=None):
         "mode": "honest",
         "budget": {"epsilon": 1e300},
     }
-    facts = Facts(manifest, keep=17_520, max_steps=8, shared=manifest.size)
+    facts = DeviceFacts(manifest, keep=17_520, max_steps=8, shared=manifest.size)
     plan = plan_of(from_table(PrivacySection, section, "privacy"), facts)
     source = {} if entropy is None else {"entropy": entropy}
     made = mechanism_of(plan, None, lambda: 0, measured=frozenset({"n", "loss"}), **source)

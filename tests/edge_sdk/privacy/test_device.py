@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from edge_sdk import client as client_module
-from edge_sdk import opening, review
+from edge_sdk.app.settings import from_table
+from edge_sdk.commands import inspect
 from edge_sdk.errors import ConfigError
-from edge_sdk.privacy.gaussian import epsilon_of
-from edge_sdk.privacy.section import PrivacySection
-from edge_sdk.series import Reading
-from edge_sdk.settings import from_table
-from edge_sdk.store import Store
-from edge_sdk.storefile import FILE, SCHEMA
-from edge_sdk.wire import messages as m
+from edge_sdk.forecasting.series import Reading
+from edge_sdk.privacy.analytic_gaussian import epsilon_of
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.store.schema import FILE, SCHEMA
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.wire.contract.manifest import GraphFile
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.manifest import GraphFile
+from edge_sdk.wire.protocol import messages as m
 
 STREAM = "elec.import.energy"
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
@@ -55,7 +56,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
     )
     graphs = {**numpy_bundle.graphs, "clipped_gradient": clipped_gradient}
     bundle = replace(numpy_bundle, manifest=manifest, graphs=graphs)
-    for module in (client_module, opening):
+    for module in (client_module, bootstrap):
         monkeypatch.setattr(module, "open_bundle", lambda _config, _announced: bundle)
     return bundle
 
@@ -75,7 +76,7 @@ def rounds(fleet, numbers):
 
 
 def ledger(fleet):
-    with Store.open(fleet.device.config.state, read_only=True) as store:
+    with DeviceStore.open(fleet.device.config.state, read_only=True) as store:
         return list(store.ledger())
 
 
@@ -181,10 +182,10 @@ def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
     for outside, holds in ((0, False), (1, True)):
         said = noisy_section(privacy(INPUT, **({"outside": outside} if outside else {})))
         config = replace(fleet.device.config, privacy=said)
-        text = review.budget(config)["text"]
+        text = inspect.budget(config)["text"]
         assert ("this does not hold for what has left already" in text) is not holds
         assert ("after the first 1 updates" in text) is holds
-        assert review.datasheet(config)["claim holds for what has left"] is holds
+        assert inspect.datasheet(config)["claim holds for what has left"] is holds
 
 
 # --- the input ----------------------------------------------------------------------------------
@@ -294,9 +295,9 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
     fleet.run(30, seconds=0.3)
     assert fleet.device.client.status()["stopped"] == "budget"
     assert len(fleet.server.updates) == sent
-    found = review.budget(fleet.device.config)
+    found = inspect.budget(fleet.device.config)
     assert found["spent"]
-    assert review.status(fleet.device.config)["stopped"] == "budget"
+    assert inspect.status(fleet.device.config)["stopped"] == "budget"
     assert "none; the device goes on learning for itself" in found["text"]
 
 
@@ -309,11 +310,11 @@ def test_so_many_updates_and_no_more(make):
 def test_an_operator_may_stop_earlier_but_not_later(make):
     fleet = started(make, UPDATE, epsilon=50.0, releases=3)
     rounds(fleet, [0])
-    fleet.server.tell(m.Command(1, "budget", {"releases": 2.0}))
+    fleet.server.tell(m.CommandMessage(1, "budget", {"releases": 2.0}))
     fleet.run(10)
     rounds(fleet, [1, 2])
     assert len(fleet.server.updates) == 2
-    fleet.server.tell(m.Command(2, "budget", {"releases": 9.0}))
+    fleet.server.tell(m.CommandMessage(2, "budget", {"releases": 9.0}))
     fleet.run(10)
     fleet.device.kill()
     fleet.device.start()
@@ -325,7 +326,7 @@ def test_an_operator_may_stop_earlier_but_not_later(make):
 def test_a_command_without_a_count_is_refused(make):
     fleet = started(make, UPDATE)
     fleet.run()
-    fleet.server.tell(m.Command(1, "budget"))
+    fleet.server.tell(m.CommandMessage(1, "budget"))
     fleet.run(10)
     assert fleet.server.receipts[0].code == Reason.BAD_COMMAND
 
@@ -336,7 +337,9 @@ def test_when_the_aggregators_account_is_exhausted_the_device_stops(make):
     def refuse(update, whole):
         fleet.server.updates.append(update)
         code = Reason.BUDGET_SPENT
-        fleet.server.tell(m.Receipt(update.life, update.seq, whole[:16], code, 1, update.round))
+        fleet.server.tell(
+            m.ReceiptMessage(update.life, update.seq, whole[:16], code, 1, update.round)
+        )
 
     fleet.server.settle = refuse
     rounds(fleet, range(3))
@@ -374,7 +377,7 @@ def test_after_a_lost_store_no_older_reading_is_perturbed_again(make):
         fleet.device.client.learner.observe(Reading(STREAM, start + hour * 3600, value), np.inf)
     rounds(fleet, [2])
     assert len(fleet.server.updates) == 2
-    with Store.open(fleet.device.config.state, read_only=True) as store:
+    with DeviceStore.open(fleet.device.config.state, read_only=True) as store:
         assert min(slot for _, slot in store.noised()) * 3600 >= 1_800_000_000
 
 
@@ -394,7 +397,7 @@ def remember(fleet, spent):
     tell = fleet.server.tell
 
     def said(message):
-        if isinstance(message, m.Welcome):
+        if isinstance(message, m.WelcomeMessage):
             message = replace(message, spent=max(message.spent, spent))
         tell(message)
 
@@ -484,7 +487,7 @@ def test_a_run_whose_method_noise_would_break_is_not_followed(make):
 def test_the_sheet_says_what_runs(make):
     fleet = started(make, UPDATE, epsilon=50.0)
     rounds(fleet, [0])
-    sheet = review.datasheet(fleet.device.config)
+    sheet = inspect.datasheet(fleet.device.config)
     assert sheet["formal claim"] is True
     assert sheet["releases so far"] == 1
     assert sheet["epsilon so far"] == pytest.approx(epsilon_of(10.0, 1e-6), rel=1e-6)

@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
+from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle as OpenBundle
-from edge_sdk.bundle import Trust
-from edge_sdk.privacy.gaussian import classical_sigma, epsilon_of, sigma_for
-from edge_sdk.privacy.ledger import Account, composed
-from edge_sdk.privacy.plan import Facts, Plan
-from edge_sdk.privacy.section import PrivacySection
-from edge_sdk.privacy.terms import plan_of
-from edge_sdk.privacy.words import NO_CLAIM, as_text, explained, sheet
-from edge_sdk.settings import from_table
-from edge_sdk.wire.manifest import CLIPPED_GRADIENT, SIGNATURES, GraphFile
+from edge_sdk.bundle import TrustedKeys
+from edge_sdk.privacy.analytic_gaussian import classical_sigma, epsilon_of, sigma_for
+from edge_sdk.privacy.datasheet import NO_CLAIM, as_text, explained, sheet
+from edge_sdk.privacy.ledger import PrivacyAccount, composed
+from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.validation import plan_of
+from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, SIGNATURES, GraphFile
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text("utf-8")
 SHOWN = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 DELTA = 1e-5
 
 
-def planned(block: str) -> Plan:
+def planned(block: str) -> NoisePlan:
     section = from_table(PrivacySection, tomllib.loads(block)["privacy"], "page")
-    manifest = OpenBundle.open("load-mlp", trust=Trust()).manifest
+    manifest = OpenBundle.open("load-mlp", trust=TrustedKeys()).manifest
     clipped = GraphFile("clipped.onnx", *SIGNATURES[CLIPPED_GRADIENT])
     manifest = replace(manifest, graphs={**manifest.graphs, CLIPPED_GRADIENT: clipped})
-    return plan_of(section, Facts(manifest, keep=17_568, max_steps=64, shared=5760))
+    return plan_of(section, DeviceFacts(manifest, keep=17_568, max_steps=64, shared=5760))
 
 
 def test_every_row_of_the_table_is_computed():
@@ -65,7 +65,7 @@ def test_the_numbers_in_the_text_are_computed():
 @pytest.mark.parametrize("block", SHOWN, ids=range(len(SHOWN)))
 def test_every_configuration_shown_is_accepted_and_explained(block):
     plan = planned(block)
-    account = Account(limit=plan.limit).plus(plan.charge(releases=1))
+    account = PrivacyAccount(limit=plan.limit).plus(plan.charge(releases=1))
     told = explained(plan, account)
     assert "not protected:" in told
     assert "1 updates released so far" in told
@@ -82,6 +82,6 @@ def test_the_papers_example_is_worth_what_the_page_says():
 
 def test_the_updates_example_lasts_as_long_as_it_says():
     plan = planned(next(block for block in SHOWN if "releases = 100" in block))
-    account = Account(limit=plan.limit)
+    account = PrivacyAccount(limit=plan.limit)
     assert account.left(plan.release()) == 100
     assert account.plus(plan.charge(count=100)).epsilon() == pytest.approx(8.0, rel=1e-6)

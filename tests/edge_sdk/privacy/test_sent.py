@@ -15,25 +15,25 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 
-from edge_sdk import opening
+from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle as OpenBundle
-from edge_sdk.bundle import Trust
+from edge_sdk.bundle import TrustedKeys
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.series import Reading, SeriesRow
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.gossip import ADAPT, BEGIN, MIX, turns
-from edge_sdk.post import Post
-from edge_sdk.privacy.plan import Facts
-from edge_sdk.privacy.section import PrivacySection
-from edge_sdk.privacy.terms import plan_of, refuse_method
-from edge_sdk.series import Reading, Row
-from edge_sdk.settings import from_table
-from edge_sdk.store import Store
-from edge_sdk.wire import codec, topics
-from edge_sdk.wire import messages as m
-from edge_sdk.wire.envelope import unproved
-from edge_sdk.wire.method import CONTRACTS, END, Due, Signal, Task, Up, Update
-from edge_sdk.wire.transport import Message
+from edge_sdk.privacy.noise_calibration import DeviceFacts
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.session.signed_link import SignedLink
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.wire.contract.method import CONTRACTS, END, Due, Signal, Task, Up, Update
+from edge_sdk.wire.link.transport import Message
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.envelope import unproved
 from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text("utf-8")
@@ -137,7 +137,7 @@ def test_the_protocol_page_gives_devices_these_kinds():
 
 @pytest.mark.parametrize("kind", sorted(m.KINDS.keys() - m.FROM_DEVICES))
 def test_no_other_kind_leaves_a_device(kind):
-    post = Post(DEVICE_KEY, fleet="north", device=DEVICE)
+    post = SignedLink(DEVICE_KEY, fleet="north", device=DEVICE)
     message = object.__new__(m.KINDS[kind])
     for say in (post.sealed, post.say, lambda said: post.send(said.kind, b"", bytes(72))):
         with pytest.raises(ValueError, match=f"must not send '{kind}'"):
@@ -149,8 +149,8 @@ def test_no_other_kind_leaves_a_device(kind):
 
 @pytest.fixture(scope="module")
 def plans():
-    manifest = OpenBundle.open("cells-mlp-1", trust=Trust()).manifest
-    facts = Facts(manifest, keep=17_568, max_steps=4, shared=4673)
+    manifest = OpenBundle.open("cells-mlp-1", trust=TrustedKeys()).manifest
+    facts = DeviceFacts(manifest, keep=17_568, max_steps=4, shared=4673)
     return {point: plan_of(section(mechanism), facts) for point, mechanism in MECHANISMS.items()}
 
 
@@ -207,9 +207,9 @@ def learner_of(folder, method, seed, mechanism, known=()):
     }  # fmt: skip
     config = from_table(Config, table, "meter.toml")
     config = replace(config, privacy=mechanism)
-    store = Store.open(folder)
-    bundle = OpenBundle.open(config.bundle, trust=Trust())
-    learner = opening.set_up(config, store, bundle, None, METHODS)
+    store = DeviceStore.open(folder)
+    bundle = OpenBundle.open(config.bundle, trust=TrustedKeys())
+    learner = bootstrap.set_up(config, store, bundle, None, METHODS)
     if known:
         store.add_noised(known, learner.mechanism.plan.charge(count=len(known)))
     stream = learner.manifest.target.stream
@@ -309,7 +309,7 @@ def noised_like(tmp_path, method, mechanism):
     """Return what two devices send that read different values under the same noised ones."""
     first, store = learner_of(tmp_path / "a", method, 1, mechanism)
     said = answers(first, method)
-    rows = [Row(stream, slot, value) for (stream, slot), value in store.noised().items()]
+    rows = [SeriesRow(stream, slot, value) for (stream, slot), value in store.noised().items()]
     store.close()
     second, store = learner_of(tmp_path / "b", method, 2, mechanism, rows)
     other = answers(second, method)
@@ -389,7 +389,7 @@ def sent(folder, seed, mechanism, known=()):
     tap.poll(0.0)
     tap.subscribe("gf/1/+/+/up/+", "gf/1/+/+/status")
     if known:
-        with Store.open(fleet.device.config.state) as store:
+        with DeviceStore.open(fleet.device.config.state) as store:
             store.add_noised(*known)
     fleet.device.start()
     for hour, value in enumerate(values(seed)[:60]):
@@ -399,7 +399,7 @@ def sent(folder, seed, mechanism, known=()):
         w = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
         fleet.server.open_round(number, number, w, retained=False)
         fleet.run(60, seconds=1.0)
-    fleet.server.tell(m.Command(1, "report"))
+    fleet.server.tell(m.CommandMessage(1, "report"))
     fleet.run(10)
     out: dict[str, list] = {}
     for arrived in tap.poll(0.0):
@@ -407,8 +407,8 @@ def sent(folder, seed, mechanism, known=()):
             kind = topics.parse(arrived.topic).kind
             out.setdefault(kind, []).append(codec.decode(kind, unproved(arrived.payload)))
     out["update"] = list(fleet.server.updates)
-    with Store.open(fleet.device.config.state, read_only=True) as store:
-        rows = [Row(stream, slot, value) for (stream, slot), value in store.noised().items()]
+    with DeviceStore.open(fleet.device.config.state, read_only=True) as store:
+        rows = [SeriesRow(stream, slot, value) for (stream, slot), value in store.noised().items()]
         drawn = [charge for charge in store.ledger() if charge.count and not charge.releases]
     fleet.device.kill()
     return out, (rows, *drawn)

@@ -10,7 +10,7 @@ import pytest
 
 from edge_sdk.bundle import shipped_folder
 from edge_sdk.runtime import GraphError, inspect_graph, load_graph
-from edge_sdk.runtime.onnxfile import read
+from edge_sdk.runtime.onnx_reader import read
 from edge_sdk.runtime.shape_inference import MOST_ELEMENTS, MOST_TOTAL, infer_cost
 from tests.edge_sdk.runtime.onnx_bytes import (
     constant,
@@ -149,10 +149,10 @@ def test_every_result_of_an_attack_is_bounded_and_the_bounds_leave_room():
 @pytest.mark.parametrize("path", sorted(shipped_folder().glob("load-*/*.onnx")), ids=str)
 def test_shapes_are_those_that_numpy_makes(path):
     """Counted while the plan runs: inference must not promise less than a run makes."""
-    from edge_sdk.runtime.plain import PlainGraph  # noqa: PLC0415
+    from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415
 
     data, made = path.read_bytes(), []
-    model_, plain = read(data), PlainGraph(data)
+    model_, plain = read(data), NumpyGraph(data)
     plain._steps = tuple(
         type(step)(counted(step.run, made), step.reads, step.writes, step.frees, step.kind)
         for step in plain._steps

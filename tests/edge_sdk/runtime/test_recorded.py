@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_sdk.runtime.plain import PlainGraph
+from edge_sdk.runtime.numpy_engine import NumpyGraph
 
 _spec = importlib.util.spec_from_file_location("record", Path(__file__).with_name("record.py"))
 record = importlib.util.module_from_spec(_spec)
@@ -24,6 +24,6 @@ def test_every_shipped_graph_is_recorded():
 @pytest.mark.parametrize(("name", "graph"), record.cases())
 def test_training_ends_where_the_engine_ended(name, graph):
     wanted = RECORDED[f"{name}/{graph}"]
-    got = record.trained(name, graph, PlainGraph)
+    got = record.trained(name, graph, NumpyGraph)
     assert np.abs(np.array(got["p"]) - wanted["p"]).max() <= 1e-5
     assert abs(got["loss"] - wanted["loss"]) <= 1e-5

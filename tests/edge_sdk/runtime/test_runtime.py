@@ -12,7 +12,7 @@ import pytest
 import edge_sdk.runtime
 from edge_sdk.bundle import shipped_folder, shipped_names
 from edge_sdk.runtime import ENGINE, GraphError, engine_name, load_graph
-from edge_sdk.wire.manifest import Manifest
+from edge_sdk.wire.contract.manifest import Manifest
 
 FOLDER = shipped_folder()
 

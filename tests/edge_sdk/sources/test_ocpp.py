@@ -20,24 +20,24 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_sdk.commands.ocpp_proxy import _server_tls as _tls
 from edge_sdk.errors import ConfigError
 from edge_sdk.sources import SOURCES
-from edge_sdk.sources.interfaces import OcppSection
-from edge_sdk.sources.notes import Notes
+from edge_sdk.sources.base import RawFrame, Rejected
+from edge_sdk.sources.factory import OcppSection
 from edge_sdk.sources.ocmf import verifier
-from edge_sdk.sources.ocpp import Sockets
-from edge_sdk.sources.shape import Frame, Rejected
-from edge_sdk.sources.spool import Followed, Spool
-from edge_sdk.sources.tap import Ear, Office, Tap
-from edge_sdk.sources.websocket import LONGEST, Overheard, Unreadable
-from edge_sdk.tapping import _server_tls as _tls
+from edge_sdk.sources.ocpp import OcppDecoder
+from edge_sdk.sources.ocpp_proxy import BackOffice, ConversationListener, OcppProxy
+from edge_sdk.sources.ocpp_redaction import ConversationLog
+from edge_sdk.sources.spool import SpoolReader, SpoolWriter
+from edge_sdk.sources.websocket import LONGEST, MessageStream, WebSocketError
 
 AT = "2024-05-14T12:00:00Z"
 TIME = 1_715_688_000.0
 
 
 def note(action, payload, number="1"):
-    return Frame(json.dumps(["CP1", action, number, payload]).encode(), 0.0)
+    return RawFrame(json.dumps(["CP1", action, number, payload]).encode(), 0.0)
 
 
 def values(*rows, at=AT, **more):
@@ -47,7 +47,7 @@ def values(*rows, at=AT, **more):
 def read(*rows, **more):
     return [
         (s.name, s.time, s.value, s.unit)
-        for s in Sockets()(note("MeterValues", values(*rows, **more)))
+        for s in OcppDecoder()(note("MeterValues", values(*rows, **more)))
     ]
 
 
@@ -85,7 +85,7 @@ def test_a_time_that_is_none_is_refused(at):
 
 
 def test_a_session_of_1_6_is_followed_from_its_start_to_its_stop():
-    sockets = Sockets()
+    sockets = OcppDecoder()
     start = {"connectorId": 2, "meterStart": 1000, "timestamp": AT}
     assert sockets(note("StartTransaction", start, "7"))[0].device == "CP1/2"
     assert sockets(note("Started", {"transactionId": 99}, "7")) == []
@@ -106,7 +106,7 @@ def event(kind, value, at=AT, **more):
 
 
 def test_a_session_of_2_0_1_is_what_its_register_rose_by():
-    sockets, later = Sockets(), "2024-05-14T12:30:00Z"
+    sockets, later = OcppDecoder(), "2024-05-14T12:30:00Z"
     assert len(sockets(event("Started", 1000, evse={"id": 1}))) == 1
     assert len(sockets(event("Updated", 1500, "2024-05-14T12:10:00Z"))) == 1
     *_, session = sockets(event("Ended", 2500.5, later))
@@ -115,7 +115,7 @@ def test_a_session_of_2_0_1_is_what_its_register_rose_by():
 
 
 def test_a_session_of_which_the_beginning_was_not_heard_is_not_guessed():
-    sockets = Sockets()
+    sockets = OcppDecoder()
     assert [s.name for s in sockets(event("Ended", 2500, evse={"id": 1}))] == [REGISTER]
     sockets(event("Started", 3000, "2024-05-14T13:00:00Z", evse={"id": 1}))
     ended = sockets(event("Ended", 10, "2024-05-14T14:00:00Z"))  # another meter meanwhile
@@ -123,7 +123,7 @@ def test_a_session_of_which_the_beginning_was_not_heard_is_not_guessed():
 
 
 def test_what_a_session_repeats_at_its_end_is_said_once():
-    sockets = Sockets()
+    sockets = OcppDecoder()
     row = {"value": "1500", "context": "Sample.Periodic"}
     assert len(sockets(note("MeterValues", values(row, transactionId=5)))) == 1
     data = [{"timestamp": AT, "sampledValue": [row]}]
@@ -138,7 +138,7 @@ def test_no_token_of_a_driver_is_written_down():
         "TransactionEvent",
         {"idToken": {"idToken": "ANNA"}, "seqNo": 0, "x": [{"idTag": "ANNA"}]},
     ]
-    kept = Notes("CP1").take(json.dumps(ask), from_charger=True)
+    kept = ConversationLog("CP1").take(json.dumps(ask), from_charger=True)
     assert kept is not None
     assert b"ANNA" not in kept
 
@@ -161,7 +161,7 @@ def framed(text, *, mask=b"\x01\x02\x03\x04", first=0x81):
 @given(st.lists(st.text(max_size=400), max_size=8), st.data())
 def test_messages_are_heard_however_the_bytes_are_cut(texts, data):
     stream = b"".join(map(framed, texts))
-    ear, heard = Overheard(), []
+    ear, heard = MessageStream(), []
     while stream:
         size = data.draw(st.integers(1, 300))
         heard += ear.hear(stream[:size])
@@ -175,11 +175,11 @@ def test_fragments_pings_and_compression_are_followed():
     again = (packer.compress(b"packed") + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
     stream = framed("he", first=0x01) + framed(b"", first=0x89) + framed("llo", first=0x80)
     stream += framed(packed, first=0xC1) + framed(again, first=0xC1)
-    assert list(Overheard(is_deflated=True).hear(stream)) == ["hello", "packed", "packed"]
+    assert list(MessageStream(is_deflated=True).hear(stream)) == ["hello", "packed", "packed"]
 
 
 def test_a_message_too_long_is_passed_over_and_the_next_one_heard():
-    ear = Overheard()
+    ear = MessageStream()
     assert list(ear.hear(framed("x" * (LONGEST + 1)) + framed("next"))) == ["next"]
     assert ear.counts == {"message too long": 1}
 
@@ -188,8 +188,8 @@ def test_a_bomb_of_compression_ends_the_listening():
     packer = zlib.compressobj(9, wbits=-15)
     bomb = (packer.compress(b"\0" * (64 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
     tracemalloc.start()
-    with pytest.raises(Unreadable):
-        list(Overheard(is_deflated=True).hear(framed(bomb, first=0xC1)))
+    with pytest.raises(WebSocketError):
+        list(MessageStream(is_deflated=True).hear(framed(bomb, first=0xC1)))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 4 << 20
@@ -255,7 +255,7 @@ def mutated(text, chance):
 def greeted(keep):
     from collections import Counter  # noqa: PLC0415
 
-    ear = Ear("CP1", keep, Counter())
+    ear = ConversationListener("CP1", keep, Counter())
     ear.hear(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", from_charger=False)
     return ear
 
@@ -285,7 +285,9 @@ def test_bytes_pass_unchanged_both_ways_even_when_they_are_no_websocket(tmp_path
         server = await asyncio.start_server(office, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         where = asyncio.get_running_loop().create_future()
-        tap = Tap(Office.parse(f"ws://127.0.0.1:{port}/ocpp"), Spool(tmp_path / "spool", "ocpp"))
+        tap = OcppProxy(
+            BackOffice.parse(f"ws://127.0.0.1:{port}/ocpp"), SpoolWriter(tmp_path / "spool", "ocpp")
+        )
         serving = asyncio.create_task(tap.serve("127.0.0.1", 0, where.set_result))
         address = await where
         host, here = address.removeprefix("ws://").split(":")
@@ -323,8 +325,8 @@ def test_an_office_behind_tls_must_show_its_own_name(tmp_path, host, is_reached)
         server = await asyncio.start_server(office, "127.0.0.1", 0, ssl=sealed)
         port = server.sockets[0].getsockname()[1]
         where = asyncio.get_running_loop().create_future()
-        there = Office.parse(f"wss://{host}:{port}/ocpp", certificate)
-        tap = Tap(there, Spool(tmp_path / "spool", "ocpp"))
+        there = BackOffice.parse(f"wss://{host}:{port}/ocpp", certificate)
+        tap = OcppProxy(there, SpoolWriter(tmp_path / "spool", "ocpp"))
         serving = asyncio.create_task(tap.serve("127.0.0.1", 0, where.set_result))
         name, here = (await where).removeprefix("ws://").split(":")
         reader, writer = await asyncio.open_connection(name, int(here))
@@ -355,7 +357,9 @@ def test_a_charger_may_come_over_tls_and_is_shown_the_taps_own_name(tmp_path):
         server = await asyncio.start_server(office, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         where = asyncio.get_running_loop().create_future()
-        tap = Tap(Office.parse(f"ws://127.0.0.1:{port}"), Spool(tmp_path / "spool", "ocpp"))
+        tap = OcppProxy(
+            BackOffice.parse(f"ws://127.0.0.1:{port}"), SpoolWriter(tmp_path / "spool", "ocpp")
+        )
         serving = asyncio.create_task(tap.serve("127.0.0.1", 0, where.set_result, _tls(section)))
         scheme, _, place = (await where).partition("://")
         trust = ssl.create_default_context(cafile=certificate if believed else None)
@@ -414,29 +418,29 @@ def caught_up(feed):
 
 def test_a_torn_end_is_passed_over_and_the_next_file_read(tmp_path):
     with (
-        contextlib.closing(Spool(tmp_path, "ocpp")) as first,
-        contextlib.closing(Spool(tmp_path, "ocpp")) as second,
-        contextlib.closing(Followed(tmp_path, "ocpp")) as feed,
+        contextlib.closing(SpoolWriter(tmp_path, "ocpp")) as first,
+        contextlib.closing(SpoolWriter(tmp_path, "ocpp")) as second,
+        contextlib.closing(SpoolReader(tmp_path, "ocpp")) as feed,
     ):
-        first.write(Frame(b"one", 1.0))
-        first.write(Frame(b"two", 2.0))
+        first.write(RawFrame(b"one", 1.0))
+        first.write(RawFrame(b"two", 2.0))
         first.close()
         (only,) = tmp_path.glob("*.rec")
         only.write_bytes(only.read_bytes()[:-1])
-        second.write(Frame(b"three", 3.0))
+        second.write(RawFrame(b"three", 3.0))
         assert [frame.payload for frame in caught_up(feed)] == [b"one", b"three"]
         assert feed.rejected == {"torn recording": 1}
-        second.write(Frame(b"four", 4.0))
+        second.write(RawFrame(b"four", 4.0))
         assert [frame.payload for frame in caught_up(feed)] == [b"four"]
 
 
 def test_the_folder_stays_within_its_bytes(tmp_path):
     with (
-        contextlib.closing(Spool(tmp_path, "ocpp", most=1 << 20)) as spool,
-        contextlib.closing(Followed(tmp_path, "ocpp")) as feed,
+        contextlib.closing(SpoolWriter(tmp_path, "ocpp", most=1 << 20)) as spool,
+        contextlib.closing(SpoolReader(tmp_path, "ocpp")) as feed,
     ):
         for number in range(5000):
-            spool.write(Frame(b"x" * 1000, float(number)))
+            spool.write(RawFrame(b"x" * 1000, float(number)))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= (1 << 20) + 4096
         assert caught_up(feed)[-1].at == 4999.0
 
@@ -487,7 +491,7 @@ def test_what_is_not_signed_by_this_meter_is_refused(meter, spoil, reason):
 
 def test_a_message_with_a_forged_reading_is_refused_as_a_whole(meter):
     path, sign = meter
-    sockets = Sockets(verifier(path))
+    sockets = OcppDecoder(verifier(path))
     row = {"value": sign(), "format": "SignedData"}
     assert [s.value for s in sockets(note("MeterValues", values(row)))] == [2935.6]
     forged = {"value": sign().replace("2935", "1935"), "format": "SignedData"}

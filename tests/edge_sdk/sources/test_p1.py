@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.sources import SOURCES
-from edge_sdk.sources.p1 import LONGEST, Telegrams, crc16, telegram
-from edge_sdk.sources.shape import Frame, Rejected
+from edge_sdk.sources.base import RawFrame, Rejected
+from edge_sdk.sources.p1 import LONGEST, TelegramFramer, crc16, telegram
 from firmware_sim.ports import p1 as port
 
 HOME = ZoneInfo("Europe/Amsterdam")
@@ -26,8 +26,8 @@ def sealed(lines):
 
 
 def decoded(lines):
-    (frame,) = Telegrams().feed(sealed(lines))
-    return telegram(Frame(frame, 0.0))
+    (frame,) = TelegramFramer().feed(sealed(lines))
+    return telegram(RawFrame(frame, 0.0))
 
 
 CLOCK = b"0-0:1.0.0(231029025959S)"
@@ -35,10 +35,10 @@ ENERGY = b"1-0:1.8.1(001234.567*kWh)"
 
 
 def test_a_telegram_is_read_as_it_was_written():
-    (frame,) = Telegrams().feed(port.telegram(FACE, HOME))
+    (frame,) = TelegramFramer().feed(port.telegram(FACE, HOME))
     values = {
         sample.name: (sample.value, sample.unit, sample.time)
-        for sample in telegram(Frame(frame, 0))
+        for sample in telegram(RawFrame(frame, 0))
     }
     assert values["1-0:1.8.1"] == (1234.567, "kWh", 1_698_500_000.0)
     assert values["1-0:1.8.2"] == (2345.678, "kWh", 1_698_500_000.0)
@@ -47,8 +47,8 @@ def test_a_telegram_is_read_as_it_was_written():
 
 
 def test_the_meters_number_does_not_pass_the_boundary():
-    (frame,) = Telegrams().feed(port.telegram(FACE, HOME, "E0031003262113818"))
-    samples = telegram(Frame(frame, 0.0))
+    (frame,) = TelegramFramer().feed(port.telegram(FACE, HOME, "E0031003262113818"))
+    samples = telegram(RawFrame(frame, 0.0))
     assert len({sample.device for sample in samples}) == 2  # electricity, gas
     assert b"E0031003262113818".hex().upper() not in str(samples)
 
@@ -95,7 +95,7 @@ def test_a_message_with_slashes_does_not_break_the_frame():
 @given(st.data())
 def test_however_the_stream_is_cut_the_telegrams_are_the_same(data):
     stream = b"\x00junk/" + port.telegram(FACE, HOME) * 3 + b"/ABC5 unfinished"
-    framer, found = Telegrams(), []
+    framer, found = TelegramFramer(), []
     while stream:
         size = data.draw(st.integers(1, 400))
         found += framer.feed(stream[:size])
@@ -104,14 +104,14 @@ def test_however_the_stream_is_cut_the_telegrams_are_the_same(data):
 
 
 def test_older_meters_without_a_checksum_are_refused():
-    framer = Telegrams()
+    framer = TelegramFramer()
     assert not list(framer.feed(b"/ABC5x\r\n\r\n1-0:1.8.1(1.0*kWh)\r\n!\r\n"))
     assert framer.rejected == {"no checksum": 1}
 
 
 def test_encrypted_telegrams_are_refused_by_their_name():
     """As the meters of Luxembourg and Austria send them; nothing here has their key."""
-    chance, framer = random.Random(7), Telegrams()
+    chance, framer = random.Random(7), TelegramFramer()
     for count in range(40):
         head = b"\xdb\x08SAG" + chance.randbytes(5) + b"\x82\x02\xa0\x30"
         sealed_one = head + count.to_bytes(4, "big") + chance.randbytes(655)
@@ -150,12 +150,12 @@ def test_ten_thousand_mutated_telegrams_each_end_as_readings_or_as_a_reason():
     """Every checksum is right: what a transmission error would hide reaches the decoder."""
     chance = random.Random(20)
     source = SOURCES["p1"]({"type": "p1", "url": "tcp://127.0.0.1:1"})
-    framer, good = Telegrams(), port.telegram(FACE, HOME)
+    framer, good = TelegramFramer(), port.telegram(FACE, HOME)
     frames = 0
     for _ in range(10_000):
         for payload in framer.feed(mutated(good, chance)):
             frames += 1
-            readings = list(source.normaliser.take(source.samples(Frame(payload, 0.0))))
+            readings = list(source.normaliser.take(source.samples(RawFrame(payload, 0.0))))
             assert all(0 <= reading.value < 1e6 for reading in readings)
     assert frames > 8_000
     assert source.accepted + source.rejected.total() == frames
@@ -165,7 +165,7 @@ def test_ten_thousand_mutated_telegrams_each_end_as_readings_or_as_a_reason():
 
 
 def test_a_hundred_megabytes_of_noise_leave_memory_flat():
-    framer, chance = Telegrams(), random.Random(1)
+    framer, chance = TelegramFramer(), random.Random(1)
     pieces = [chance.randbytes(4096) for _ in range(64)]
     tracemalloc.start()
     for number in range(25_600):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from edge_sdk.series import Flag
+from edge_sdk.forecasting.series import Flag
 from edge_sdk.sources import pm3gpp
+from edge_sdk.sources.base import RawFrame, Rejected
 from edge_sdk.sources.pm3gpp import decoder, measured, moment, period
-from edge_sdk.sources.shape import Frame, Rejected
 
 COUNTERS = {"DRB.PdcpSduVolumeDL": True, "RRU.PrbTotDl": False}
 HEAD_32435 = """<?xml version="1.0" encoding="UTF-8"?>
@@ -52,7 +52,9 @@ read = decoder(COUNTERS)
 
 
 def _by_name(data: bytes) -> dict[str, tuple[float, float, float | None, int]]:
-    return {one.name: (one.time, one.value, one.seconds, one.flags) for one in read(Frame(data, 0))}
+    return {
+        one.name: (one.time, one.value, one.seconds, one.flags) for one in read(RawFrame(data, 0))
+    }
 
 
 def test_lists_of_counters_over_cells_are_one_station() -> None:
@@ -101,7 +103,7 @@ def test_nothing_told_is_no_number() -> None:
 
 
 def test_only_the_subjects_that_are_meant_count() -> None:
-    one = decoder(COUNTERS, "*CellDU=2")(Frame(FILE, 0))
+    one = decoder(COUNTERS, "*CellDU=2")(RawFrame(FILE, 0))
 
     assert {sample.name: sample.value for sample in one} == {
         "DRB.PdcpSduVolumeDL": 79.5,
@@ -117,7 +119,7 @@ def test_an_object_written_twice_counts_once() -> None:
 
 def test_every_group_has_a_period_of_its_own() -> None:
     hour = LISTS.replace("PT900S", "PT1H")
-    both = read(Frame((HEAD_32435 + LISTS + hour + TAIL_32435).encode(), 0))
+    both = read(RawFrame((HEAD_32435 + LISTS + hour + TAIL_32435).encode(), 0))
 
     assert sorted({sample.seconds for sample in both if sample.seconds}) == [900.0, 3600.0]
 
@@ -189,7 +191,7 @@ def test_two_thousand_files_with_errors_in_them_are_read_or_rejected_by_name() -
                     data[at:at] = data[at : at + rng.randrange(1, 40)]
             packed = gzip.compress(bytes(data)) if number % 5 == 0 else bytes(data)
             try:
-                samples = read(Frame(packed, 0))
+                samples = read(RawFrame(packed, 0))
             except Rejected as verdict:
                 outcomes[verdict.reason] += 1
             else:

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.errors import ConfigError
-from edge_sdk.series import STREAMS, Flag, Reading
-from edge_sdk.sources import Live, open_source
-from firmware_sim.profiles.station import Station
-from firmware_sim.station import Dropper, Habits
+from edge_sdk.forecasting.series import STREAMS, Flag, Reading
+from edge_sdk.sources import ThreadedSource, open_source
+from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.profiles.station import CellSite
 
 BEGIN = 1_767_571_200
 
 
-def _source(folder: Path, **more: object) -> Live:
+def _source(folder: Path, **more: object) -> ThreadedSource:
     section = {"type": "pm3gpp", "folder": str(folder), "every": "0.02s", "history": "9999d"}
     source = open_source(section | more, "source[0]")
-    assert isinstance(source, Live)
+    assert isinstance(source, ThreadedSource)
     return source
 
 
-def _listen(source: Live, count: int) -> list[Reading]:
+def _listen(source: ThreadedSource, count: int) -> list[Reading]:
     """Poll as the agent does until so many readings of volume have come."""
     found: list[Reading] = []
     begun = time.monotonic()
@@ -39,7 +39,7 @@ def _listen(source: Live, count: int) -> list[Reading]:
 @pytest.mark.parametrize("standard", ["32.435", "28.532"])
 def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> None:
     habits = Habits(late=0.2, twice=0.1, suspect=0.1, missing=0.1)
-    dropper = Dropper(Station(2), "a", tmp_path / "pm", standard, habits=habits)  # type: ignore[arg-type]
+    dropper = Dropper(CellSite(2), "a", tmp_path / "pm", standard, habits=habits)  # type: ignore[arg-type]
     counts = dropper.run(BEGIN, 96, tmp_path / "truth.csv")
     with (tmp_path / "truth.csv").open(newline="") as text:
         truth = {float(row["time"]): float(row["dl_mbit"]) for row in csv.DictReader(text)}
@@ -60,7 +60,7 @@ def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> Non
 
 
 def test_a_broken_file_is_counted_and_read_when_it_is_whole(tmp_path: Path) -> None:
-    dropper = Dropper(Station(2), "a", tmp_path / "pm")
+    dropper = Dropper(CellSite(2), "a", tmp_path / "pm")
     dropper.run(BEGIN, 1)
     (path,) = (tmp_path / "pm").iterdir()
     whole = path.read_bytes()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.wire import messages
 from edge_sdk.wire.errors import Reason
-from edge_sdk.wire.messages import KINDS, RESERVED
-from edge_sdk.wire.strict import key_of
+from edge_sdk.wire.protocol import messages
+from edge_sdk.wire.protocol.messages import KINDS, RESERVED
+from edge_sdk.wire.schema import key_of
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "vectors"

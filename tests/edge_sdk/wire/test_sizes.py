@@ -12,21 +12,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.wire import codec, envelope, keys, topics
-from edge_sdk.wire.messages import (
-    Chunk,
-    Content,
-    Grant,
-    Hello,
-    Model,
-    Offer,
-    Part,
-    Receipt,
-    Task,
-    Update,
-    Welcome,
+from edge_sdk.wire import keys
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.messages import (
+    ChunkMessage,
+    ContentBody,
+    GrantMessage,
+    HelloMessage,
+    ModelMessage,
+    OfferMessage,
+    PartMessage,
+    ReceiptMessage,
+    TaskMessage,
+    UpdateMessage,
+    WelcomeMessage,
 )
-from edge_sdk.wire.transfer import CHUNK, MOST_IN_FLIGHT, bitmap, count_of
+from edge_sdk.wire.protocol.transfer import CHUNK, MOST_IN_FLIGHT, bitmap, count_of
 
 FLEET, DEVICE = "north", "meter-0042"
 KEY = keys.from_seed(bytes(range(32)))
@@ -55,9 +56,9 @@ def down(message, device=DEVICE) -> int:
     return publish(topics.down(FLEET, device, message.kind), sealed(message, "_agg", device))
 
 
-def update(scalars: int, **values: float) -> Update:
+def update(scalars: int, **values: float) -> UpdateMessage:
     """An update in the middle of a long run: most numbers take two bytes."""
-    return Update(
+    return UpdateMessage(
         run=1,
         round=41,
         base=41,
@@ -73,9 +74,9 @@ def update(scalars: int, **values: float) -> Update:
     )
 
 
-def receipt(message: Update) -> Receipt:
+def receipt(message: UpdateMessage) -> ReceiptMessage:
     ref = envelope.ref(envelope.digest(codec.encode(message)))
-    return Receipt(life=3, seq=message.seq, ref=ref, code=0, run=1, round=message.round)
+    return ReceiptMessage(life=3, seq=message.seq, ref=ref, code=0, run=1, round=message.round)
 
 
 def inline(scalars: int, device=DEVICE, **values: float) -> tuple[int, int]:
@@ -91,14 +92,16 @@ def offered(scalars: int) -> tuple[int, int, int, int]:
     digest = hashlib.sha256(body).digest()
     numbers = {name: getattr(said, name) for name in OFFERED}
     size = len(body)
-    offer = Offer(of="update", digest=digest, size=size, chunk=CHUNK, sig=bytes(72), **numbers)
+    offer = OfferMessage(
+        of="update", digest=digest, size=size, chunk=CHUNK, sig=bytes(72), **numbers
+    )
     count = count_of(size, CHUNK)
     chunks = [
-        Chunk(digest[:16], i, life=3, seq=41, blob=body[i * CHUNK : (i + 1) * CHUNK])
+        ChunkMessage(digest[:16], i, life=3, seq=41, blob=body[i * CHUNK : (i + 1) * CHUNK])
         for i in range(count)
     ]
     grants = 1 + (count - 1) // MOST_IN_FLIGHT
-    grant = Grant(digest[:16], bitmap((), count), MOST_IN_FLIGHT, 120_000)
+    grant = GrantMessage(digest[:16], bitmap((), count), MOST_IN_FLIGHT, 120_000)
     ups = [offer, *chunks]
     downs = [grant] * grants + [receipt(said)]
     return (
@@ -115,13 +118,15 @@ OFFERED = ("run", "round", "base", "spec", "life", "seq", "spent")
 def common(scalars: int) -> tuple[int, int]:
     """Bytes down of the common model: its parts, and its manifest."""
     blob = np.ones(scalars, "<f4").tobytes()
-    body = codec.encode(Content(run=1, version=41, part="shared", spec=SPEC, enc="f4", blob=blob))
+    body = codec.encode(
+        ContentBody(run=1, version=41, part="shared", spec=SPEC, enc="f4", blob=blob)
+    )
     digest = hashlib.sha256(body).digest()
     parts = [
-        Part(digest[:16], i, body[i * CHUNK : (i + 1) * CHUNK])
+        PartMessage(digest[:16], i, body[i * CHUNK : (i + 1) * CHUNK])
         for i in range(count_of(len(body), CHUNK))
     ]
-    manifest = Model(
+    manifest = ModelMessage(
         serial=4100,
         run=1,
         round=41,
@@ -188,8 +193,10 @@ def test_the_common_model_costs_its_parts_and_a_manifest(scalars, parts, manifes
 def test_a_task_in_one_message_costs_346_bytes_beside_its_scalars():
     """The consensus of 4,673 scalars to one device, with two numbers; a reminder has no vector."""
     blob = np.ones(4673, "<f4").tobytes()
-    body = codec.encode(Content(run=1, version=41, part="shared", spec=SPEC, enc="f4", blob=blob))
-    task = Task(
+    body = codec.encode(
+        ContentBody(run=1, version=41, part="shared", spec=SPEC, enc="f4", blob=blob)
+    )
+    task = TaskMessage(
         run=1,
         round=42,
         base=41,
@@ -207,8 +214,8 @@ def test_a_task_in_one_message_costs_346_bytes_beside_its_scalars():
 
 
 def test_a_session_costs_less_than_half_a_kilobyte():
-    hello = Hello(3, bytes(16), 41, False, (), (1, 1), (), "0.1.0", 7)
-    welcome = Welcome(bytes(16), 3, 41, TIME, 1, (), 1, CHUNK, 8, 64_000_000, 2, 0)
+    hello = HelloMessage(3, bytes(16), 41, False, (), (1, 1), (), "0.1.0", 7)
+    welcome = WelcomeMessage(bytes(16), 3, 41, TIME, 1, (), 1, CHUNK, 8, 64_000_000, 2, 0)
     assert (up(hello), down(welcome)) == (216, 245)
 
 

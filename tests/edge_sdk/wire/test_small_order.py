@@ -7,11 +7,11 @@ import secrets
 
 import pytest
 
-from edge_sdk.neighbourhood import NeighboursSection, of_section
+from edge_sdk.methods.topology import NeighboursSection, of_section
 from edge_sdk.wire import keys
-from edge_sdk.wire.messages import Keys, Task
+from edge_sdk.wire.protocol.messages import KeysMessage, TaskMessage
+from edge_sdk.wire.schema import SchemaError
 from edge_sdk.wire.small_order import weakness
-from edge_sdk.wire.strict import Misfit
 
 P = 2**255 - 19
 D = -121665 * pow(121666, -1, P) % P
@@ -127,8 +127,8 @@ def test_a_file_or_an_argument_with_such_a_key_is_refused_with_a_sentence(tmp_pa
 @pytest.mark.parametrize("raw", [SMALL[0], SECOND[0]], ids=bytes.hex)
 def test_no_message_and_no_section_brings_such_a_key(raw):
     with pytest.raises(ValueError, match=raw.hex()):
-        Keys(1, (raw,), (), (0,), (1,), 1)
+        KeysMessage(1, (raw,), (), (0,), (1,), 1)
     with pytest.raises(ValueError, match="keys: "):
-        Task(1, 1, 1, "begin", bytes(16), peers=("b",), keys=(raw,))
-    with pytest.raises(Misfit, match=r"neighbours\.keys\.b"):
+        TaskMessage(1, 1, 1, "begin", bytes(16), peers=("b",), keys=(raw,))
+    with pytest.raises(SchemaError, match=r"neighbours\.keys\.b"):
         of_section(NeighboursSection(keys={"b": raw.hex()}), "dfl_sgd")

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_sdk.wire import codec, envelope, topics
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.messages import KINDS
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.messages import KINDS
 
 FOLDER = Path(__file__).parents[2] / "vectors"
 INDEX = json.loads((FOLDER / "index.json").read_text())

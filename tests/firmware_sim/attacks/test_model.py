@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.wire.method import Up
+from edge_sdk.wire.contract.method import Up
 from firmware_sim.attacks import model
-from firmware_sim.attacks.scene import LARGEST, Scene, sendable, told_in
+from firmware_sim.attacks.attack_context import LARGEST, AttackContext, sendable, told_in
 
 HONEST = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
-AMONG = Scene.among(HONEST)
+AMONG = AttackContext.among(HONEST)
 
 
 def test_the_mean_that_the_oracles_start_from():
@@ -79,8 +79,8 @@ def test_a_near_copy_in_weights_is_the_one_of_the_credit_oracle():
 
 def test_the_same_attack_on_weights_and_on_the_change():
     received, trained = np.array([5.0]), np.array([4.0])
-    as_delta = Scene.alone(received - trained, received)
-    as_weights = Scene.alone(trained, received)
+    as_delta = AttackContext.alone(received - trained, received)
+    as_weights = AttackContext.alone(trained, received)
     for space in ("weights", "update"):
         lie = told_in(space, Up.DELTA, model.flipping)(as_delta)
         same = told_in(space, Up.WEIGHTS, model.flipping)(as_weights)
@@ -97,15 +97,15 @@ def test_what_has_no_weights_is_attacked_as_it_is_sent(part):
 
 def test_a_free_rider_moves_as_the_model_moved():
     moved = np.random.default_rng(1).normal(0, 0.5, 50_000)
-    scene = replace(Scene.alone(np.ones(50_000), moved), models=(np.zeros(50_000),))
+    scene = replace(AttackContext.alone(np.ones(50_000), moved), models=(np.zeros(50_000),))
     lie = model.free_rider(replace(scene, past=(np.ones(50_000),)))
     assert np.std(lie - moved) == pytest.approx(0.5, rel=0.02)
-    assert model.free_rider(Scene.alone(np.ones(2), np.array([7.0, 8]))).tolist() == [7, 8]
+    assert model.free_rider(AttackContext.alone(np.ones(2), np.array([7.0, 8]))).tolist() == [7, 8]
 
 
 def test_a_replay_is_of_the_round_asked_for_and_until_then_of_the_oldest():
     past = tuple(np.array([float(n)]) for n in range(1, 8))
-    scene = replace(Scene.alone(np.array([8.0])), past=past)
+    scene = replace(AttackContext.alone(np.array([8.0])), past=past)
     assert model.replay(scene).item() == 3.0
     assert model.replay(scene, rounds=99).item() == 1.0
     assert model.replay(replace(scene, past=())).item() == 8.0
@@ -121,7 +121,7 @@ def test_colluders_who_draw_alike_say_the_same():
 
 def test_no_attack_changes_what_it_looked_at():
     kept = HONEST.copy()
-    scene = replace(Scene.among(HONEST), past=(np.ones(2),), models=(np.zeros(2),))
+    scene = replace(AttackContext.among(HONEST), past=(np.ones(2),), models=(np.zeros(2),))
     for act in (model.flipping, model.scaling, model.gaussian, model.constant, model.alie):
         act(scene)
     for act in (model.ipm, model.mimic, model.near_copy, model.free_rider, model.replay):

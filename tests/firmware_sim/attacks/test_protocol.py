@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.wire.admit import Limits, Opened, admit_update
-from edge_sdk.wire.codec import decode, encode, pack_tensor
+from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.messages import Update
-from edge_sdk.wire.method import CONTRACTS
+from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound, admit_update
+from edge_sdk.wire.protocol.codec import decode, encode, pack_tensor
+from edge_sdk.wire.protocol.messages import UpdateMessage
 from firmware_sim.attacks import ATTACKS, protocol
 
 SPEC = bytes(16)
-HONEST = Update(
+HONEST = UpdateMessage(
     run=1, round=3, base=2, life=1, seq=1, spent=1, spec=SPEC, part="delta", enc="f4", n=7,
     vals={"loss": 0.5}, blob=pack_tensor(np.array([1.0, -1.0, 0.5]), "f4"),
 )  # fmt: skip
 LIMITS = Limits(SPEC, 3, CONTRACTS["fedavg"]["train"], max_norm=1e6)
-NOW = Opened(run=1, round=3, version=2)
+NOW = OpenRound(run=1, round=3, version=2)
 REASONS = {
     "nan": Reason.NOT_FINITE,
     "huge": Reason.NORM_EXCEEDED,
@@ -29,7 +29,7 @@ REASONS = {
 
 
 def admitted(update):
-    said = decode(Update, encode(update))  # a liar's body still has to be well formed
+    said = decode(UpdateMessage, encode(update))  # a liar's body still has to be well formed
     return admit_update(said, sender="liar", limits=LIMITS, round_state=NOW)
 
 

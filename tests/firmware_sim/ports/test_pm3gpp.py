@@ -9,10 +9,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from edge_sdk.sources.base import RawFrame
 from edge_sdk.sources.pm3gpp import decoder
-from edge_sdk.sources.shape import Frame
-from firmware_sim.ports.pm3gpp import COUNTERS, POWER, Report, Standard, written
-from firmware_sim.profiles.station import Load, Station, load
+from firmware_sim.ports.pm3gpp import COUNTERS, POWER, MeasurementReport, Standard, written
+from firmware_sim.profiles.station import CellSite, Load, load
 
 SUMS = {"DRB.PdcpSduVolumeDL", "DRB.PdcpSduVolumeUL"}
 READ = {name: name in SUMS for name, _ in COUNTERS} | {POWER: False}
@@ -20,8 +20,8 @@ STANDARDS = get_args(Standard)
 BEGIN = 1_774_746_000 - 900  # the quarter of an hour before clocks go forward in Amsterdam
 
 
-def _report(**more: object) -> Report:
-    return Report("site-7", BEGIN, 900, load(Station(7), BEGIN, 1), **more)  # type: ignore[arg-type]
+def _report(**more: object) -> MeasurementReport:
+    return MeasurementReport("site-7", BEGIN, 900, load(CellSite(7), BEGIN, 1), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("standard", STANDARDS)
@@ -30,7 +30,7 @@ def test_the_sdk_reads_what_happened(standard: Standard, zone: ZoneInfo) -> None
     report = _report(zone=zone)
     truth: Load = report.load
 
-    found = {one.name: one for one in decoder(READ)(Frame(written(report, standard), 0))}
+    found = {one.name: one for one in decoder(READ)(RawFrame(written(report, standard), 0))}
     assert {one.time for one in found.values()} == {float(BEGIN)}
     assert {one.seconds for one in found.values()} == {900.0}
     assert found["DRB.PdcpSduVolumeDL"].value == pytest.approx(truth.dl.sum(), abs=1e-9)
@@ -42,7 +42,7 @@ def test_the_sdk_reads_what_happened(standard: Standard, zone: ZoneInfo) -> None
 def test_a_doubted_and_a_missing_cell_make_sums_suspect(standard: Standard) -> None:
     for habit in ({"suspect": frozenset({1})}, {"missing": frozenset({1})}):
         found = {
-            one.name: one for one in decoder(READ)(Frame(written(_report(**habit), standard), 0))
+            one.name: one for one in decoder(READ)(RawFrame(written(_report(**habit), standard), 0))
         }
         assert found["DRB.PdcpSduVolumeDL"].flags
         assert not found[POWER].flags

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firmware_sim.profiles.station import PEAKS, Station, load
+from firmware_sim.profiles.station import PEAKS, CellSite, load
 from firmware_sim.samples import sample_set
 
 MONDAY = 1_767_571_200  # 2026-01-05
@@ -18,7 +18,7 @@ WEEK = 7 * 96
 
 @pytest.mark.parametrize("place", sorted(PEAKS))
 def test_a_place_is_busiest_when_its_people_are_there(place: str) -> None:
-    weeks = [load(Station(seed, place=place), MONDAY, WEEK).dl for seed in range(8)]  # type: ignore[arg-type]
+    weeks = [load(CellSite(seed, place=place), MONDAY, WEEK).dl for seed in range(8)]  # type: ignore[arg-type]
     day = np.mean([week[: 5 * 96].reshape(5, 96, 3).mean((0, 2)) for week in weeks], axis=0)
     peaks = sorted(centre for centre, _, _ in PEAKS[place])
     highest = float(np.argmax(np.convolve(day, np.ones(4) / 4, "same"))) / 4
@@ -29,7 +29,7 @@ def test_a_place_is_busiest_when_its_people_are_there(place: str) -> None:
 
 def test_a_business_park_is_empty_on_sunday_and_homes_are_not() -> None:
     def ratio(place: str) -> float:
-        weeks = [load(Station(seed, place=place), MONDAY, WEEK).dl.sum(1) for seed in range(8)]  # type: ignore[arg-type]
+        weeks = [load(CellSite(seed, place=place), MONDAY, WEEK).dl.sum(1) for seed in range(8)]  # type: ignore[arg-type]
         days = np.mean([week.reshape(7, 96).sum(1) for week in weeks], axis=0)
         return float(days[6] / days[:5].mean())
 
@@ -39,7 +39,7 @@ def test_a_business_park_is_empty_on_sunday_and_homes_are_not() -> None:
 
 def test_stations_of_one_region_share_their_moods_and_others_do_not() -> None:
     def daily(seed: int, region: str) -> np.ndarray:
-        days = load(Station(seed, region), MONDAY, 12 * WEEK).dl.sum(1).reshape(-1, 96).sum(1)
+        days = load(CellSite(seed, region), MONDAY, 12 * WEEK).dl.sum(1).reshape(-1, 96).sum(1)
         return np.asarray(days[np.arange(len(days)) % 7 < 5])
 
     one, near, far = daily(1, "a"), daily(2, "a"), daily(3, "b")
@@ -47,7 +47,7 @@ def test_stations_of_one_region_share_their_moods_and_others_do_not() -> None:
 
 
 def test_what_cells_count_hangs_together() -> None:
-    found = load(Station(5, busy=1.5), MONDAY, WEEK)
+    found = load(CellSite(5, busy=1.5), MONDAY, WEEK)
 
     assert (found.dl_blocks == np.round(found.dl_blocks)).all()
     assert found.dl_blocks.max() <= 100
@@ -61,7 +61,7 @@ def test_a_station_may_follow_what_was_recorded_of_neighbouring_cells() -> None:
     samples = sample_set("cells")
     times, activity = samples.samples[0].column(samples.target)
     begin = int(times[0]) // 86_400 * 86_400 + 86_400
-    one = load(Station(1, like="cells", cells=2), begin, 96)
+    one = load(CellSite(1, like="cells", cells=2), begin, 96)
     offered = -np.log1p(-np.minimum(one.dl / (150.0 * 900), 1 - 1e-9))
     hourly = {int(t): v for t, v in zip(times, activity, strict=True)}
     told = np.array([hourly[begin + 900 * i // 3600 * 3600] for i in range(96)])
@@ -70,7 +70,7 @@ def test_a_station_may_follow_what_was_recorded_of_neighbouring_cells() -> None:
 
 
 def test_the_noise_of_a_cell_lasts() -> None:
-    week = np.log(load(Station(9, busy=0.2), MONDAY, WEEK).dl[:, 0].reshape(7, 96)[:5])
+    week = np.log(load(CellSite(9, busy=0.2), MONDAY, WEEK).dl[:, 0].reshape(7, 96)[:5])
     left = week - week.mean(0)
     assert np.mean([np.corrcoef(day[:-1], day[1:])[0, 1] for day in left]) > 0.5
 
@@ -80,7 +80,7 @@ def test_the_noise_of_a_cell_lasts() -> None:
 def test_any_part_of_time_is_the_same_part(skip: int, count: int, seconds: int) -> None:
     zone = ZoneInfo("Europe/Amsterdam")
     begin = 1_774_656_000  # the day before clocks go forward
-    whole = load(Station(1, zone=zone), begin, skip + count, seconds)
-    part = load(Station(1, zone=zone), begin + skip * seconds, count, seconds)
+    whole = load(CellSite(1, zone=zone), begin, skip + count, seconds)
+    part = load(CellSite(1, zone=zone), begin + skip * seconds, count, seconds)
 
     assert all((a[skip:] == b).all() for a, b in zip(whole, part, strict=True))

@@ -10,13 +10,13 @@ import numpy as np
 
 from aggregator.graph.laplacian import path
 from aggregator.graph.nets.graphnet import GraphNet
-from aggregator.graph.nets.hosted import Hosted
+from aggregator.graph.nets.torch_adapter import TorchGraphModel
 
 pytestmark = pytest.mark.torch
 
 
 def test_messages_go_along_edges_only():
-    model = Hosted(lambda: GraphNet(3, 2), path(5), order=2, dtype="float64")
+    model = TorchGraphModel(lambda: GraphNet(3, 2), path(5), order=2, dtype="float64")
     draw, there = np.random.Generator(np.random.Philox(8)), np.ones(5, np.bool_)
     h, p = draw.normal(size=(2, 5, 3, 1)), model.init(1)
     moved = h.copy()
@@ -28,7 +28,7 @@ def test_messages_go_along_edges_only():
 def test_an_isolated_node_hears_nothing():
     adjacent = np.zeros((3, 3))
     adjacent[0, 1] = adjacent[1, 0] = 1.0
-    model = Hosted(lambda: GraphNet(3, 1), adjacent, order=2, dtype="float64")
+    model = TorchGraphModel(lambda: GraphNet(3, 1), adjacent, order=2, dtype="float64")
     h, p = np.ones((1, 3, 3, 1)), model.init(1)
     z = model.forward(p, h, np.ones(3, np.bool_))
     layers = {x.name: p[x.offset : x.offset + x.size].reshape(x.shape) for x in model.spec.layers}

@@ -13,8 +13,8 @@ from torch import nn
 
 from aggregator.graph.laplacian import chebyshev, path
 from aggregator.graph.nets.attention import SpatialAttention, TemporalAttention
-from aggregator.graph.nets.hosted import Hosted
-from aggregator.graph.nets.spatiotemporal import Block, SpatioTemporal, Surroundings
+from aggregator.graph.nets.spatiotemporal import SpatioTemporal, SpatioTemporalBlock, Surroundings
+from aggregator.graph.nets.torch_adapter import TorchGraphModel
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ def filled(module, **values):
 
 def spread(looks, x=X):
     """The graph convolution alone: one feature, one step, a path of three."""
-    block = filled(Block(3, 1, 1, order=3), **THETAS)
+    block = filled(SpatioTemporalBlock(3, 1, 1, order=3), **THETAS)
     terms = f64(chebyshev(path(3), 3))
     return block.spread(f64(x).view(1, 3, 1, 1), f64(looks)[None], terms).detach().flatten()
 
@@ -75,7 +75,7 @@ def test_it_agrees_on_random_graphs_with_many_features(seed):
     upper = torch.triu(torch.rand(9, 9, generator=draw, dtype=torch.float64) < 0.35, 1)
     adjacent = (upper | upper.T).double()
     adjacent[0, 1] = adjacent[1, 0] = 1.0
-    block = Block(9, 4, 1, order=4).double()
+    block = SpatioTemporalBlock(9, 4, 1, order=4).double()
     for theta in block.theta:
         theta.data = torch.randn(4, 4, generator=draw, dtype=torch.float64)
     h = torch.randn(1, 9, 4, 1, generator=draw, dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_weighted_steps_and_the_convolution_of_two_stations():
     h, both = f64(H)[None], torch.tensor([True, True])
     weighted = h @ temporal(h)[:, None]
     close(weighted[0, :, 0], [[1.300450, 1.325173], [3.300450, 3.325173]], atol=1e-6)
-    block = filled(Block(2, 1, 2, order=3), **THETAS)
+    block = filled(SpatioTemporalBlock(2, 1, 2, order=3), **THETAS)
     out = block.spread(weighted, spatial(h, both), f64(chebyshev(path(2), 3)))
     close(out[0, :, 0], [[-0.724975, -0.734695], [-0.943801, -0.952867]], atol=1e-6)
 
@@ -133,7 +133,7 @@ def test_the_papers_sizes():
 
 def hosted(adjacent, **options):
     n = len(adjacent)
-    return Hosted(
+    return TorchGraphModel(
         lambda: SpatioTemporal(n, 3, 4, blocks=2, order=3, **options), adjacent, dtype="float64"
     )
 
@@ -145,7 +145,7 @@ ALL = np.ones(4, np.bool_)
 def test_with_the_graph_off_stations_do_not_see_each_other():
     """Without edges, looking evenly, Theta_0 undoing that, and a convolution that passes on."""
     n = 4
-    model = Hosted(
+    model = TorchGraphModel(
         lambda: SpatioTemporal(n, 3, 4, blocks=1, order=3), np.zeros((n, n)), dtype="float64"
     )
     p = np.zeros(model.spec.size)
@@ -197,7 +197,7 @@ def test_swapped_passes_on_steps_and_not_their_mean_alone():
     h, even = DRAW.normal(size=(1, 4, 3, 4)), {"temporal.v": 0.0}
     outs = []
     for swapped in (False, True):
-        block = Block(4, 3, 4, order=3, swapped=swapped).double()
+        block = SpatioTemporalBlock(4, 3, 4, order=3, swapped=swapped).double()
         torch.manual_seed(0)
         for name, parameter in block.named_parameters():
             nn.init.normal_(parameter)
@@ -210,7 +210,10 @@ def test_swapped_passes_on_steps_and_not_their_mean_alone():
 
 
 def test_blocks_of_examples_give_the_same():
-    whole, apart = hosted(path(4)), Hosted(hosted(path(4)).make, path(4), dtype="float64", block=2)
+    whole, apart = (
+        hosted(path(4)),
+        TorchGraphModel(hosted(path(4)).make, path(4), dtype="float64", block=2),
+    )
     h, gz = DRAW.normal(size=(2, 5, 4, 3, 4))
     p = whole.init(1)
     one = whole.forward(p, h, ALL), *whole.pullback(p, h, ALL, gz)
@@ -259,7 +262,7 @@ def test_nobody_there_gives_nothing():
 
 
 def test_a_seed_draws_the_same_in_either_type():
-    one, other = hosted(path(4)), Hosted(hosted(path(4)).make, path(4))
+    one, other = hosted(path(4)), TorchGraphModel(hosted(path(4)).make, path(4))
     assert np.array_equal(one.init(5), one.init(5))
     np.testing.assert_allclose(one.init(5), other.init(5), rtol=0, atol=1e-6)
     assert not np.array_equal(one.init(5), one.init(6))

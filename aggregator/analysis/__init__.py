@@ -1,0 +1,1 @@
+"""Analyses that no daemon imports."""

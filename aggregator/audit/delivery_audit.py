@@ -1,0 +1,229 @@
+"""The history check: was a receipted update lost, was one applied twice, is the ledger all of it?
+
+Pure: what every device's link saw comes in beside what the aggregator's database says, and what
+does not agree comes out. ``audit`` recomputes the models; the two together are the whole check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aggregator.store.sequence_ledger import LedgerRow
+from aggregator.store.types import Applied, Horizon, Version
+from edge_sdk.wire.link.link_trace import Line, Number, Receipted, Sent
+
+SHOWN = 20
+"""Of one kind of fault, so many are spelt out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the aggregator's database says.
+
+    Attributes:
+        rows: How each number was settled. Numbers of lives that are over may have been pruned.
+        applied: Every update in the journal, in order. Vectors of old rounds may have been pruned.
+        versions: Closed rounds of all runs, by run and round.
+        spent: The second privacy ledger: releases charged, by device.
+        horizon: What the journal no longer has.
+    """
+
+    rows: Mapping[Number, LedgerRow] = field(default_factory=dict)
+    applied: Sequence[Applied] = ()
+    versions: Sequence[Version] = ()
+    spent: Mapping[str, int] = field(default_factory=dict)
+    horizon: Horizon = field(default_factory=Horizon)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryVerdict:
+    """What the check counted and found.
+
+    Attributes:
+        devices: Heard of in the lines.
+        sent: Different updates that left.
+        repeats: Times that one of them was sent again.
+        receipted: Different updates with a receipt that says they count.
+        refused: Different updates with a final refusal, by code.
+        unsettled: Sent, and no receipt seen.
+        applied: Updates in the journal.
+        pruned: Receipted as counting, and too old to be compared: their events were deleted.
+        unproved: Of the applied, how many could not be compared with what was sent, because only
+            an offer was seen or the vector was pruned.
+        faults: What does not agree, a sentence each; empty if all is well.
+    """
+
+    devices: int = 0
+    sent: int = 0
+    repeats: int = 0
+    receipted: int = 0
+    refused: Mapping[int, int] = field(default_factory=dict)
+    unsettled: int = 0
+    applied: int = 0
+    pruned: int = 0
+    unproved: int = 0
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was lost, doubled, altered or made up."""
+        return not self.faults
+
+
+def judge(lines: Iterable[Line], books: Books) -> DeliveryVerdict:
+    """Hold what the links saw against the books.
+
+    The order of the lines does not matter, nor does how often one is there.
+
+    Example: a receipt that says "counts", and an empty journal.
+        >>> sent = Sent("m", 1, 1, "ab" * 32, run=1, round=1, spent=1)
+        >>> judge([sent, Receipted("m", 1, 1, "ab" * 16, code=0)], Books(spent={"m": 1})).faults
+        ('lost: update 1/1 of m was receipted and is not in the journal',)
+        >>> judge([sent], Books()).is_sound  # never receipted: nobody was promised anything
+        True
+    """
+    sent: dict[Number, list[Sent]] = defaultdict(list)
+    told: dict[Number, list[Receipted]] = defaultdict(list)
+    for line in lines:
+        if isinstance(line, Sent):
+            sent[line.number].append(line)
+        elif line.life:
+            told[line.number].append(line)
+    counted = {number for number, said in told.items() if any(r.code == 0 for r in said)}
+    kept = {one.number for one in books.applied}
+    faults = [
+        *_sent_twice(sent),
+        *_receipts(sent, told),
+        *_lost(counted, books),
+        *_journal(sent, books),
+        *_rows(sent, books),
+        *_rounds(books.versions),
+        *_spent(sent, counted, books),
+    ]
+    refused = Counter(said[0].code for number, said in told.items() if number not in counted)
+    return DeliveryVerdict(
+        devices=len({device for device, _, _ in sent}),
+        sent=len(sent),
+        repeats=sum(len(lines) - 1 for lines in sent.values()),
+        receipted=len(counted),
+        refused=dict(sorted(refused.items())),
+        unsettled=len(sent.keys() - told.keys()),
+        applied=len(books.applied),
+        pruned=sum(books.horizon.covers(number) for number in counted - kept),
+        unproved=sum(not _proofs(sent.get(a.number, []), a) for a in books.applied),
+        faults=tuple(_few(faults)),
+    )
+
+
+def _named(number: Number) -> str:
+    device, life, seq = number
+    return f"update {life}/{seq} of {device}"
+
+
+def _sent_twice(sent: Mapping[Number, list[Sent]]) -> Iterator[str]:
+    """One number names one body, for ever."""
+    for number, lines in sorted(sent.items()):
+        if len({line.digest for line in lines}) > 1:
+            yield f"forked: {_named(number)} left with two different bodies"
+
+
+def _receipts(
+    sent: Mapping[Number, list[Sent]], told: Mapping[Number, list[Receipted]]
+) -> Iterator[str]:
+    """A receipt is final, and for bytes that were sent."""
+    for number, receipts in sorted(told.items()):
+        if len({receipt.code for receipt in receipts}) > 1:
+            codes = sorted({receipt.code for receipt in receipts})
+            yield f"contradicted: {_named(number)} was receipted with codes {codes}"
+        bodies = {line.digest[:32] for line in sent.get(number, ())}
+        if not all(receipt.ref in bodies for receipt in receipts):
+            yield f"altered: {_named(number)} was receipted for bytes that were not sent"
+
+
+def _lost(counted: Iterable[Number], books: Books) -> Iterator[str]:
+    """What a device was told counts is in the journal."""
+    kept = {applied.number for applied in books.applied}
+    for number in sorted(counted):
+        if number not in kept and not books.horizon.covers(number):
+            yield f"lost: {_named(number)} was receipted and is not in the journal"
+
+
+def _journal(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
+    """What is in the journal was sent, as it is there, and is there once."""
+    numbers = Counter(applied.number for applied in books.applied)
+    rounds = Counter((a.device, a.run, a.turn) for a in books.applied)
+    for number, count in sorted(numbers.items()):
+        if count > 1:
+            yield f"twice: {_named(number)} is in the journal {count} times"
+    for (device, run, turn), count in sorted(rounds.items()):
+        if count > 1:
+            yield f"twice: {device} counts {count} times in round {turn} of run {run}"
+    for applied in books.applied:
+        if applied.number not in sent:
+            yield f"made up: {_named(applied.number)} is in the journal and was never sent"
+            continue
+        if (applied.run, applied.turn) not in {(s.run, s.round) for s in sent[applied.number]}:
+            yield f"altered: {_named(applied.number)} is in another round than it was sent for"
+        if any(applied.vector != said for said in _proofs(sent[applied.number], applied)):
+            yield f"altered: {_named(applied.number)} is in the journal with another vector"
+
+
+def _proofs(lines: Iterable[Sent], applied: Applied) -> set[str]:
+    """Return what the sent bytes say the vector is, where both sides still know."""
+    return {line.vector for line in lines if line.vector} if applied.vector else set()
+
+
+def _rows(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
+    """What was settled was sent, with that digest, and the journal has what counts and no more."""
+    kept = {applied.number for applied in books.applied}
+    for number, row in sorted(books.rows.items()):
+        if row.digest.hex() not in {line.digest for line in sent.get(number, ())}:
+            what = "other bytes than were sent" if number in sent else "what was never sent"
+            yield f"altered: {_named(number)} was settled for {what}"
+        if row.code == 0 and number not in kept and not books.horizon.covers(number):
+            yield f"lost: {_named(number)} was settled as counting and is not in the journal"
+        if row.code != 0 and number in kept:
+            yield f"contradicted: {_named(number)} was refused and is in the journal"
+
+
+def _rounds(versions: Iterable[Version]) -> Iterator[str]:
+    """Rounds rise within a run; the model's version rises by one where a round moved it."""
+    before: dict[int, Version] = {}
+    for one in sorted(versions, key=lambda v: (v.run, v.position)):
+        last = before.get(one.run)
+        if last is not None and one.round <= last.round:
+            yield f"rounds: {one.round} closed after {last.round} in run {one.run}"
+        expected = (last.version if last else 0) + one.moved
+        if last is not None and one.version != expected:
+            where = f"round {one.round} of run {one.run}"
+            yield f"rounds: {where} left version {one.version}, not {expected}"
+        before[one.run] = one
+
+
+def _spent(
+    sent: Mapping[Number, list[Sent]], counted: Iterable[Number], books: Books
+) -> Iterator[str]:
+    """The second account is never below what a receipted update said was charged."""
+    told: dict[str, int] = defaultdict(int)
+    for number in counted:
+        for line in sent.get(number, ()):
+            told[number[0]] = max(told[number[0]], line.spent)
+    for device, spent in sorted(told.items()):
+        if books.spent.get(device, 0) < spent:
+            known = books.spent.get(device, 0)
+            yield f"account: {device} has charged {spent}, the aggregator knows of {known}"
+
+
+def _few(faults: Iterable[str]) -> Iterator[str]:
+    """Spell out a number of each kind, and count the rest."""
+    kinds: Counter[str] = Counter()
+    for fault in faults:
+        kind = fault.partition(":")[0]
+        kinds[kind] += 1
+        if kinds[kind] <= SHOWN:
+            yield fault
+    for kind, count in sorted(kinds.items()):
+        if count > SHOWN:
+            yield f"{kind}: and {count - SHOWN} more"

@@ -1,0 +1,1 @@
+"""Brokers: find one, start one, and write or check Mosquitto's configuration."""

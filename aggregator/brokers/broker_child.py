@@ -1,0 +1,56 @@
+"""What runs in a broker's own process: the embedded broker, or Mosquitto, never outliving us.
+
+``python -m aggregator.brokers.broker_child embedded CONFIG`` serves until its standard input closes.
+``python -m aggregator.brokers.broker_child mosquitto PROGRAM CONFIG`` becomes Mosquitto, which the kernel
+ends when the parent is gone (on Linux; elsewhere only ``stop`` ends it).
+The only file that imports the embedded broker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Final, NoReturn
+
+PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def embedded(config: str) -> None:
+    """Serve a rumqttd configuration until the parent closes our standard input."""
+    from iotcore import IotCoreBroker  # noqa: PLC0415 - only ever in the child
+
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("rumqttd").setLevel(logging.CRITICAL)  # it logs every packet as an error
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    IotCoreBroker(config_path=config).run_forever()
+
+
+def mosquitto(program: str, config: str) -> NoReturn:
+    """Become Mosquitto, to be terminated by the kernel when the parent dies."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+    os.execv(program, [program, "-c", config])  # noqa: S606 - a program we looked up ourselves
+
+
+def main(words: list[str]) -> None:
+    """Run what the parent asked for."""
+    if words[0] == "embedded":
+        embedded(words[1])
+    else:
+        mosquitto(words[1], words[2])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,296 @@
+"""Mosquitto's configuration: one that we write, and a look at one that the operator wrote.
+
+Why each line is there, and what one client can still do: ``docs/brokers.md``. Nothing here makes a
+broker's acknowledgement mean more than it does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aggregator.brokers.mosquitto_acl import findings as access_findings
+from edge_sdk.wire.link.x509_expiry import X509Error, expiry
+
+_SOON = 7  # days
+QUEUE = 20_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
+QUEUE_BYTES = 64 << 20
+INFLIGHT_BYTES = 2 << 20  # 20 messages of the largest size are 1.3 MB
+PACKET = 66_048  # bytes: the largest payload and its packet
+MEMORY = 1 << 30  # bytes of heap; beyond it the client that wants more is disconnected
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of a TLS listener that demands client certificates.
+
+    Attributes:
+        authority: Who signs the clients' certificates.
+        certificate: The broker's own, with its chain.
+        key: Its private key.
+        revoked: List of revoked client certificates.
+        probe_certificate: A client certificate for the health check; without it only TCP is tried.
+        probe_key: Its key.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+    probe_certificate: Path | None = None
+    probe_key: Path | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is only reachable from this machine.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def mosquitto_config(
+    port: int,
+    folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    tls: TlsFiles | None = None,
+    access: Path | None = None,
+) -> str:
+    """Write the configuration of a Mosquitto for one fleet.
+
+    Args:
+        port: Where it listens.
+        folder: Where it keeps its sessions and its log.
+        host: What it binds; anything but loopback needs ``tls`` and ``access``.
+        tls: Client certificates are demanded; their common name is user name and client id.
+        access: ACL file, the text of ``edge_sdk.wire.link.mosquitto_access``.
+
+    Raises:
+        ValueError: A listener that others can reach would let anybody in, or a value that would be
+            more than one line, or cut, in the file.
+
+    >>> from pathlib import Path
+    >>> mosquitto_config(1883, Path("/var/lib/x"), host="0.0.0.0")
+    Traceback (most recent call last):
+    ValueError: a broker on 0.0.0.0 needs client certificates and an access file
+    """
+    if not is_loopback(host) and (tls is None or access is None):
+        raise ValueError(f"a broker on {host} needs client certificates and an access file")
+    _require_lines(host=host, folder=folder, access=access, **(_values(tls) if tls else {}))
+    lines = [f"listener {port} {host}", "set_tcp_nodelay true"]
+    lines += _tls_lines(tls) if tls else ["allow_anonymous true"]
+    if access is not None:
+        lines.append(f"acl_file {access}")
+    if os.geteuid() == 0 and is_loopback(host):
+        lines.append("user root")  # else it drops to a user that cannot write the folder
+    lines += [
+        "persistence true",
+        f"persistence_location {folder}/",
+        "autosave_interval 5",
+        "persistent_client_expiration 14d",
+        f"max_packet_size {PACKET}",
+        f"max_queued_messages {QUEUE}",
+        f"max_queued_bytes {QUEUE_BYTES}",
+        "max_inflight_messages 20",
+        f"max_inflight_bytes {INFLIGHT_BYTES}",
+        "upgrade_outgoing_qos true",
+        f"memory_limit {MEMORY}",
+        f"log_dest file {folder}/mosquitto.log",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+        "connection_messages false",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _values(tls: TlsFiles) -> dict[str, object]:
+    return {"ca": tls.authority, "cert": tls.certificate, "key": tls.key, "crl": tls.revoked}
+
+
+def _require_lines(**values: object) -> None:
+    """Refuse a value that would end its line: what follows would be read as another setting."""
+    for name, value in values.items():
+        text = "" if value is None else str(value)
+        if not text.isprintable() or text != text.strip():
+            raise ValueError(f"{name} {text!r}: a line break cannot stand in a configuration")
+
+
+def _tls_lines(tls: TlsFiles) -> list[str]:
+    lines = [
+        "allow_anonymous false",
+        f"cafile {tls.authority}",
+        f"certfile {tls.certificate}",
+        f"keyfile {tls.key}",
+        "tls_version tlsv1.2",
+        "require_certificate true",
+        "use_identity_as_username true",
+        "use_username_as_clientid true",
+    ]
+    return [*lines, f"crlfile {tls.revoked}"] if tls.revoked else lines
+
+
+@dataclass(slots=True)
+class _Listener:
+    host: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+def check_mosquitto_config(path: Path) -> tuple[str, ...]:
+    """What in a Mosquitto configuration would lose messages, let strangers in or fill the broker.
+
+    Rules in an ``acl_file`` that is here are tried: see `aggregator.brokers.mosquitto_acl.findings`. Each finding
+    is a sentence; none means that nothing was found, not that all is well. Files that the
+    configuration includes are not followed.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    common, listeners = _read(path.read_text(encoding="utf-8"))
+    findings = _durability(common)
+    for listener in listeners:
+        findings += _entrance(listener, {**common, **listener.settings})
+    files = [common.get("acl_file"), *(one.settings.get("acl_file") for one in listeners)]
+    for name in sorted({name for name in files if name}):
+        findings += _rules(Path(name))
+    if not listeners:
+        findings.append("no listener: Mosquitto 2 then serves this machine only, to anybody on it")
+    if "include_dir" in common:
+        findings.append("include_dir is not followed by this check")
+    return tuple(findings)
+
+
+_PER_LISTENER = {
+    "cafile", "capath", "certfile", "keyfile", "crlfile", "require_certificate", "tls_version",
+    "use_identity_as_username", "use_subject_as_username", "use_username_as_clientid",
+    "psk_hint", "max_connections", "protocol", "mount_point",
+}  # fmt: skip
+
+
+def _read(text: str) -> tuple[dict[str, str], list[_Listener]]:
+    """Split a configuration into what holds for all and what holds for each listener."""
+    common: dict[str, str] = {}
+    listeners: list[_Listener] = []
+    is_split = any(line.split() == ["per_listener_settings", "true"] for line in text.splitlines())
+    also = {"allow_anonymous", "acl_file", "password_file"} if is_split else set()
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name in {"listener", "port"}:
+            _, _, host = value.strip().partition(" ")
+            listeners.append(_Listener(host.strip() or "0.0.0.0"))  # noqa: S104 - what it means
+        elif name == "bind_address" and listeners:
+            listeners[-1].host = value.strip()
+        elif name and not name.startswith("#"):
+            is_local = bool(listeners) and name in _PER_LISTENER | also
+            (listeners[-1].settings if is_local else common)[name] = value.strip()
+    return common, listeners
+
+
+def _durability(common: Mapping[str, str]) -> list[str]:
+    findings = []
+    queue = int(common.get("max_queued_messages", "1000"))
+    if queue == 0:
+        findings.append("max_queued_messages 0 dropped everything in 2.0.16; give a large number")
+    elif queue < 10_000:
+        findings.append(
+            f"max_queued_messages is {queue}: a burst beyond it is acknowledged and thrown away"
+        )
+    if int(common.get("max_queued_bytes", "0")) == 0:
+        findings.append("max_queued_bytes is not set: queues may take all memory")
+    if common.get("persistence") != "true":
+        findings.append("persistence is off: a restart forgets sessions and retained messages")
+    elif int(common.get("autosave_interval", "1800")) > 60:
+        findings.append("autosave_interval above 60 s: a crash forgets that much of every session")
+    return findings + _sizes(common) + _bounds(common)
+
+
+def _bounds(common: Mapping[str, str]) -> list[str]:
+    """What one client may take of the broker's memory."""
+    findings = []
+    if not any(int(common.get(name, "0")) for name in ("max_packet_size", "message_size_limit")):
+        findings.append(
+            f"max_packet_size is not set: one message may have 256 MB; set it to {PACKET}"
+        )
+    if int(common.get("max_inflight_bytes", "0")) == 0:
+        findings.append("max_inflight_bytes is not set: what is on its way has no bound in bytes")
+    if common.get("upgrade_outgoing_qos") != "true":
+        findings.append(
+            "upgrade_outgoing_qos is not true: messages of quality 0 to a slow reader are held "
+            "beside max_queued_bytes, up to max_queued_messages of the largest size"
+        )
+    if int(common.get("memory_limit", "0")) == 0:
+        findings.append("memory_limit is not set: subscriptions of one client may take all memory")
+    return findings
+
+
+def _rules(path: Path) -> list[str]:
+    """Try the access rules, if the file is this machine's."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        return [f"acl_file {path} cannot be read: {error}"]
+    return [f"acl_file {path}: {finding}" for finding in access_findings(text)]
+
+
+def _sizes(common: Mapping[str, str]) -> list[str]:
+    findings = [
+        f"{name} is below {PACKET} bytes: chunks must shrink"
+        for name in ("max_packet_size", "message_size_limit")
+        if 0 < int(common.get(name, "0")) < PACKET
+    ]
+    if common.get("retain_available") == "false":
+        findings.append("retain_available false: sleepers must ask for what others find waiting")
+    return findings
+
+
+def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
+    if is_loopback(listener.host):
+        return []
+    where = f"the listener on {listener.host}"
+    wanted: Sequence[tuple[str, str, str]] = (
+        ("require_certificate", "true", "anybody may connect"),
+        ("use_identity_as_username", "true", "the access rules do not know who writes"),
+        ("use_username_as_clientid", "true", "a device can take over another one's session"),
+    )
+    findings = [
+        f"{where}: {name} is not {value}: {why}"
+        for name, value, why in wanted
+        if settings.get(name) != value
+    ]
+    if settings.get("allow_anonymous") == "true":
+        findings.append(f"{where}: allow_anonymous is true")
+    if "certfile" not in settings:
+        findings.append(f"{where}: no certfile: everything travels in the clear")
+    if not any(name.startswith(("acl_file", "plugin", "auth_plugin")) for name in settings):
+        findings.append(f"{where}: no acl_file: a device can write in another one's name")
+    if settings.get("tls_version") in {"tlsv1", "tlsv1.0", "tlsv1.1"}:
+        findings.append(f"{where}: tls_version {settings['tls_version']} is broken")
+    return findings + _revocations(where, settings.get("crlfile", ""))
+
+
+def _revocations(where: str, name: str) -> list[str]:
+    """Look at a list of revoked certificates: one that has expired shuts everybody out."""
+    if not name or not Path(name).exists():  # the configuration may be another machine's
+        return []
+    try:
+        days = expiry(Path(name).read_bytes(), "crl").days(time.time())
+    except (OSError, X509Error):
+        return [f"{where}: crlfile {name} cannot be read: with it nobody gets in"]
+    if days is None:
+        return []
+    if days < 0:
+        return [f"{where}: crlfile {name} has expired: every device is refused"]
+    if days < _SOON:
+        return [f"{where}: crlfile {name} expires within {_SOON} days: then nobody gets in"]
+    return []

@@ -1,0 +1,178 @@
+"""Read a Mosquitto ``acl_file`` as Mosquitto does, and try what it must grant and deny.
+
+Nothing is sent: the rules are evaluated here, in Mosquitto's order (denials first, the user's own
+rules, then patterns). ``tests/broker/test_access.py`` holds the evaluation against a real broker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edge_sdk.wire.protocol.topics import AGGREGATOR, ALL, ROOT, UPLINK, is_device_id
+
+_MODES = {"read": (True, False), "write": (False, True), "readwrite": (True, True)}
+_FLEET = re.compile(rf"\b{ROOT}/([A-Za-z0-9][A-Za-z0-9_-]{{0,31}})/")
+
+
+@dataclass(frozen=True, slots=True)
+class AclRule:
+    """One line of an access file.
+
+    Attributes:
+        pattern: A topic filter; ``%u`` and ``%c`` stand for the name in rules for everybody.
+        reads: Whether it grants reading.
+        writes: Whether it grants writing; neither means that it denies both.
+    """
+
+    pattern: str
+    reads: bool
+    writes: bool
+
+    @property
+    def denies(self) -> bool:
+        """Whether it takes away what other rules grant."""
+        return not (self.reads or self.writes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """An access file.
+
+    Attributes:
+        users: Rules by user name.
+        patterns: Rules for everybody.
+    """
+
+    users: dict[str, list[AclRule]] = field(default_factory=lambda: defaultdict(list))
+    patterns: list[AclRule] = field(default_factory=list)
+
+    def may(self, user: str, topic: str, *, write: bool) -> bool:
+        """Whether a client with this user name and client id may write, or read, a topic.
+
+        >>> lines = ["pattern write a/%u/b", "user x", "topic read c/#"]
+        >>> rules = read(chr(10).join(lines))
+        >>> rules.may("x", "a/x/b", write=True), rules.may("x", "a/y/b", write=True)
+        (True, False)
+        >>> rules.may("x", "c/d", write=False), rules.may("y", "c/d", write=False)
+        (True, False)
+        """
+        verdict = _verdict(self.users.get(user, []), topic, write=write)
+        if verdict is None and not set(user) & set("+#"):
+            named = [
+                AclRule(_named(rule.pattern, user), rule.reads, rule.writes)
+                for rule in self.patterns
+            ]
+            verdict = _verdict(named, topic, write=write)
+        return bool(verdict)
+
+
+def read(text: str) -> Rules:
+    """Read the text of an access file; lines that Mosquitto would not know are passed over."""
+    rules, user = Rules(), ""
+    for line in text.splitlines():
+        word, _, rest = line.strip().partition(" ")
+        mode, _, pattern = rest.strip().partition(" ")
+        if mode not in (*_MODES, "deny"):
+            mode, pattern = "readwrite", rest
+        reads, writes = _MODES.get(mode, (False, False))
+        rule = AclRule(pattern.strip(), reads, writes)
+        if word == "user":
+            user = rest.strip()
+            rules.users.setdefault(user, [])
+        elif word == "topic":
+            rules.users[user].append(rule)
+        elif word == "pattern":
+            rules.patterns.append(rule)
+    return rules
+
+
+def _named(pattern: str, user: str) -> str:
+    return pattern.replace("%u", user).replace("%c", user)
+
+
+def _verdict(rules: list[AclRule], topic: str, *, write: bool) -> bool | None:
+    """Return what the first rule that applies says, denials first; None if none does."""
+    for rule in sorted(rules, key=lambda one: not one.denies):
+        granted = rule.writes if write else rule.reads
+        if (rule.denies or granted) and covers(rule.pattern, topic):
+            return not rule.denies
+    return None
+
+
+def covers(pattern: str, topic: str) -> bool:
+    """Whether a topic filter matches a topic.
+
+    >>> covers("a/+/c", "a/b/c"), covers("a/#", "a"), covers("a/+", "a/b/c")
+    (True, True, False)
+    """
+    wanted, levels = pattern.split("/"), topic.split("/")
+    for i, want in enumerate(wanted):
+        if want == "#":
+            return True
+        if i >= len(levels) or want not in ("+", levels[i]):
+            return False
+    return len(wanted) == len(levels)
+
+
+def findings(text: str) -> list[str]:
+    """Try an access file: what devices cannot do, and what they can and must not.
+
+    Each finding is a sentence; none means that everything tried was as PROTOCOL.md section 2 says.
+    """
+    rules = read(text)
+    fleets = sorted(set(_FLEET.findall(text)))
+    if not fleets:
+        return [f"no rule names a fleet's topics ({ROOT}/FLEET/…)"]
+    return [finding for fleet in fleets for finding in _tried(rules, f"{ROOT}/{fleet}")]
+
+
+def _tried(rules: Rules, root: str) -> Iterator[str]:
+    listed = sorted(name for name in rules.users if is_device_id(name))
+    own = [name for name in listed if rules.may(name, f"{root}/{name}/up/hello", write=True)]
+    device, other = (own or ["device-a"])[0], (own[1:] or ["device-b"])[0]
+    if missing := sorted(_missing(rules, root, device)):
+        yield f"a device cannot use {', '.join(missing)}"
+    for topic, why in _unbounded(root, device):
+        if rules.may(device, topic, write=True):
+            yield (
+                f"a device may write any topic like {topic}: {why}; every retained message stays "
+                "in the broker's memory and on its disk. Name the topics one by one"
+            )
+    forbidden = (f"{other}/up/hello", f"{other}/status", f"{ALL}/model", f"{device}/down/task")
+    for topic in (f"{root}/{rest}" for rest in forbidden):
+        if rules.may(device, topic, write=True):
+            yield f"device {device} may write {topic}"
+    if rules.may(device, f"{root}/{other}/down/task", write=False):
+        yield f"device {device} may read {root}/{other}/down/task"
+    for name, topic in _disguised(root, other):
+        if rules.may(name, topic, write=True):
+            yield f"a certificate named {name} may write {topic}: deny it, or list the devices"
+    if not rules.may(AGGREGATOR, f"{root}/{device}/down/task", write=True):
+        yield f"user {AGGREGATOR} cannot write {root}/{device}/down/task"
+
+
+def _missing(rules: Rules, root: str, device: str) -> Iterator[str]:
+    writes = (*(f"up/{kind}" for kind in UPLINK), "status")
+    for rest in writes:
+        if not rules.may(device, f"{root}/{device}/{rest}", write=True):
+            yield f"{root}/ID/{rest}"
+    for topic, name in ((f"{device}/down/task", "ID/down/#"), (f"{ALL}/part/0", f"{ALL}/#")):
+        if not rules.may(device, f"{root}/{topic}", write=False):
+            yield f"{root}/{name}"
+
+
+def _unbounded(root: str, device: str) -> Iterator[tuple[str, str]]:
+    yield f"{root}/{device}/up/made-up", "any number of them"
+    yield f"{root}/{device}/up/chunk/made-up", "any number of them"
+    yield f"{root}/{device}/peer/made-up", "a neighbour that is none"
+    yield f"{root}/{device}/made-up", "any number of them"
+
+
+def _disguised(root: str, other: str) -> Iterator[tuple[str, str]]:
+    """Names of certificates that are no device's id, and what patterns may let them write."""
+    for name in (f"{other}/up", f"{other}/down", f"{other}/peer", f"{ALL}/part", ALL):
+        for rest in ("status", "up/hello", "up/update", "peer/device-c"):
+            yield name, f"{root}/{name}/{rest}"

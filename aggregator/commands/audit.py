@@ -1,0 +1,107 @@
+"""``gridfed-aggregator audit``: every round recomputed, and every device's history beside it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from aggregator import config as configs
+from aggregator.audit.delivery_audit import Books, DeliveryVerdict, judge
+from aggregator.audit.recompute import Audit, recompute
+from aggregator.commands.subcommands import CommandError
+from aggregator.store import SqliteStore
+from aggregator.store.types import Horizon
+from edge_sdk.app.cli import RUNTIME, CommandResult
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.link import link_trace
+
+
+def audit(args: Namespace) -> CommandResult:
+    """Check one configuration's database, and what links saw if a folder of it is named.
+
+    Raises:
+        Failure: The configuration, its database or the folder cannot be read.
+    """
+    config = configs.AggregatorConfig.load(args.config)
+    if not config.database.exists():
+        raise CommandError(
+            f"{config.database}: there is no fleet here yet",
+            hint=f"begin: gridfed-aggregator init {config.file}",
+        )
+    bound = configs.bind(config)
+    with SqliteStore.open(config.database, read_only=True) as store:
+        horizon = store.horizon()
+        found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
+        told = judge(lines(Path(args.devices)), books(store)) if args.devices else None
+    known = {"events since": horizon.first, "events deleted": horizon.updates}
+    text = (
+        f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
+        f"moved the model, {sum(found.updates.values())} updates used"
+    )
+    said = [text, *since(found, horizon), *found.faults]
+    said += ["every round was recomputed to the same bits"] if found.is_sound else []
+    data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
+    data |= {"horizon": known}
+    if told is not None:
+        said += [*_summary(told), *told.faults]
+        data |= {"history": asdict(told), "sound": found.is_sound and told.is_sound}
+    return CommandResult(data, "\n".join(said), 0 if data["sound"] else RUNTIME)
+
+
+def since(found: Audit, horizon: Horizon) -> list[str]:
+    """Say from where on the check can recompute, where the store dropped what was older."""
+    said = []
+    if found.since:
+        said.append(
+            f"rounds up to {found.since} are not recomputed: their vectors were dropped "
+            f"(store.keep_vectors, store.keep_rounds)"
+        )
+    if horizon.updates:
+        said.append(
+            f"{horizon.updates} updates of {len(horizon.pruned)} devices are not listed: their "
+            f"events before position {horizon.first} were deleted (store.keep_journal)"
+        )
+    return said
+
+
+def books(store: SqliteStore) -> Books:
+    """Read what a database says of every number it was ever given."""
+    return Books(
+        store.settled(),
+        list(store.applied()),
+        [version for run in store.runs() for version in store.versions(run)],
+        {client.id: store.ledger(client.id).spent for client in store.clients()},
+        store.horizon(),
+    )
+
+
+def lines(folder: Path) -> Iterator[link_trace.Line]:
+    """Read what links saw: every ``*.jsonl`` of a folder.
+
+    Raises:
+        CommandError: There is none.
+    """
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise CommandError(
+            f"{folder}: no *.jsonl of any device",
+            hint="links that write them are a simulator's; a device in the field keeps no diary",
+        )
+    for path in files:
+        with path.open(encoding="utf-8") as text:
+            yield from link_trace.read(text)
+
+
+def _summary(told: DeliveryVerdict) -> list[str]:
+    refused = ", ".join(f"{Reason(code).name} {n}" for code, n in told.refused.items())
+    counts = (
+        f"{told.devices} devices sent {told.sent} updates, {told.repeats} times again; "
+        f"{told.receipted} were receipted as counting, {told.applied} are in the journal; "
+        f"refused: {refused or 'none'}; {told.unsettled} without a receipt"
+    )
+    if told.pruned:
+        counts += f"; {told.pruned} receipted ones are older than the journal and not compared"
+    good = "no receipted update was lost, and none was applied twice"
+    return [counts, *([good] if told.is_sound else [])]

@@ -1,0 +1,67 @@
+"""``gridfed-aggregator certificate``: the bound for a run's present model, in words."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict
+
+import numpy as np
+
+from aggregator import config as configs
+from aggregator.analysis.lipschitz_bound import LipschitzBoundError, certificate
+from aggregator.operations.run_setup import resumed
+from aggregator.store import SqliteStore
+from edge_sdk.app.cli import USAGE, CommandResult, Failure
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+FIRST = "the bundle's first vector"
+
+
+class NoCertificate(Failure):
+    """A model that nothing can be promised of."""
+
+    exit_code = USAGE
+
+
+def certify(args: Namespace) -> CommandResult:
+    """Bound how fast loss and forecast of the common model can change.
+
+    Raises:
+        NoCertificate: Layers that stay on devices, a bundle without ``paths``, or a squared error
+            without ``--error``.
+    """
+    run = configs.bind(configs.AggregatorConfig.load(args.config))
+    kept = run.spec.size - run.spec.shared_size
+    if kept:
+        raise NoCertificate(
+            f"certificate: {kept} of the model's {run.spec.size} scalars stay on the devices",
+            hint='a bound needs all of them: run.shared = [""] shares every layer',
+        )
+    shared, which = _present(run)
+    vector = run.spec.lift(shared).astype(np.float64)
+    try:
+        found = certificate(run.bundle.manifest, vector, error=args.error)
+    except LipschitzBoundError as error:
+        raise NoCertificate(f"certificate: {error}", hint="docs/models.md: Certificate") from error
+    text = (
+        f"{which}, in scaled units\n"
+        f"forecast in its window  {found.forecast:.4g}\n"
+        f"loss in its forecast    {found.loss:.4g}\n"
+        f"loss in its data        {found.data:.4g}\n"
+        f"on data within a Wasserstein distance rho of these, the mean loss is at most "
+        f"{found.data:.4g} rho higher"
+    )
+    return CommandResult({"model": which, **asdict(found)}, text)
+
+
+def _present(run: configs.BoundRun) -> tuple[Vector, str]:
+    """Return the newest common model that was saved, and what to call it."""
+    if not run.config.database.exists():
+        return run.spec.shared(run.bundle.initial), FIRST
+    with SqliteStore.open(run.config.database, read_only=True) as store:
+        begun = store.run()
+        if begun is None:
+            return run.spec.shared(run.bundle.initial), FIRST
+        state, _ = resumed(run, store, begun.run)
+    model = np.asarray(run.half.model(state)["p"])
+    return model, f"run {begun.run}, version {state.version}"

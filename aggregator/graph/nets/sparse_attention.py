@@ -1,0 +1,213 @@
+"""PFGL's block for thousands of stations: everybody attends to a neighbourhood, not to everybody.
+
+The graph convolution weights attention with Chebyshev polynomials, and these are zero between
+stations that are further apart than K - 1 edges: attention beyond is computed for nothing but the
+softmax's sum. Here V and b have numbers for such pairs only, and the softmax is over them. It is
+the full block with V and b zero elsewhere and nobody else looked at.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aggregator.graph.laplacian import Matrix, within
+from aggregator.graph.nets.attention import TemporalAttention
+from aggregator.graph.nets.spatiotemporal import Surroundings
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Who lies within so many edges of whom, as rows of the same length and as a sparse table.
+
+    Attributes:
+        near: Slots, rising, ``(N, D)``; rows that are shorter are filled up with the last.
+        real: Which of them are not filling, ``(N, D)`` of bool.
+        pairs: Where in the flattened ``near`` the pair (near[i, m], near[i, j]) is, ``(N, D, D)``;
+            ``N D`` if it is none.
+        rows: Beginnings of rows in compressed form, ``(N + 1,)``.
+        columns: Of the real ones, ``(E,)``.
+        turned: The order of the real ones that transposes the table, ``(E,)``.
+    """
+
+    near: Tensor
+    real: Tensor
+    pairs: Tensor
+    rows: Tensor
+    columns: Tensor
+    turned: Tensor
+
+    @classmethod
+    def of(cls, adjacent: Matrix, edges: int) -> Pattern:
+        """Find everybody within ``edges`` edges.
+
+        >>> from aggregator.graph.laplacian import path
+        >>> Pattern.of(path(4), 1).near.tolist()
+        [[0, 1, 1], [0, 1, 2], [1, 2, 3], [2, 3, 3]]
+        """
+        table = within(adjacent, edges)
+        n, counts = len(table), table.sum(1)
+        width = int(counts.max(initial=1))
+        near, real = np.zeros((n, width), np.int64), np.arange(width) < counts[:, None]
+        for i, row in enumerate(table):
+            found = np.flatnonzero(row)
+            near[i] = np.pad(found, (0, width - len(found)), mode="edge")
+        where = np.full((n, n), n * width)
+        where[np.arange(n)[:, None], near] = np.arange(n * width).reshape(n, width)
+        for short in np.flatnonzero(counts < width):  # filling repeats a slot: it means the first
+            last = int(counts[short]) - 1
+            where[short, near[short, last]] = short * width + last
+        pairs = where[near[:, :, None], near[:, None, :]]
+        columns = near[real]
+        rows = np.concatenate([[0], np.cumsum(counts)])
+        turned = np.argsort(columns, kind="stable")
+        parts = (near, real, pairs, rows, columns, turned)
+        return cls(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+
+
+class LocalAttention(nn.Module):
+    """``SpatialAttention`` within a neighbourhood.
+
+    Attributes:
+        w1: ``(L,)``.
+        w2: ``(F, L)``.
+        w3: ``(F,)``.
+        v: ``(N, D)``, for (i, near[i, m]).
+        b: ``(N, D)``, likewise.
+    """
+
+    def __init__(self, pattern: Pattern, features: int, steps: int) -> None:
+        """Make room for parameters; whoever hosts the net draws them."""
+        super().__init__()
+        for name, part in vars(pattern).items():
+            self.register_buffer(name, part, persistent=False)  # goes where the parameters go
+        self.w1 = nn.Parameter(torch.empty(steps))
+        self.w2 = nn.Parameter(torch.empty(features, steps))
+        self.w3 = nn.Parameter(torch.empty(features))
+        self.v = nn.Parameter(torch.empty(pattern.near.shape))
+        self.b = nn.Parameter(torch.empty(pattern.near.shape))
+
+    @property
+    def pattern(self) -> Pattern:
+        """Who is near whom."""
+        return Pattern(**{field.name: getattr(self, field.name) for field in fields(Pattern)})
+
+    def forward(self, h: Tensor, there: Tensor) -> Tensor:
+        """Return ``(B, N, D)`` for ``h (B, N, F, L)``: how much i looks at near[i, j]."""
+        pattern = self.pattern
+        near, real, pairs = pattern.near, pattern.real, pattern.pairs
+        left, right = h @ self.w1 @ self.w2, self.w3 @ h
+        offsets = torch.cat([self.b.flatten(), self.b.new_zeros(1)])[pairs]
+        seen = torch.sigmoid(left[:, near] @ right[:, near].transpose(2, 3) + offsets)
+        here = real & there[near]
+        found = torch.einsum("nm,bnmj->bnj", self.v * here, seen)
+        here = here | ~here.any(1, keepdim=True)  # a row of nobody: anything, it is not read
+        return torch.softmax(found.masked_fill(~here, -torch.inf), 2)
+
+
+class LocalBlock(nn.Module):
+    """``Block`` with attention within the reach of the convolution."""
+
+    def __init__(
+        self, pattern: Pattern, features: int, steps: int, *, order: int, swapped: bool = False
+    ) -> None:
+        """Make room for parameters; whoever hosts the net draws them."""
+        super().__init__()
+        self.swapped = swapped
+        self.spatial = LocalAttention(pattern, features, steps)
+        self.temporal = TemporalAttention(len(pattern.near), features, steps)
+        self.theta = nn.ParameterList(torch.empty(features, features) for _ in range(order))
+        self.conv = nn.Conv1d(features, features, 3, padding=1)
+
+    def forward(self, h: Tensor, around: Surroundings) -> Tensor:
+        """Map ``(B, N, F, L)`` to the same shape; zero where absent before, zero after."""
+        weighted = h @ self.temporal(h)[:, None]
+        looked_at, read = (weighted, h) if self.swapped else (h, weighted)
+        looks = self.spatial(looked_at, around.there)
+        spread = torch.relu(self.spread(read, looks, around.terms))
+        out = torch.relu(self.conv(spread.flatten(0, 1)))
+        found: Tensor = out.view(h.shape) * around.there[:, None, None]
+        return found
+
+    def spread(self, h: Tensor, looks: Tensor, terms: Tensor) -> Tensor:
+        """Return ``sum_k (T_k * S) h Theta_k`` over the pattern."""
+        pattern = self.spatial.pattern
+        here = torch.arange(len(pattern.near), device=h.device)[:, None]
+        found: Tensor | None = None
+        for term, theta in zip(terms, self.theta, strict=True):
+            values = (term[here, pattern.near] * looks)[:, pattern.real]
+            mixed = torch.stack(
+                [_mixed(v, x, pattern) for v, x in zip(values, h.flatten(2), strict=True)]
+            )
+            part = functional.linear(mixed.view(h.shape).transpose(2, 3), theta.T)
+            found = part if found is None else found + part
+        assert found is not None
+        return found.transpose(2, 3)
+
+
+class SparseAttentionNet(nn.Module):
+    """Blocks one after the other."""
+
+    def __init__(
+        self,
+        adjacent: Matrix,
+        features: int,
+        steps: int,
+        *,
+        blocks: int = 2,
+        order: int = 3,
+        swapped: bool = False,
+    ) -> None:
+        """Make room for parameters; whoever hosts the net draws them."""
+        super().__init__()
+        pattern = Pattern.of(adjacent, order - 1)
+        self.blocks = nn.ModuleList(
+            LocalBlock(pattern, features, steps, order=order, swapped=swapped)
+            for _ in range(blocks)
+        )
+
+    def forward(self, h: Tensor, around: Surroundings) -> Tensor:
+        """Map ``(B, N, F, L)`` to the same shape."""
+        for block in self.blocks:
+            h = block(h, around)
+        return h
+
+
+class _Product(torch.autograd.Function):
+    """A sparse table times a dense one, with a gradient for the values that are there only."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, x: Tensor, pattern: Pattern) -> Tensor:  # noqa: ANN401 - torch's
+        ctx.save_for_backward(values, x)
+        ctx.pattern = pattern
+        return _table(pattern.rows, pattern.columns, values) @ x
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401 - torch's
+        (values, x), pattern, (g,) = ctx.saved_tensors, ctx.pattern, upstream
+        n = len(pattern.rows) - 1
+        counts = torch.bincount(pattern.columns, minlength=n)
+        begins = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        owners = torch.repeat_interleave(torch.arange(n, device=g.device), pattern.rows.diff())
+        back = _table(begins, owners[pattern.turned], values[pattern.turned]) @ g
+        empty = _table(pattern.rows, pattern.columns, torch.zeros_like(values))
+        products = torch.sparse.sampled_addmm(empty, g.contiguous(), x.T, beta=0.0)
+        return products.values(), back, None
+
+
+def _mixed(values: Tensor, x: Tensor, pattern: Pattern) -> Tensor:
+    found: Tensor = _Product.apply(values, x.contiguous(), pattern)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _table(rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+    size = (len(rows) - 1, len(rows) - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch calls its sparse tables a beta
+        return torch.sparse_csr_tensor(rows, columns, values, size, check_invariants=False)

@@ -1,0 +1,289 @@
+"""Dead letters: messages whose handling met a defect, kept on disk for a person to look at.
+
+A folder with one file for each, readable by the owner only, and a list of the digests that must not
+be handled again. Both are bounded: beyond ``MOST`` letters or ``MOST_BYTES`` the oldest file goes,
+of one place in the code at most ``PER_SITE`` are kept, and ``DIGESTS`` are remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import traceback
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.cli import USAGE, Failure, installed_version
+from edge_sdk.app.permissions import PermissionsError, make_private_folder, open_private
+
+MOST = 64  # letters
+MOST_BYTES = 32 * 1024 * 1024  # of all letters
+PER_SITE = 8  # letters of one place in the code
+DIGESTS = 4096
+TRACE = 16_384  # characters of a trace, its end
+HALTED = "halted"
+"""The file that says why the run was halted."""
+
+
+class LetterError(Failure):
+    """There is no such dead letter."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One message that was set aside, or a timer that met a defect and has no message.
+
+    Attributes:
+        name: Of its file, without the suffix.
+        at: Server time, Unix milliseconds.
+        where: What was being handled: the message's kind, or the timer's name.
+        site: Type of the error, and file and line where it was raised.
+        error: What it said.
+        trace: The trace, at most ``TRACE`` characters.
+        version: Of this program.
+        device: Who sent it; empty for a timer.
+        topic: Where it arrived; empty for a body that came in chunks.
+        payload: The message, or that body.
+        proof: Of that body; empty for a message, which brings its own.
+        number: Life and sequence number of an update that was refused for good.
+        digests: What must not be handled again, as hex.
+    """
+
+    name: str
+    at: int
+    where: str
+    site: str
+    error: str
+    trace: str = ""
+    version: str = field(default_factory=installed_version)
+    device: str = ""
+    topic: str = ""
+    payload: bytes = b""
+    proof: bytes = b""
+    number: tuple[int, int] | None = None
+    digests: tuple[str, ...] = ()
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list shows of it."""
+        shown = ("name", "at", "where", "device", "site", "error")
+        return {key: getattr(self, key) for key in shown} | {"bytes": len(self.payload)}
+
+
+def arrival_digest(topic: str, payload: bytes) -> bytes:
+    """Return the identity of a message as it arrived, or of a device and the digest of a body.
+
+    >>> arrival_digest("meter-1", b"x") == arrival_digest("meter-2", b"x")
+    False
+    """
+    return hashlib.sha256(topic.encode() + b"\0" + payload).digest()
+
+
+def site_of(error: BaseException) -> str:
+    """Return the type of an error, and the file and line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the end of an error's trace."""
+    return "".join(traceback.format_exception(error))[-TRACE:]
+
+
+class DeadLetters:
+    """The folder. It is made when the first letter is kept; a command may read it meanwhile.
+
+    Example:
+        >>> import tempfile
+        >>> letters = DeadLetters(Path(tempfile.mkdtemp()) / "dead-letters")
+        >>> digest = arrival_digest("topic", b"payload").hex()
+        >>> letters.keep(Letter("1-ab", 1, "hello", "ValueError", "no", digests=(digest,)))
+        True
+        >>> letters.holds("topic", b"payload"), [one.name for one in letters.letters()]
+        (True, ['1-ab'])
+        >>> letters.remove("1-ab")
+        >>> letters.holds("topic", b"payload"), letters.letters()
+        (False, [])
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the digests and how many letters each place in the code has."""
+        self.folder = folder
+        self._digests: dict[str, None] = dict.fromkeys(self._read_digests())
+        self._sites = Counter(letter.site for letter in self.letters())
+        self._lines = len(self._digests)
+
+    def holds(self, source: str, content: bytes) -> bool:
+        """Whether this was set aside: a topic and its payload, or a device and a body's digest."""
+        return bool(self._digests) and arrival_digest(source, content).hex() in self._digests
+
+    @property
+    def count(self) -> int:
+        """How many letters are kept."""
+        return self._sites.total()
+
+    def letters(self) -> list[Letter]:
+        """Return what is kept, oldest first; a file that is no letter is passed over."""
+        found = [_read(path) for path in self._paths()]
+        return [letter for letter in found if letter is not None]
+
+    def letter(self, name: str) -> Letter:
+        """Return one letter.
+
+        Raises:
+            LetterError: There is none of this name.
+        """
+        found = next((one for one in self.letters() if one.name == name), None)
+        if found is None:
+            raise LetterError(
+                f"{name!r}: no such dead letter", hint="gridfed-aggregator dead-letters list"
+            )
+        return found
+
+    def keep(self, letter: Letter) -> bool:
+        """Remember its digests, and keep it as a file if its place in the code has few.
+
+        Returns:
+            Whether there is a file of it. A disk that takes none is no reason to stop.
+        """
+        try:
+            self._remember(letter.digests)
+            if self._sites[letter.site] >= PER_SITE:
+                return False
+            self._write(f"{letter.name}.json", _packed(letter))
+            self._sites[letter.site] += 1
+            self._make_room()
+        except (OSError, PermissionsError):
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Forget a letter: its bytes may be handled again.
+
+        Raises:
+            LetterError: There is none of this name.
+        """
+        letter = self.letter(name)
+        self._path(name).unlink(missing_ok=True)
+        self._sites = Counter(one.site for one in self.letters())
+        for digest in letter.digests:
+            self._digests.pop(digest, None)
+        self._rewrite()
+
+    def clear(self) -> int:
+        """Forget everything; return how many letters there were."""
+        count = 0
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+            count += 1
+        self._digests, self._sites = {}, Counter()
+        self._rewrite()
+        return count
+
+    @property
+    def halted(self) -> str:
+        """Why the run was halted; empty if it was not."""
+        try:
+            return (self.folder / HALTED).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    @halted.setter
+    def halted(self, why: str) -> None:
+        try:
+            if why:
+                self._write(HALTED, why.encode())
+            else:
+                (self.folder / HALTED).unlink(missing_ok=True)
+        except (OSError, PermissionsError):  # it is in the log, too
+            return
+
+    # --- files
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("*.json"))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def _read_digests(self) -> list[str]:
+        try:
+            lines = (self.folder / "digests").read_text("ascii").split()
+        except (OSError, UnicodeDecodeError):
+            return []
+        return [line for line in lines if len(line) == 64][-DIGESTS:]
+
+    def _remember(self, digests: Iterable[str]) -> None:
+        fresh = [one for one in digests if one not in self._digests]
+        self._digests |= dict.fromkeys(fresh)
+        while len(self._digests) > DIGESTS:
+            del self._digests[next(iter(self._digests))]
+        self._lines += len(fresh)
+        if self._lines > 2 * DIGESTS:
+            self._rewrite()
+        elif fresh:
+            make_private_folder(self.folder)
+            with open_private(self.folder / "digests", "a", encoding="ascii") as text:
+                text.writelines(f"{one}\n" for one in fresh)
+
+    def _rewrite(self) -> None:
+        self._lines = len(self._digests)
+        if self.folder.is_dir():
+            self._write("digests", "".join(f"{one}\n" for one in self._digests).encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file whole or not at all, for the owner's eyes only."""
+        make_private_folder(self.folder)
+        beside = self.folder / f".{name}.part"
+        with open_private(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.folder / name)
+
+    def _make_room(self) -> None:
+        """Delete the oldest files beyond the bounds; their digests stay."""
+        paths = self._paths()
+        sizes = [path.stat().st_size for path in paths]
+        while len(paths) > MOST or sum(sizes) > MOST_BYTES:
+            paths.pop(0).unlink(missing_ok=True)
+            sizes.pop(0)
+        self._sites = Counter(letter.site for letter in self.letters())
+
+
+def forget(letters: DeadLetters, name: str) -> int:
+    """Forget one letter, or with ``_all`` every one and every digest; return how many.
+
+    Raises:
+        LetterError: There is none of this name.
+    """
+    if name == "_all":
+        return letters.clear()
+    letters.remove(name)
+    return 1
+
+
+def _packed(letter: Letter) -> bytes:
+    told = asdict(letter) | {
+        "payload": b64encode(letter.payload).decode(),
+        "proof": letter.proof.hex(),
+    }
+    return json.dumps(told, indent=1).encode()
+
+
+def _read(path: Path) -> Letter | None:
+    try:
+        told = json.loads(path.read_bytes())
+        told["payload"], told["proof"] = b64decode(told["payload"]), bytes.fromhex(told["proof"])
+        told["digests"] = tuple(told["digests"])
+        told["number"] = tuple(told["number"]) if told["number"] else None
+        return Letter(**told)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

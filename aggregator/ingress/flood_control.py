@@ -1,0 +1,260 @@
+"""Flood control: count what each client sends, drop what is beyond any use, and name who sends it.
+
+The rate is judged before anything is decoded, by the client id in the topic. A client that goes on
+is no longer subscribed to for a while: the broker then has nobody to queue its messages for, and
+those of the others are not behind them. Mosquitto has no rate limit of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aggregator.ingress.rate_limits import TokenBuckets
+from edge_sdk.app.cli import fields
+from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.protocol import topics
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED: Final = 4_096  # clients whose rate is measured at a time, and past floods
+MOST_NAMED: Final = 20_000  # devices that are subscribed to one by one
+
+
+@dataclass(frozen=True, slots=True)
+class FloodLimits:
+    """What a client may send before its messages are dropped unread.
+
+    A device that follows the protocol has at most 256 chunks of 32 kB on their way (PROTOCOL.md,
+    section 13), and sends a burst of that size only to upload a whole body.
+
+    Attributes:
+        burst: Messages at once.
+        rate: Messages a second after that.
+        burst_bytes: Bytes at once: four whole bodies.
+        rate_bytes: Bytes a second after that.
+        tolerated: Messages dropped within one flood before the client is excluded.
+        exclusion: Seconds of the first exclusion; each that follows is twice as long.
+        longest: Seconds of the longest.
+    """
+
+    burst: int = 1_024
+    rate: float = 256.0
+    burst_bytes: int = 32 * 1024 * 1024
+    rate_bytes: float = 4.0 * 1024 * 1024
+    tolerated: int = 256
+    exclusion: float = 60.0
+    longest: float = 3_600.0
+
+
+@dataclass(slots=True)
+class Flood:
+    """What is known of a client that sent too much.
+
+    Attributes:
+        rate: Messages a second that arrived of it, when last measured; more may have been sent.
+        volume: Bytes a second, likewise.
+        dropped: Messages dropped unread since the daemon started.
+        until: Monotonic seconds until which it is excluded; 0 before the first time.
+        strikes: How often it has been excluded.
+    """
+
+    rate: float = 0.0
+    volume: float = 0.0
+    dropped: int = 0
+    until: float = 0.0
+    strikes: int = 0
+
+    def told(self, device: str, now: float) -> str:
+        """Return the sentence of the status, with what to do."""
+        state = f", not heard for {self.until - now:.0f} s" if self.until > now else ""
+        return (
+            f"{self.rate:.0f} messages/s and {self.volume / 1e6:.1f} MB/s arrived, {self.dropped} "
+            f"dropped unread{state}; revoke with: gridfed-aggregator revoke {device}"
+        )
+
+
+@dataclass(slots=True)
+class _Count:
+    since: float
+    messages: int = 0
+    size: int = 0
+    dropped: int = 0
+
+
+class FloodControl:
+    """Decides by client id and rate alone which messages are looked at.
+
+    Attributes:
+        dropped: Messages dropped unread, of all clients.
+
+    Example:
+        >>> control = FloodControl(FloodLimits(burst=2, rate=1.0, tolerated=1))
+        >>> [control.admits("meter-1", 100, now=0.0) for _ in range(4)]
+        [True, True, False, False]
+        >>> control.excluded(now=0.0)
+        frozenset({'meter-1'})
+        >>> control.excluded(now=60.0)
+        frozenset()
+    """
+
+    def __init__(self, limits: FloodLimits | None = None) -> None:
+        """Begin with nobody known."""
+        self.dropped = 0
+        self._limits = limits or FloodLimits()
+        self._messages = TokenBuckets(self._limits.burst, self._limits.rate)
+        self._bytes = TokenBuckets(self._limits.burst_bytes, self._limits.rate_bytes)
+        self._counts: OrderedDict[str, _Count] = OrderedDict()
+        self._floods: OrderedDict[str, Flood] = OrderedDict()
+
+    def admits(self, device: str, size: int, now: float) -> bool:
+        """Book one message that arrived; False if it is to be dropped unread."""
+        count = self._counts.get(device)
+        if count is None:
+            count = self._counts[device] = _Count(now)
+            if len(self._counts) > REMEMBERED:
+                self._counts.popitem(last=False)
+        count.messages += 1
+        count.size += size
+        flood = self._floods.get(device)
+        is_out = flood is not None and flood.until > now  # what the broker had queued before
+        if not is_out and self._messages.take(device, now) and self._bytes.take(device, now, size):
+            return True
+        self.dropped += 1
+        count.dropped += 1
+        if flood is None:
+            flood = self._floods[device] = Flood()
+            if len(self._floods) > REMEMBERED:
+                self._floods.popitem(last=False)
+        flood.dropped += 1
+        if not is_out and count.dropped >= self._limits.tolerated:
+            self._exclude(device, flood, count, now)
+        return False
+
+    def _exclude(self, device: str, flood: Flood, count: _Count, now: float) -> None:
+        seconds = max(now - count.since, 1e-3)
+        flood.rate, flood.volume = count.messages / seconds, count.size / seconds
+        longest = self._limits.longest
+        flood.until = now + min(longest, self._limits.exclusion * 2.0 ** min(flood.strikes, 32))
+        flood.strikes += 1
+        self._floods.move_to_end(device)
+        logger.error("flooding %s", fields(device=device, what=flood.told(device, now)))
+
+    def exclude(self, devices: Iterable[str], now: float) -> None:
+        """Exclude clients that flooded before a restart."""
+        for device in devices:
+            self._floods[device] = Flood(until=now + self._limits.exclusion, strikes=1)
+
+    def measure(self, now: float) -> None:
+        """Begin another second of counting; keep the rate of who was over the limit in this one."""
+        for device, count in self._counts.items():
+            flood = self._floods.get(device)
+            if flood is not None and count.dropped and now > count.since:
+                seconds = max(now - count.since, 1.0)
+                rate = count.messages / seconds
+                if rate >= flood.rate:
+                    flood.rate, flood.volume = rate, count.size / seconds
+        self._counts.clear()
+
+    def excluded(self, now: float) -> frozenset[str]:
+        """Return the clients that are not to be heard now."""
+        return frozenset(name for name, flood in self._floods.items() if flood.until > now)
+
+    def told(self, now: float) -> dict[str, str]:
+        """Return a sentence for each client that is excluded."""
+        return {name: self._floods[name].told(name, now) for name in sorted(self.excluded(now))}
+
+
+class Subscriptions:
+    """What the aggregator hears of devices: all, or each that does not flood, by its own topics.
+
+    Attributes:
+        excluded: Who is not heard.
+
+    Who is excluded is written to a file, so that the next process neither hears it at once, nor
+    leaves topics subscribed in the broker's session that nobody remembers.
+    """
+
+    def __init__(self, transport: Transport, fleet: str, file: Path) -> None:
+        """Begin as the last process ended.
+
+        Args:
+            transport: The link.
+            fleet: Whose topics.
+            file: Names who is excluded; missing where nobody is.
+        """
+        self._transport = transport
+        self._fleet = fleet
+        self._file = file
+        self._named: frozenset[str] | None = frozenset() if file.exists() else None
+        self.excluded: frozenset[str] = frozenset()
+
+    def remembered(self) -> list[str]:
+        """Return who was excluded when the last process ended."""
+        try:
+            names = json.loads(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        found = names if isinstance(names, list) else []
+        return [n for n in found[:REMEMBERED] if isinstance(n, str) and topics.is_device_id(n)]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some device is not heard."""
+        return self._named is not None
+
+    def renew(self, devices: Collection[str]) -> None:
+        """Subscribe again, as after every ``LinkUp``; the broker may remember more or less."""
+        if self._named is None:
+            self._transport.subscribe(*topics.aggregator_filters(self._fleet))
+            return
+        self._named = frozenset(devices) - self.excluded
+        self._transport.subscribe(*self._filters(self._named))
+        self._transport.unsubscribe(*topics.aggregator_filters(self._fleet))
+        self._transport.unsubscribe(*self._filters(self.excluded))
+
+    def follow(self, devices: Collection[str], excluded: frozenset[str]) -> None:
+        """Hear all devices but the excluded ones from now on.
+
+        Args:
+            devices: Who is enrolled. More than ``MOST_NAMED`` are heard all, whoever floods.
+            excluded: Who is not to be heard.
+        """
+        heard = frozenset(devices) - excluded
+        wanted = heard if excluded and len(heard) <= MOST_NAMED else None
+        before = self._named
+        if wanted == before and (wanted is None or excluded == self.excluded):
+            return
+        everybody = topics.aggregator_filters(self._fleet)
+        if wanted is None:
+            self._transport.subscribe(*everybody)
+            self._transport.unsubscribe(*self._filters({*devices, *(before or ())}))
+        else:
+            known = before or frozenset()
+            self._transport.subscribe(*self._filters(wanted - known))
+            self._transport.unsubscribe(*(everybody if before is None else ()))
+            self._transport.unsubscribe(*self._filters((known - wanted) | excluded))
+        self._named = wanted
+        self.excluded = excluded if wanted is not None else frozenset()
+        self._save()
+
+    def _filters(self, devices: Iterable[str]) -> list[str]:
+        return [
+            pattern
+            for name in sorted(devices)
+            for pattern in (topics.up(self._fleet, name, "+"), topics.status(self._fleet, name))
+        ]
+
+    def _save(self) -> None:
+        """Write who is excluded; a full disk costs the next process a second of hearing it."""
+        with contextlib.suppress(OSError):
+            if self.excluded:
+                self._file.write_text(json.dumps(sorted(self.excluded)), "utf-8")
+            else:
+                self._file.unlink(missing_ok=True)

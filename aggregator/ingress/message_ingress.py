@@ -1,0 +1,480 @@
+"""What devices say, turned into journal rows and answers. Knows the protocol and no method.
+
+Every message passes the same order: topic, size, envelope, deny list, quota, signature, form,
+number, judgement, one transaction, and only then the answer. Nothing here is counted twice and
+nothing is receipted that a crash could take back (`PROTOCOL.md` sections 5, 9 and 10).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from aggregator.ingress.admission_context import (
+    AdmissionContext,
+    WelcomeTerms,
+    foreseen,
+    wanted,
+    welcome,
+)
+from aggregator.ingress.content_server import ContentServer
+from aggregator.ingress.rate_limits import RateLimiter
+from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import Reply, Taken, Voice, pause, subject
+from aggregator.ingress.signal_assembler import SignalAssembler
+from aggregator.ingress.update_admission import UpdateAdmission
+from aggregator.ingress.uploads import Uploads
+from aggregator.store import DatabaseFullError
+from aggregator.store.sequence_ledger import LedgerRow, hear
+from aggregator.store.types import Store
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.wire.contract import method
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.link.transport import Message as Arrival
+from edge_sdk.wire.protocol import codec, envelope, messages, topics
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.wire.protocol.messages import (
+    WIRE,
+    ChunkMessage,
+    FloorMessage,
+    HaveMessage,
+    HelloMessage,
+    Message,
+    MetricsMessage,
+    OfferMessage,
+    ReceiptMessage,
+    RefusalMessage,
+    SignalMessage,
+    StatusMessage,
+    UpdateMessage,
+)
+
+logger = logging.getLogger(__name__)
+
+GRANTED_AT_ONCE = 64  # offers taken from the queue in one turn of the loop
+RENUMBERED = 16  # commands that a device may have numbered again in one life
+
+
+class AtHand(NamedTuple):
+    """The message that is being handled, as far as it is known."""
+
+    device: str = ""
+    kind: str = ""
+    sealed: Sealed | None = None
+    said: Message | None = None
+
+
+class MessageIngress:
+    """The receiving end of the protocol. What must last is in the store; the rest may be lost.
+
+    Attributes:
+        counts: How often what happened: reasons by name, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
+            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; SLOTS_AGAIN for a crowd that
+            got a piece of the model at once; OUTLIVED for a life that went on behind a newer one;
+            IGNORED for a name under which too much was forged, STRAY for what no device of this
+            fleet says to us.
+        is_full: Whether the last attempt to record something found the disk full.
+        is_set_aside: Whether a device's body of this digest met a defect before.
+        at_hand: The message that is being handled, or was last.
+        signals: What perishes, as it is being put together; the daemon says what is wanted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        *,
+        fleet: str,
+        signer: Signer,
+        clock: Clock,
+        terms: WelcomeTerms | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Begin with no run open and no transfer known.
+
+        Args:
+            store: Where everything that counts goes.
+            registry: Who may speak.
+            fleet: From the configuration; no message says it.
+            signer: The aggregator's online key.
+            clock: Wall time for welcomes, monotonic time for everything else.
+            terms: What devices are promised.
+            rng: Jitter of waits and timers; no result depends on it.
+        """
+        self.counts: Counter[str] = Counter()
+        self.is_full = False
+        self.is_set_aside: Callable[[str, bytes], bool] = lambda _device, _digest: False
+        self.at_hand = AtHand()
+        self.signals = SignalAssembler({})
+        self._store = store
+        self._registry = registry
+        self._fleet = fleet
+        self._clock = clock
+        self._terms = terms or WelcomeTerms()
+        self._turn: AdmissionContext | None = None
+        self._is_more_waiting = False
+        self._voice = Voice(fleet, signer)
+        self._renumbered: dict[str, tuple[int, int]] = {}
+        self._guard = RateLimiter(self._terms.quotas)
+        self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
+        self._serving = ContentServer(
+            store, voice=self._voice, window=self._terms.window, counts=self.counts
+        )
+        self._settling = UpdateAdmission(
+            store, registry, voice=self._voice, clock=clock, counts=self.counts
+        )
+        self._takers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], Taken]]] = {
+            HelloMessage.kind: (HelloMessage, self._hello),
+            StatusMessage.kind: (StatusMessage, self._status),
+            MetricsMessage.kind: (MetricsMessage, self._metrics),
+            ReceiptMessage.kind: (ReceiptMessage, self._receipt),
+            RefusalMessage.kind: (RefusalMessage, self._refusal),
+            UpdateMessage.kind: (UpdateMessage, self._update),
+            OfferMessage.kind: (OfferMessage, self._offer),
+            ChunkMessage.kind: (ChunkMessage, self._chunk),
+            HaveMessage.kind: (HaveMessage, self._have),
+            SignalMessage.kind: (SignalMessage, self._signal),
+        }
+
+    @property
+    def turn(self) -> AdmissionContext | None:
+        """What is open now."""
+        return self._turn
+
+    def open(self, turn: AdmissionContext) -> None:
+        """From now on judge updates against this turn."""
+        self._turn = turn
+
+    def keep_to(self, terms: WelcomeTerms) -> None:
+        """Judge and promise by these terms from now on."""
+        self._terms = terms
+        self._guard.follow(terms.quotas)
+        self._uploads.resize(terms.room)
+
+    def take(self, message: Arrival) -> Taken:
+        """Take one message from the broker; when it returns, the message may be acknowledged."""
+        self.at_hand = AtHand()
+        address = topics.parse(message.topic)
+        is_ours = address is not None and address.fleet == self._fleet and message.payload
+        if address is None or not is_ours or address.direction not in ("up", "status"):
+            self.counts["STRAY"] += 1
+            return Taken()
+        return self._take(address.id, address.kind, message.payload)
+
+    def take_whole(self, whole: Sealed) -> Taken:
+        """Take a body that once came in chunks and was set aside.
+
+        Raises:
+            Refused: As for a body whose last chunk has come.
+        """
+        self.at_hand = AtHand(whole.sender, whole.kind)
+        return self._complete(whole)
+
+    def fail(self, reason: Reason) -> Taken:
+        """Answer the message at hand, whose handling was undone; what is in memory of it is lost.
+
+        Args:
+            reason: INTERNAL after a defect; an update is then settled with it. Else NO_SPACE.
+        """
+        device, kind, sealed, said = self.at_hand
+        self.signals.forget(device)
+        self._uploads.drop(device)
+        self._serving.drop(device)
+        if kind == SignalMessage.kind or not device:
+            self.counts[reason.name] += 1
+            return Taken()
+        if reason is Reason.INTERNAL and sealed is not None and isinstance(said, UpdateMessage):
+            try:
+                return self._settling.set_aside(sealed, said)
+            except Refused as refused:
+                reason = refused.reason
+        return self._refuse(device, reason, sealed, said)
+
+    def refuse_unseen(self, topic: str) -> Taken:
+        """Refuse a message by its topic alone: the same bytes met a defect before."""
+        self.at_hand = AtHand()
+        address = topics.parse(topic)
+        if address is None or address.fleet != self._fleet or address.kind == SignalMessage.kind:
+            self.counts[Reason.INTERNAL.name] += 1
+            return Taken()
+        return self._refuse(address.id, Reason.INTERNAL, None, None)
+
+    def tick(self) -> Taken:
+        """Ask for chunks that are overdue, forget transfers that went silent, grant new ones."""
+        now = self._clock.monotonic()
+        self._serving.forget(now)
+        due = self._uploads.due(now)
+        said = [self._voice.say(device, have) for device, have in due]
+        return Taken((*said, *self._grant_waiting(now)))
+
+    @property
+    def next_due(self) -> float | None:
+        """When ``tick`` has something to do, in seconds of the monotonic clock."""
+        return float("-inf") if self._is_more_waiting else self._uploads.next_due
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Chunks that devices may have on their way now, and their bytes."""
+        return self._uploads.in_flight
+
+    # --- who says it
+
+    def _take(self, device: str, kind: str, payload: bytes) -> Taken:
+        now = self._clock.monotonic()
+        if self._guard.is_ignored(device, now):
+            self.counts["IGNORED"] += 1
+            return Taken()
+        self.at_hand = AtHand(device, kind)
+        sealed: Sealed | None = None
+        said: Message | None = None
+        try:
+            if kind not in self._takers:
+                raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place answers
+            sealed = self._unseal(device, kind, payload, now)
+            self.at_hand = AtHand(device, kind, sealed)
+            self._registry.heard(device, self._clock.wall())
+            if self.is_set_aside(device, sealed.digest):
+                raise Refused(Reason.INTERNAL, "set aside before")  # noqa: TRY301 - as above
+            cls, taker = self._takers[kind]
+            said = codec.decode(cls, sealed.body, on_unknown=self._unknown)
+            self.at_hand = AtHand(device, kind, sealed, said)
+            taken = taker(sealed, said)
+        except Refused as refused:
+            if refused.reason is Reason.BAD_SIGNATURE:
+                self._guard.failed(device, now)
+            if kind == SignalMessage.kind:  # perishes: nobody waits to hear
+                self.counts[refused.reason.name] += 1
+                return Taken()
+            return self._refuse(device, refused.reason, sealed, said)
+        except DatabaseFullError:
+            self.is_full = True
+            return self._refuse(device, Reason.NO_SPACE, sealed, said)
+        self.is_full = self.is_full and not taken.entries
+        return taken
+
+    def _unseal(self, device: str, kind: str, payload: bytes, now: float) -> Sealed:
+        def key_of(sender: str, kid: bytes) -> bytes | None:
+            public = self._registry.key_of(sender, kid)
+            self._guard.charge(sender, kind, len(payload), now)
+            return public
+
+        return envelope.unseal(
+            payload,
+            kind=kind,
+            sender=device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            key_of=key_of,
+        )
+
+    def _unknown(self, _key: str) -> None:
+        self.counts["UNKNOWN_KEYS"] += 1
+
+    def _refuse(
+        self, device: str, reason: Reason, sealed: Sealed | None, said: Message | None
+    ) -> Taken:
+        """Count that nothing was recorded, and say so if that is no amplifier."""
+        self.counts[reason.name] += 1
+        if not self._guard.may_answer(device, reason, self._clock.monotonic()):
+            return Taken()
+        wait = self._uploads.wait() if reason is Reason.BUSY else pause(reason)
+        refusal = RefusalMessage(reason, wait, *subject(sealed, said))
+        return Taken((self._voice.say(device, refusal),))
+
+    # --- sessions
+
+    def _hello(self, sealed: Sealed, hello: HelloMessage) -> Taken:
+        device = sealed.sender
+        if not hello.wire[0] <= WIRE <= hello.wire[1]:
+            raise Refused(Reason.UPGRADE_REQUIRED, f"{device} speaks {hello.wire}")
+        self._registry.check_one_life(device)
+        before = self._store.ledger(device)
+        ledger, is_welcome = hear(before, hello, sealed.digest, self._terms.hold)
+        if not is_welcome:
+            return Taken((self._voice.say(device, FloorMessage(sealed.ref, ledger.top)),))
+        if ledger != before:
+            self._settling.greeted(device, hello, ledger)
+            self._uploads.leave(device)  # it offers again what it still has
+        run = self._turn.opened.run if self._turn else 0
+        words = welcome(self._terms, hello, sealed.ref, ledger, run=run, time=self._clock.wall())
+        said: list[Message] = [words, *self._store.issued(device)]
+        answers = tuple(self._voice.say(device, word) for word in said)
+        return Taken(answers, member=method.Member(device, True), greeted=device)
+
+    def _status(self, sealed: Sealed, status: StatusMessage) -> Taken:
+        top = self._store.ledger(sealed.sender).top  # no life was confirmed above it
+        status = replace(status, life=min(status.life, top))
+        known = self._registry.presence(sealed.sender)
+        if (status.life, status.conn) < (known.life, known.conn):
+            self.counts["STALE_STATUS"] += 1
+        member = self._registry.follow(sealed.sender, status)
+        if member is not None and not member.present:
+            self._uploads.leave(sealed.sender)
+        is_early = member is not None and member.present and not status.life  # its hello follows
+        return Taken(member=None if is_early else member)
+
+    def _metrics(self, sealed: Sealed, metrics: MetricsMessage) -> Taken:
+        self._registry.metrics[sealed.sender] = metrics
+        return Taken()
+
+    def _receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> Taken:
+        if receipt.life == 0:
+            self._store.command_done(sealed.sender, receipt.seq, receipt.code)
+        return Taken()
+
+    def _refusal(self, sealed: Sealed, refusal: RefusalMessage) -> Taken:
+        if refusal.code == Reason.ABORTED:
+            self._uploads.abort(sealed.sender, refusal.id)
+        self._serving.stop(sealed.sender, refusal.id)
+        self.counts["REFUSED_BY_DEVICE"] += 1
+        if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
+            return self._number_again(sealed.sender, refusal.ref)
+        return Taken()
+
+    def _number_again(self, device: str, ref: bytes) -> Taken:
+        """Give a command that its device takes for an old one a new number; a few in each life."""
+        life = self._store.ledger(device).top
+        last, count = self._renumbered.get(device, (life, 0))
+        count = count if last == life else 0
+        command = self._store.reissue(device, ref) if count < RENUMBERED else None
+        if command is None:
+            return Taken()
+        told = {"device": device, "num": command.num, "op": command.op}
+        logger.warning("command numbered again %s", fields(**told))
+        self._renumbered[device] = life, count + 1
+        return Taken((self._voice.say(device, command),))
+
+    # --- updates, whole and in chunks
+
+    def _update(self, sealed: Sealed, update: UpdateMessage) -> Taken:
+        if len(sealed.body) > self._terms.inline:
+            raise Refused(Reason.TOO_LARGE, f"{len(sealed.body)} bytes unasked: offer them")
+        return self._settling.update(sealed, update, self._turn)
+
+    def _offer(self, sealed: Sealed, offer: OfferMessage) -> Taken:
+        """Answer a question of 300 bytes: settled, refused, go ahead, or nothing: it waits."""
+        device = sealed.sender
+        if offer.of != UpdateMessage.kind:
+            raise Refused(Reason.UNKNOWN_KIND, offer.of)
+        settled = self._settled(device, offer)
+        if settled is not None:
+            return settled
+        grant = self._uploads.offered(device, offer, self._clock.monotonic())
+        return Taken() if grant is None else Taken((self._voice.say(device, grant),))
+
+    def _settled(self, device: str, offer: OfferMessage) -> Taken | None:
+        """Return what settles an offer before any chunk of it is sent; None if it may come.
+
+        Raises:
+            Refused: Its proof, or its number; PAUSED.
+        """
+        key = (offer.life, offer.seq)
+        ledger = self._settling.number(self._proved(device, offer), key, offer.spent)
+        if isinstance(ledger, Taken):
+            self._uploads.drop(device)
+            return ledger
+        is_set_aside = self.is_set_aside(device, offer.digest)
+        reason = Reason.INTERNAL if is_set_aside else foreseen(offer, wanted(self._turn))
+        if reason is None:
+            return None
+        row = LedgerRow(offer.digest, reason, offer.run, offer.round)
+        return self._settling.refuse(device, ledger, key, row)
+
+    def _grant_waiting(self, now: float) -> list[Reply]:
+        """Grant offers that waited, as far as there is room; judge each anew before."""
+        answers: list[Reply] = []
+        self._is_more_waiting = False
+        for _ in range(GRANTED_AT_ONCE):
+            found = self._uploads.next_waiting(now)
+            if found is None:
+                return answers
+            answers += self._grant_one(*found, now).answers
+        self._is_more_waiting = True
+        return answers
+
+    def _grant_one(self, device: str, offer: OfferMessage, now: float) -> Taken:
+        try:
+            settled = self._settled(device, offer)
+        except Refused as refused:
+            return self._refuse(device, refused.reason, None, offer)
+        if settled is not None:
+            return settled
+        return Taken((self._voice.say(device, self._uploads.grant(device, offer, now)),))
+
+    def _proved(self, device: str, offer: OfferMessage) -> Sealed:
+        """Check that the device signed the whole body that is offered."""
+        envelope.check_proof(
+            offer.digest,
+            offer.sig,
+            kind=offer.of,
+            sender=device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            key_of=self._registry.key_of,
+        )
+        return Sealed(offer.of, device, b"", offer.digest, offer.sig)
+
+    def _chunk(self, sealed: Sealed, chunk: ChunkMessage) -> Taken:
+        device = sealed.sender
+        if not self._uploads.expects(device, chunk):
+            return self._late_chunk(device, chunk)
+        came = self._uploads.add(device, chunk, self._clock.monotonic())
+        if isinstance(came, Sealed):
+            return self._complete(came)
+        return Taken() if came is None else Taken((self._voice.say(device, came),))
+
+    def _complete(self, whole: Sealed) -> Taken:
+        """Every byte is here and is what was signed: go on as if it had come inline."""
+        if whole.body[:1] == bytes([messages.SEALED]):
+            raise Refused(Reason.CANNOT_OPEN, "a sealed body")
+        self.at_hand = AtHand(whole.sender, whole.kind, whole)
+        if self.is_set_aside(whole.sender, whole.digest):
+            raise Refused(Reason.INTERNAL, "set aside before")
+        update = codec.decode(UpdateMessage, whole.body, on_unknown=self._unknown)
+        self.at_hand = AtHand(whole.sender, whole.kind, whole, update)
+        return self._settling.update(whole, update, self._turn)
+
+    def _late_chunk(self, device: str, chunk: ChunkMessage) -> Taken:
+        """A chunk nobody waits for: its body is settled, or its grant is forgotten."""
+        if chunk.life and chunk.seq:
+            key = (chunk.life, chunk.seq)
+            row = self._store.row(device, key)
+            if row is not None and envelope.ref(row.digest) == chunk.id:
+                self.counts["REPLAYED"] += 1
+                if not self._guard.may_answer(device, Reason.EXPIRED, self._clock.monotonic()):
+                    return Taken()
+                return Taken((self._voice.receipt(device, key, row),))
+        raise Refused(Reason.EXPIRED, f"{device}: a chunk that nobody waits for")
+
+    # --- what perishes, and what is pulled
+
+    def _signal(self, sealed: Sealed, signal: SignalMessage) -> Taken:
+        """Take a piece of an answer that perishes; nothing is recorded, nothing is receipted."""
+        turn = wanted(self._turn)
+        if signal.run != turn.opened.run:
+            raise Refused(Reason.WRONG_RUN, f"run {signal.run}, now {turn.opened.run}")
+        if self._registry.is_quarantined(sealed.sender):
+            raise Refused(Reason.QUARANTINED, sealed.sender)
+        self._registry.check_one_life(sealed.sender)
+        return Taken(signal=self.signals.take(sealed.sender, signal))
+
+    def _have(self, sealed: Sealed, have: HaveMessage) -> Taken:
+        """Send the chunks of a common body that a device is missing, as its quota allows.
+
+        Raises:
+            Refused: QUOTA, or BUSY, where nothing may be sent now; or as ``missing`` says.
+        """
+        device, now = sealed.sender, self._clock.monotonic()
+        if not self._guard.may_pull(device, now):
+            self.counts["PULLS_DELAYED"] += 1
+            return Taken()
+        room = self._guard.room_for_download(device, now)
+        answers = self._serving.missing(device, have, now, room)
+        self._guard.downloaded(device, sum(len(answer.payload) for answer in answers), now)
+        return Taken(answers)

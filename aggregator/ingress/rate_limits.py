@@ -1,0 +1,194 @@
+"""How much one device may ask of us: token buckets, and answers that are no amplifier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """What one device may use.
+
+    Attributes:
+        control: Messages a minute that are neither chunks nor pieces of signals.
+        volume: Bytes an hour.
+        failures: Bad signatures a minute under its name, before it is ignored.
+        ignore: Seconds it is then ignored.
+        pulls: Requests for content a second that are answered; as many chunks' worth may burst.
+        download: Bytes of content that are sent to one device at once.
+        refill: Bytes a second by which that grows again.
+        downlink: Bytes of content a second that are sent to all devices together.
+    """
+
+    control: int = 60
+    volume: int = 8 * 1024 * 1024
+    failures: int = 5
+    ignore: float = 600.0
+    pulls: float = 1.0
+    download: int = 16 * 1024 * 1024
+    refill: float = 8 * 1024 * 1024 / 3600
+    downlink: float = 5_000_000.0
+
+
+FLEET = "_all"
+"""The key of the bucket that all devices share."""
+
+BURST = 4.0  # s of the fleet's downlink that may be sent at once
+
+_BULKY = frozenset(("chunk", "signal"))
+"""Kinds of which one answer has many: their bytes count, their number does not."""
+
+
+class TokenBuckets:
+    """Token buckets by key. A bucket nobody touched is full; the oldest are forgotten.
+
+    Example:
+        >>> two_a_minute = TokenBuckets(capacity=2, rate=2 / 60)
+        >>> [two_a_minute.take("meter-1", now=0.0) for _ in range(3)]
+        [True, True, False]
+        >>> two_a_minute.take("meter-1", now=30.0)
+        True
+    """
+
+    def __init__(self, capacity: float, rate: float, most: int = 65_536) -> None:
+        """Make empty books.
+
+        Args:
+            capacity: Tokens of a full bucket.
+            rate: Tokens a second.
+            most: Buckets remembered; a forgotten one counts as full.
+        """
+        self._capacity = capacity
+        self._rate = rate
+        self._most = most
+        self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    def resize(self, capacity: float, rate: float) -> None:
+        """Change what a bucket holds; what is in it stays, or what fits.
+
+        >>> bucket = TokenBuckets(capacity=5, rate=1)
+        >>> bucket.resize(capacity=1, rate=1)
+        >>> [bucket.take("meter-1", now=0.0) for _ in range(2)]
+        [True, False]
+        """
+        self._capacity, self._rate = capacity, rate
+
+    def take(self, key: Hashable, now: float, tokens: float = 1.0) -> bool:
+        """Take tokens if the bucket has them; False leaves it as it is."""
+        level, at = self._levels.get(key, (self._capacity, now))
+        level = min(self._capacity, level + max(0.0, now - at) * self._rate)
+        is_enough = level >= tokens
+        self._levels[key] = (level - tokens if is_enough else level, now)
+        self._levels.move_to_end(key)
+        while len(self._levels) > self._most:
+            self._levels.popitem(last=False)
+        return is_enough
+
+    def level(self, key: Hashable, now: float) -> float:
+        """Return the tokens of a bucket; negative where more was spent than it had."""
+        level, at = self._levels.get(key, (self._capacity, now))
+        return min(self._capacity, level + max(0.0, now - at) * self._rate)
+
+    def spend(self, key: Hashable, now: float, tokens: float) -> None:
+        """Take tokens even if the bucket has fewer; what is missing is made up for later.
+
+        >>> bucket = TokenBuckets(capacity=10, rate=1)
+        >>> bucket.spend("meter-1", now=0.0, tokens=12)
+        >>> bucket.level("meter-1", now=0.0), bucket.level("meter-1", now=5.0)
+        (-2.0, 3.0)
+        """
+        level = self.level(key, now)
+        self.take(key, now, 0.0)
+        self._levels[key] = (level - tokens, max(now, self._levels[key][1]))
+
+
+class RateLimiter:
+    """The books of one intake: who has used what, and who was answered when."""
+
+    def __init__(self, quotas: RateLimits) -> None:
+        """Open empty books."""
+        self._control = TokenBuckets(quotas.control, quotas.control / 60)
+        self._volume = TokenBuckets(quotas.volume, quotas.volume / 3600)
+        self._failures = TokenBuckets(quotas.failures, quotas.failures / 60)
+        self._pulls = TokenBuckets(8.0, quotas.pulls)
+        self._downloads = TokenBuckets(quotas.download, quotas.refill)
+        self._downlink = TokenBuckets(BURST * quotas.downlink, quotas.downlink)
+        self._minutely = TokenBuckets(1.0, 1 / 60)
+        self._hourly = TokenBuckets(1.0, 1 / 3600)
+        self._each_second = TokenBuckets(1.0, 1.0)
+        self._ignore = quotas.ignore
+        self._ignored: dict[str, float] = {}
+
+    def follow(self, quotas: RateLimits) -> None:
+        """Book by other quotas from now on; who is ignored stays so."""
+        self._control.resize(quotas.control, quotas.control / 60)
+        self._volume.resize(quotas.volume, quotas.volume / 3600)
+        self._downloads.resize(quotas.download, quotas.refill)
+        self._downlink.resize(BURST * quotas.downlink, quotas.downlink)
+
+    def is_ignored(self, device: str, now: float) -> bool:
+        """Whether so many bad signatures came under this name that nothing is looked at."""
+        until = self._ignored.get(device)
+        if until is not None and now >= until:
+            del self._ignored[device]
+        return device in self._ignored
+
+    def charge(self, device: str, kind: str, size: int, now: float) -> None:
+        """Book one message.
+
+        Raises:
+            Refused: QUOTA.
+        """
+        if kind not in _BULKY and not self._control.take(device, now):
+            raise Refused(Reason.QUOTA, f"{device}: too many messages")
+        if not self._volume.take(device, now, size):
+            raise Refused(Reason.QUOTA, f"{device}: too many bytes")
+
+    def failed(self, device: str, now: float) -> None:
+        """Book a bad signature; too many and the name is ignored for a while."""
+        if not self._failures.take(device, now):
+            self._ignored[device] = now + self._ignore
+
+    def may_pull(self, device: str, now: float) -> bool:
+        """Whether a request for content is answered now."""
+        return self._pulls.take(device, now)
+
+    def room_for_download(self, device: str, now: float) -> int:
+        """Return the bytes of content that may be sent to a device now.
+
+        Raises:
+            Refused: QUOTA where the device has used its own; BUSY where all devices together have.
+        """
+        own = self._downloads.level(device, now)
+        if own < CHUNK_LIMIT:
+            raise Refused(Reason.QUOTA, f"{device}: too many bytes fetched")
+        shared = self._downlink.level(FLEET, now)
+        if shared <= 0:
+            raise Refused(Reason.BUSY, "the fleet's downlink is used up")
+        return int(max(CHUNK_LIMIT, min(own, shared)))
+
+    def downloaded(self, device: str, size: int, now: float) -> None:
+        """Book bytes of content that are sent to a device."""
+        self._downloads.spend(device, now, size)
+        self._downlink.spend(FLEET, now, size)
+
+    def may_answer(self, device: str, reason: Reason, now: float) -> bool:
+        """Whether a refusal is said aloud: an answer must not be an amplifier.
+
+        Codes 1 to 6, QUOTA and INTERNAL once a minute per device, REVOKED once an hour, what only
+        tells of a chunk that came too late once a second; all others always.
+        """
+        if reason is Reason.REVOKED:
+            return self._hourly.take(device, now)
+        if reason in (Reason.QUOTA, Reason.INTERNAL):
+            return self._minutely.take((device, reason), now)
+        if reason <= Reason.BAD_SIGNATURE:
+            return self._minutely.take((device, None), now)
+        if reason in (Reason.EXPIRED, Reason.BAD_CHUNK):
+            return self._each_second.take(device, now)
+        return True

@@ -1,0 +1,129 @@
+"""What comes of a message: words that are sealed and said back, and what is handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aggregator.store.sequence_ledger import Key, LedgerRow
+from aggregator.store.types import JournalEntry
+from edge_sdk.wire.contract import method
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.wire.protocol.messages import (
+    ChunkMessage,
+    HaveMessage,
+    Message,
+    OfferMessage,
+    ReceiptMessage,
+)
+
+NO_SPACE_WAIT = 60_000  # ms
+LATER = 1_000  # ms
+MENDED = 900_000  # ms; before a mended version runs, it would be the same again
+
+_WAITS = {
+    Reason.NO_SPACE: NO_SPACE_WAIT,
+    Reason.PAUSED: NO_SPACE_WAIT,
+    Reason.QUOTA: NO_SPACE_WAIT,
+    Reason.SAY_HELLO: 0,
+    Reason.INTERNAL: MENDED,
+}
+
+
+class Reply(NamedTuple):
+    """One message to publish; retained only where it is a slot of the common model."""
+
+    topic: str
+    payload: bytes
+    retain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of a message. Whatever it was, it may be acknowledged to the broker now.
+
+    Attributes:
+        answers: What to publish, after the commit that they tell of.
+        entries: Updates that were journalled, for the fold; at most one.
+        member: Who came or went.
+        greeted: Who said hello and is to hear again what it should work on.
+        signal: An answer that perishes, whole.
+    """
+
+    answers: tuple[Reply, ...] = ()
+    entries: tuple[JournalEntry, ...] = ()
+    member: method.Member | None = None
+    greeted: str | None = None
+    signal: method.Signal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """In whose name is spoken, and to which fleet.
+
+    Attributes:
+        fleet: From the configuration; no message says it.
+        signer: The aggregator's online key.
+    """
+
+    fleet: str
+    signer: Signer
+
+    def say(self, device: str, message: Message) -> Reply:
+        """Seal a message for one device."""
+        payload = envelope.seal(
+            codec.encode(message),
+            kind=message.kind,
+            sender=AGGREGATOR,
+            recipient=device,
+            fleet=self.fleet,
+            signer=self.signer,
+        )
+        return Reply(topics.down(self.fleet, device, message.kind), payload)
+
+    def receipt(self, device: str, key: Key, row: LedgerRow) -> Reply:
+        """Seal the receipt of a number that is settled on disk."""
+        return self.say(device, receipt(key, row))
+
+
+def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
+    """Return what a device hears of a settled number: where it counts only if it does.
+
+    Example:
+        >>> said = receipt((2, 7), LedgerRow(bytes(32), Reason.LATE, run=1, round=4))
+        >>> said.life, said.seq, said.run, said.round
+        (2, 7, 0, 0)
+        >>> receipt((2, 7), LedgerRow(bytes(32), Reason.ACCEPTED, run=1, round=4)).round
+        4
+    """
+    life, seq = key
+    is_counted = row.code == Reason.ACCEPTED
+    return ReceiptMessage(
+        life=life,
+        seq=seq,
+        ref=envelope.ref(row.digest),
+        code=row.code,
+        run=row.run if is_counted else 0,
+        round=row.round if is_counted else 0,
+    )
+
+
+def subject(sealed: Sealed | None, said: Message | None) -> tuple[bytes | None, bytes | None]:
+    """Return what a refusal is about: a message, or a transfer by the id both ends know."""
+    if isinstance(said, OfferMessage):
+        return None, envelope.ref(said.digest)
+    if isinstance(said, (ChunkMessage, HaveMessage)):
+        return None, said.id
+    return (sealed.ref if sealed else None), None
+
+
+def pause(reason: Reason) -> int:
+    """Return how long a device should wait before it tries again, in milliseconds.
+
+    >>> pause(Reason.SAY_HELLO), pause(Reason.NO_SPACE), pause(Reason.MALFORMED)
+    (0, 60000, 1000)
+    """
+    return _WAITS.get(reason, LATER)

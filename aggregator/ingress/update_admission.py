@@ -1,0 +1,248 @@
+"""Numbered messages against the ledger: judged once, recorded, and receipted after (A2 to A5).
+
+What was settled is said again, whatever is open now; only a new number is judged. A final refusal
+is recorded like an update: the same number never gets two verdicts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from aggregator.ingress.admission_context import AdmissionContext, wanted
+from aggregator.ingress.clone_detector import SIGNS, CloneDetector
+from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import Taken, Voice
+from aggregator.store.sequence_ledger import (
+    Key,
+    Ledger,
+    LedgerRow,
+    Standing,
+    charged,
+    standing,
+    used,
+)
+from aggregator.store.types import PendingTask, Store
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.wire.contract import method
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol.admission_policy import admit_update
+from edge_sdk.wire.protocol.client_sampling import takes_part
+from edge_sdk.wire.protocol.envelope import Sealed
+from edge_sdk.wire.protocol.messages import HelloMessage, UpdateMessage
+
+logger = logging.getLogger(__name__)
+
+ROWS = 4096  # settled numbers kept for a device; beyond, it must say hello, which prunes
+
+
+class UpdateAdmission:
+    """The books: the store's ledgers and rows, and what shows that two processes write in one.
+
+    In memory are only signs of second processes and the last number of each device; what is lost
+    of them with a crash comes again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        *,
+        voice: Voice,
+        clock: Clock,
+        counts: Counter[str],
+    ) -> None:
+        """Begin without a suspicion.
+
+        Args:
+            store: Where every verdict goes.
+            registry: Who is shut out.
+            voice: Says receipts.
+            clock: Monotonic time of a sign.
+            counts: Where verdicts are counted.
+        """
+        self._store = store
+        self._registry = registry
+        self._voice = voice
+        self._clock = clock
+        self._counts = counts
+        self._last: dict[str, Key] = {}
+        self._twins = CloneDetector()
+
+    def greeted(self, device: str, hello: HelloMessage, ledger: Ledger) -> None:
+        """Save the ledger after a hello that changed it."""
+        self._store.save_ledger(device, ledger)
+        self._last.pop(device, None)
+        charged_so_far = ledger.spent if hello.lost else hello.spent
+        self._twins.greeted(device, life=hello.life, spent=charged_so_far)
+
+    def number(self, sealed: Sealed, key: Key, spent: int) -> Ledger | Taken:
+        """Return the ledger to judge with, or what settled the number already (A2, A3).
+
+        Args:
+            sealed: The whole message, or the proof of one that is offered.
+            key: Its number.
+            spent: Releases the device had charged with it.
+
+        Raises:
+            Refused: SAY_HELLO for an unknown life, or if too many numbers are kept; TWO_LIVES.
+        """
+        device = sealed.sender
+        self._registry.check_one_life(device)
+        before = self._store.ledger(device)
+        ledger = used(before, key[0])
+        row = self._store.row(device, key)
+        meaning = standing(ledger, key, sealed.digest, row)
+        if row is None:
+            self._watch(device, key, spent)
+        if meaning is Standing.NEW:
+            self._make_room(device, before, ledger)
+            return charged(ledger, spent)
+        if meaning is Standing.UNKNOWN_LIFE:
+            raise Refused(Reason.SAY_HELLO, f"{device}: life {key[0]} is not known here")
+        if ledger != before:
+            self._store.save_ledger(device, ledger)
+        if meaning is Standing.REPEAT and row is not None:
+            return self.repeat(device, key, row)
+        code = Reason.CLOSED
+        if meaning is Standing.FORK:
+            self._registry.quarantine(device, f"FORK: two bodies under number {key}")
+            code = Reason.FORK
+        self._counts[code.name] += 1
+        return Taken((self._voice.receipt(device, key, LedgerRow(sealed.digest, code, 0, 0)),))
+
+    def update(self, sealed: Sealed, update: UpdateMessage, turn: AdmissionContext | None) -> Taken:
+        """Judge a whole update and record the judgement; inline and in chunks end here.
+
+        Args:
+            sealed: What proves it.
+            update: What it says.
+            turn: What is open now.
+
+        Raises:
+            Refused: Nothing was recorded: PAUSED, or as ``number`` says.
+        """
+        device, key = sealed.sender, (update.life, update.seq)
+        ledger = self.number(sealed, key, update.spent)
+        if isinstance(ledger, Taken):
+            return ledger
+        now = wanted(turn)
+        row = LedgerRow(sealed.digest, Reason.ACCEPTED, update.run, update.round)
+        try:
+            self._check_sender(device, ledger, now)
+            admitted = admit_update(
+                update, sender=device, limits=now.limits, round_state=now.opened
+            )
+            if not now.keeps(update.round):
+                raise Refused(  # noqa: TRY301 - one place records
+                    Reason.TOO_STALE, f"round {update.round}, kept from {now.oldest} on"
+                )
+            if now.is_personal:
+                check_asked(update, device, self._store.asked(device, now.opened.run))
+        except Refused as refused:
+            return self.refuse(device, ledger, key, replace(row, code=refused.reason))
+        row, entry = self._store.append(device, ledger, key, row, compact(admitted))
+        taken = self._told(device, key, row)
+        return taken if entry is None else replace(taken, entries=(entry,))
+
+    def set_aside(self, sealed: Sealed, update: UpdateMessage) -> Taken:
+        """Settle an update whose handling met a defect, without looking at it again.
+
+        Raises:
+            Refused: As ``number`` says.
+        """
+        key = (update.life, update.seq)
+        ledger = self.number(sealed, key, update.spent)
+        if isinstance(ledger, Taken):
+            return ledger
+        row = LedgerRow(sealed.digest, Reason.INTERNAL, update.run, update.round)
+        return self.refuse(sealed.sender, ledger, key, row)
+
+    def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> Taken:
+        """Record a final refusal and tell it."""
+        self._store.refuse(device, ledger, key, row)
+        return self._told(device, key, row)
+
+    def repeat(self, device: str, key: Key, row: LedgerRow) -> Taken:
+        """Say again how a number was settled."""
+        self._counts["REPLAYED"] += 1
+        return Taken((self._voice.receipt(device, key, row),))
+
+    def _told(self, device: str, key: Key, row: LedgerRow) -> Taken:
+        """Count what was recorded just now, and receipt it."""
+        self._counts[Reason(row.code).name] += 1
+        self._note_gap(device, key)
+        return Taken((self._voice.receipt(device, key, row),))
+
+    def _make_room(self, device: str, before: Ledger, ledger: Ledger) -> None:
+        if self._store.held(device) >= ROWS and ledger != before:
+            self._store.save_ledger(device, ledger)  # a new life in use prunes
+        if self._store.held(device) >= ROWS:
+            raise Refused(Reason.SAY_HELLO, f"{device} holds {ROWS} numbers")
+
+    def _watch(self, device: str, key: Key, spent: int) -> None:
+        """Look for a second process under this identity.
+
+        Raises:
+            Refused: TWO_LIVES; from now on nothing of either process counts.
+        """
+        life = key[0]
+        signs = self._twins.outlived(device, life=life, spent=spent, now=self._clock.monotonic())
+        if not signs:
+            return
+        self._counts["OUTLIVED"] += 1
+        told = {"device": device, "life": life, "signs": f"{signs} of {SIGNS}"}
+        logger.warning(
+            "an image was restored, or two processes use one identity %s", fields(**told)
+        )
+        if signs >= SIGNS:
+            self._twins.forget(device)
+            self._registry.part(device, f"life {life} goes on behind newer ones")
+            self._registry.check_one_life(device)
+
+    def _check_sender(self, device: str, ledger: Ledger, turn: AdmissionContext) -> None:
+        if self._registry.is_quarantined(device):
+            raise Refused(Reason.QUARANTINED, device)
+        if turn.releases is not None and ledger.spent > turn.releases:
+            raise Refused(Reason.BUDGET_SPENT, f"{device}: {ledger.spent} releases")
+        if turn.cohort is not None and not takes_part(turn.cohort, device, turn.share):
+            raise Refused(Reason.NOT_IN_COHORT, device)
+
+    def _note_gap(self, device: str, key: Key) -> None:
+        """Gaps in the numbers mean nothing for learning; a rising count means loss (A7)."""
+        life, seq = self._last.get(device, (key[0], 0))
+        if key[0] == life and key[1] > seq + 1:
+            self._counts["SEQ_GAPS"] += 1
+        self._last[device] = max(key, (life, seq))
+
+
+def check_asked(update: UpdateMessage, device: str, asked: PendingTask | None) -> None:
+    """Refuse an update that is not of the task its device was given last.
+
+    A repeat under another number goes on, to be receipted as TWICE_IN_ROUND.
+
+    Raises:
+        Refused: LATE.
+    """
+    due = None if asked is None else (asked.round, asked.base)
+    if due != (update.round, update.base):
+        said = f"round {update.round} of version {update.base}"
+        raise Refused(Reason.LATE, f"{device} answers {said}, asked was {due}")
+
+
+def compact(update: method.Update) -> method.Update:
+    """Keep the vector in float32 where that loses nothing: it is what a device sent.
+
+    >>> wide = method.Update("meter-1", 1, 0, np.array([0.5, 2.0]))
+    >>> str(compact(wide).vector.dtype)
+    'float32'
+    >>> third = method.Update("meter-1", 1, 0, np.array([1 / 3]))
+    >>> compact(third) is third
+    True
+    """
+    single = np.asarray(update.vector, np.float32)
+    return replace(update, vector=single) if np.array_equal(single, update.vector) else update

@@ -1,0 +1,1 @@
+"""Asynchronous methods: FedAsync and FedBuff."""

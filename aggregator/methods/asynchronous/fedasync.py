@@ -1,0 +1,167 @@
+"""FedAsync and FedBuff: their settings, and how a full buffer moves the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from aggregator.methods.asynchronous.buffered import Buffered, Buffering, Fire, Fired, buffered
+from aggregator.methods.asynchronous.staleness import Discount, constant, hinge, polynomial
+from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.parameters import Behind, Factor, Prox, Rate, Steps, task
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.rules import Rows, Rule
+from aggregator.rules.weights import uniform
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between, SchemaError
+
+Form = Literal["constant", "polynomial", "hinge"]
+
+
+@dataclass(frozen=True, slots=True)
+class FedAsync:
+    """Every answer moves the model at once, by less the staler it is.
+
+    Attributes:
+        steps: Local steps of a task.
+        rate: Their learning rate.
+        prox: Weight of half the squared distance to the received model.
+        alpha: Share of a fresh answer in the next model.
+        discount: How staleness lowers it: not at all, by a power, or by a hinge.
+        power: Of ``polynomial``: ``(1 + behind)^-power``.
+        slope: Of ``hinge``, behind its grace.
+        grace: Of ``hinge``: so many versions behind still count in full.
+        max_staleness: Answers from farther behind are refused.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    prox: Prox = 0.005
+    alpha: Annotated[float, Between(1e-6, 1.0)] = 0.6
+    discount: Form = "polynomial"
+    power: Factor = 0.5
+    slope: Factor = 10.0
+    grace: Behind = 4
+    max_staleness: Behind = 16
+
+    def bound(self, rounds: Rounds) -> Buffering:
+        """Return the family's settings for these numbers."""
+        discount = discount_of(self.discount, self.power, self.slope, self.grace)
+        values = task(self.steps, self.rate, prox=self.prox)
+        return Buffering(discount, self.max_staleness, rounds, values)
+
+
+@dataclass(frozen=True, slots=True)
+class FedBuff:
+    """So many answers (``run.quorum``) move the model together, each discounted by its staleness.
+
+    A rule other than the mean makes it robust: it sees the discounted differences of a full buffer.
+
+    Attributes:
+        steps: Local steps of a task.
+        rate: Their learning rate.
+        server_rate: Length of the server's step.
+        discount: As in FedAsync.
+        power: As in FedAsync.
+        slope: As in FedAsync.
+        grace: As in FedAsync.
+        max_staleness: As in FedAsync.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+    discount: Form = "polynomial"
+    power: Factor = 0.5
+    slope: Factor = 10.0
+    grace: Behind = 4
+    max_staleness: Behind = 16
+
+    def bound(self, rounds: Rounds) -> Buffering:
+        """Return the family's settings for these numbers."""
+        discount = discount_of(self.discount, self.power, self.slope, self.grace)
+        return Buffering(discount, self.max_staleness, rounds, task(self.steps, self.rate))
+
+
+def discount_of(form: Form, power: float, slope: float, grace: int) -> Discount:
+    """Return the named discount; the other forms' parameters are not looked at."""
+    if form == "polynomial":
+        return polynomial(power)
+    return hinge(slope, grace) if form == "hinge" else constant()
+
+
+def fedasync(setup: Setup) -> Half[Buffered]:
+    """Return FedAsync's server half.
+
+    Raises:
+        SchemaError: A quorum other than 1: every answer is a firing of its own; or something that it
+            has no use for.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    if setup.rounds.quorum != 1:
+        raise SchemaError(
+            "run.quorum", "1, for every answer moves the model", str(setup.rounds.quorum)
+        )
+    return buffered(mixing(setup.settings.alpha), setup.settings.bound(setup.rounds))
+
+
+def fedbuff(setup: Setup) -> Half[Buffered]:
+    """Return FedBuff's server half.
+
+    Raises:
+        SchemaError: A buffer too small for the rule's liars: it must hold ``2 f + 3``; or something
+            that it has no use for.
+    """
+    has_no_use(setup, "weighting", "share")
+    liars = getattr(setup.rule, "f", 0)
+    if liars and setup.rounds.enough < 2 * liars + 3:
+        raise SchemaError(
+            "run.quorum", f"at least {2 * liars + 3} for f = {liars}", str(setup.rounds.enough)
+        )
+    settings: FedBuff = setup.settings
+    return buffered(stepping(setup.rule, settings.server_rate), settings.bound(setup.rounds))
+
+
+def mixing(alpha: float) -> Fire:
+    """Mix: ``(1 - alpha s) w + alpha s w_i`` for the one answer in the buffer.
+
+    Reference:
+        Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019 (arXiv 1903.03934).
+    """
+
+    def fire(state: Buffered, factors: Mapping[str, float]) -> Fired:
+        ((name, theirs),) = state.pending.items()
+        share = alpha * factors[name]
+        w = (1.0 - share) * state.w + share * np.asarray(theirs, np.float64)
+        lengths = {name: float(np.linalg.norm(theirs))}
+        step = float(np.linalg.norm(w - state.w))
+        return Fired(w, state.memory, {"norms": lengths, "weights": {name: share}, "step": step})
+
+    return fire
+
+
+def stepping(rule: Rule, rate: float) -> Fire:
+    """Step along what a rule makes of the discounted differences, each counting 1 / K.
+
+    Divided by how many there are and not by their discounts: a stale buffer moves the model less.
+
+    Reference:
+        Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022.
+    """
+
+    def fire(state: Buffered, factors: Mapping[str, float]) -> Fired:
+        rows = Rows.of({name: factors[name] * state.pending[name] for name in factors})
+        verdict = rule(rows, uniform(len(rows)), state.memory)
+        report = {
+            "norms": dict(zip(rows.ids, map(float, rows.norms()), strict=True)),
+            "weights": dict(verdict.weights),
+            "dropped": dict(verdict.dropped),
+            "step": float(np.linalg.norm(verdict.value)),
+            **verdict.report,
+        }
+        return Fired(state.w - rate * verdict.value, verdict.memory, report)
+
+    return fire

@@ -1,0 +1,154 @@
+"""AFL: the model that is good for the worst mixture of clients, not for their average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.averaging.simplex import onto_simplex
+from aggregator.methods.base.averaging import Averaged, Averaging, Claims, Rounds, averaging
+from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.server_optim import sgd
+from aggregator.methods.base.types import Setup, has_no_use
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between
+
+Vector64 = NDArray[np.float64]
+Weights = Mapping[str, float]
+
+_WEIGHT = "weight-"  # of a client, among what the half keeps
+_AVERAGE = "average"
+
+
+@dataclass(frozen=True, slots=True)
+class AFL:
+    """Local steps; clients whose loss is high come to count more.
+
+    The loss is the mean over a device's steps; with one step, that of the model it received. It is
+    the client's own word, so this is no shield against liars: all that is done is to cap it.
+
+    Attributes:
+        steps: Local steps a round. With 1 and plain descent it is the paper's gradient step.
+        rate: Their learning rate.
+        server_rate: Length of the server's step (with ``rate``, the paper's gamma_w).
+        weight_rate: Length of the step of the weights (the paper's gamma_q); 0 keeps them equal.
+        loss_cap: A reported loss counts at most so many times the median of its round.
+        output: What is published when the run is over: the ``average`` of the models after every
+            round, as the theorem wants it, or the ``last``.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+    weight_rate: Rate = 0.01
+    loss_cap: Annotated[float, Between(1.0, 1e6)] = 10.0
+    output: Literal["average", "last"] = "average"
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        values = task(self.steps, self.rate)
+        return Averaging(sgd(self.server_rate), rounds, values, Agnostic(rounds, self))
+
+
+def afl(setup: Setup) -> Half[Averaged]:
+    """Return AFL's server half.
+
+    Raises:
+        Misfit: The run names a rule or a weighting, which would not weigh as AFL does.
+    """
+    has_no_use(setup, "rule", "weighting")
+    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Agnostic(Claims):
+    """AFL's weights: a point of the simplex over all clients that have ever answered.
+
+    Attributes:
+        settings: How the weights move.
+    """
+
+    settings: AFL
+
+    def shares(self, state: Averaged, ids: tuple[str, ...]) -> Vector64:
+        """Return the weights of those who answered, as parts of what they have together.
+
+        Where they have none at all the model stays, and only the weights move.
+        """
+        weights = joined(_weights(state.kept), ids)
+        own = np.array([weights[name] for name in ids])
+        return own / own.sum() if own.sum() > 0.0 else own
+
+    def keep(self, state: Averaged, w: Vector64) -> Mapping[str, Any]:
+        """Return the next weights, and the average of the models so far."""
+        ids = tuple(sorted(state.pending))
+        weights = joined(_weights(state.kept), ids)
+        losses = capped([state.losses.get(name, 0.0) for name in ids], self.settings.loss_cap)
+        gain = dict(zip(ids, map(float, losses), strict=True))
+        moved = ascended(weights, gain, self.settings.weight_rate)
+        kept = {_WEIGHT + name: np.array(weight) for name, weight in moved.items()}
+        before = state.kept.get(_AVERAGE, w)
+        return {**kept, _AVERAGE: before + (w - before) / (state.version + 1)}
+
+    def final(self, state: Averaged) -> Vector64:
+        """Return the average of all models, or the last."""
+        if self.settings.output == "last" or _AVERAGE not in state.kept:
+            return state.w
+        average: Vector64 = state.kept[_AVERAGE]
+        return average
+
+
+def joined(weights: Weights, ids: Sequence[str]) -> dict[str, float]:
+    """Return the weights with whoever is new, each with an equal part of the whole.
+
+    >>> joined({}, ["a", "b"])
+    {'a': 0.5, 'b': 0.5}
+    >>> joined({"a": 0.75, "b": 0.25}, ["b", "c", "d"])
+    {'a': 0.375, 'b': 0.125, 'c': 0.25, 'd': 0.25}
+    """
+    new = [name for name in ids if name not in weights]
+    number = len(weights) + len(new)
+    old = {name: weight * len(weights) / number for name, weight in weights.items()}
+    return dict(sorted((old | dict.fromkeys(new, 1.0 / number)).items()))
+
+
+def capped(losses: Sequence[float], most: float) -> Vector64:
+    """Return losses of at most ``most`` times their median; none below 0.
+
+    >>> capped([1.0, 2.0, 0.5], 10.0).tolist(), capped([1.0, 2.0, 1e30], 10.0).tolist()
+    ([1.0, 2.0, 0.5], [1.0, 2.0, 20.0])
+    """
+    told = np.maximum(np.asarray(losses, np.float64), 0.0)
+    short: Vector64 = np.minimum(told, most * np.median(told))
+    return short
+
+
+def ascended(weights: Weights, losses: Weights, rate: float) -> dict[str, float]:
+    """Return the weights after one projected step up the losses.
+
+    Who was absent said nothing and gains nothing: over a random cohort that is the paper's
+    stochastic gradient.
+
+    >>> third = dict.fromkeys("abc", 1 / 3)
+    >>> moved = ascended(third, {"a": 1.0, "b": 2.0, "c": 0.5}, 0.1)
+    >>> [round(weight, 8) for weight in moved.values()]
+    [0.31666667, 0.41666667, 0.26666667]
+
+    Reference:
+        Mohri, Sivek and Suresh, Agnostic Federated Learning, ICML 2019, algorithm 1.
+    """
+    names = sorted(weights)
+    raised = np.array([weights[name] + rate * losses.get(name, 0.0) for name in names])
+    return dict(zip(names, map(float, onto_simplex(raised)), strict=True))
+
+
+def _weights(kept: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name.removeprefix(_WEIGHT): float(weight)
+        for name, weight in kept.items()
+        if name.startswith(_WEIGHT)
+    }

@@ -1,0 +1,196 @@
+"""NbAFL and UDP: averaging what devices have bounded and made noisy, by the papers' calibration.
+
+The noise of an upload is the device's own (its mechanism draws and books it). What the server adds
+is NbAFL's noise on the way down, and UDP's shorter plan. Both are labels of noise levels, not
+guarantees: see ``edge_sdk.shared_math.paper_noise``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.averaging.replayable_noise import SECRET_BYTES, normal
+from aggregator.methods.base.averaging import Averaged, Averaging, Claims, Rounds, averaging
+from aggregator.methods.base.parameters import Count, Length, Rate, Steps, task
+from aggregator.methods.base.server_optim import Moments, ServerOptimiser, sgd
+from aggregator.methods.base.types import Setup
+from edge_sdk.shared_math.paper_noise import nbafl_downlink
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between, SchemaError
+
+Vector64 = NDArray[np.float64]
+Entropy = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class NbAFL:
+    """Devices bound their weights and add noise; the server adds more where theirs does not do.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        bound_weights: Euclidean length to which a device shortens its weights (the paper's C).
+        epsilon: The paper's epsilon, for the noise of the downlink.
+        delta: The paper's delta.
+        samples: The fewest samples of any device, as the operator knows it (the paper's m).
+        uploads: How often one device will upload (the paper's L).
+        downlink: Whether the server adds its noise.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    bound_weights: Length = 20.0
+    epsilon: Annotated[float, Between(1e-3, 1e6)] = 30.0
+    delta: Annotated[float, Between(1e-12, 0.5)] = 1e-5
+    samples: Count = 1000
+    uploads: Count = 1
+    downlink: bool = True
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        values = task(self.steps, self.rate, bound=self.bound_weights)
+        return Averaging(sgd(1.0), rounds, values, weights=True)
+
+    def sigma(self, rounds: Rounds) -> float:
+        """Return the noise that is added to every published model."""
+        if not self.downlink or rounds.limit is None:
+            return 0.0
+        return nbafl_downlink(
+            self.epsilon,
+            self.delta,
+            clip=self.bound_weights,
+            samples=self.samples,
+            uploads=self.uploads,
+            rounds=rounds.limit,
+            clients=rounds.quorum,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UDP:
+    """Devices bound their update and add noise for a planned number of rounds.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: Length of the server's step.
+        bound_update: Euclidean length to which a device shortens its update (the paper's C).
+        crd: Discount the plan: where the loss did not fall, fewer rounds are left. A device's noise
+            is calibrated before the run and stays; a shorter run spends less of its budget.
+        factor: By which the plan is discounted.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+    bound_update: Length = 1.0
+    crd: bool = False
+    factor: Annotated[float, Between(0.01, 1.0)] = 0.9
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        values = task(self.steps, self.rate, bound=self.bound_update)
+        scheme = Discounted(rounds, self.factor) if self.crd else None
+        return Averaging(sgd(self.server_rate), rounds, values, scheme)
+
+
+def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
+    """Return NbAFL's server half.
+
+    Args:
+        setup: What it is made of.
+        entropy: Where the secret of the downlink's noise comes from, once a run.
+
+    Raises:
+        SchemaError: No planned number of rounds, which the downlink's noise depends on.
+    """
+    settings: NbAFL = setup.settings
+    if settings.downlink and setup.rounds.limit is None:
+        raise SchemaError("run.rounds", "missing; the noise of the downlink depends on it")
+    bound = settings.bound(setup.rounds)
+    sigma = settings.sigma(setup.rounds)
+    optimiser = noising(bound.optimiser, sigma, entropy)
+    return averaging(setup.rule, replace(bound, optimiser=optimiser))
+
+
+def udp(setup: Setup) -> Half[Averaged]:
+    """Return UDP's server half.
+
+    Raises:
+        SchemaError: A plan to be discounted, but none.
+    """
+    if setup.settings.crd and setup.rounds.limit is None:
+        raise SchemaError("run.rounds", "missing; run.settings.crd discounts it")
+    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+
+
+def noising(inner: ServerOptimiser, sigma: float, entropy: Entropy) -> ServerOptimiser:
+    """Return an optimiser that adds Gaussian noise to every model it makes.
+
+    The noise comes from a secret that the operating system gives once and the moments keep: a
+    journal folded again, or a model said again, has the same bits. With ``sigma`` 0 nothing is
+    added and nothing kept.
+
+    >>> quiet = noising(sgd(1.0), 0.5, lambda size: bytes(size))
+    >>> moments = quiet.init(np.zeros(2))
+    >>> one, after = quiet.update(np.zeros(2), np.zeros(2), moments)
+    >>> again, _ = quiet.update(np.zeros(2), np.zeros(2), moments)
+    >>> other, _ = quiet.update(np.zeros(2), np.zeros(2), after)
+    >>> bool((one == again).all()), bool((one == other).any())
+    (True, False)
+    """
+    if sigma == 0.0:
+        return inner
+
+    def init(w: Vector64) -> Moments:
+        secret = np.frombuffer(entropy(SECRET_BYTES), np.uint8).astype(np.float64)
+        return {**inner.init(w), "secret": secret, "draws": np.zeros(1)}
+
+    def update(w: Vector64, delta: Vector64, moments: Moments) -> tuple[Vector64, Moments]:
+        secret = moments["secret"].astype(np.uint8).tobytes()
+        draws = int(moments["draws"][0])
+        moved, after = inner.update(w, delta, moments)
+        noisy = moved + sigma * normal(secret, draws, len(moved))
+        kept = {"secret": moments["secret"], "draws": moments["draws"] + 1.0}
+        return noisy, {**after, **kept}
+
+    return ServerOptimiser(init, update)
+
+
+@dataclass(frozen=True, slots=True)
+class Discounted(Claims):
+    """Communication-rounds discounting: a plan that shrinks where the loss does not fall.
+
+    The loss is the median of the reported ones; a majority of liars could end a run early, and do
+    nothing else by it. The first author's published code discounts by ``ceil(factor * plan)`` after
+    every round whose mean loss is not below that of the round before; so does this, from the
+    second round on. Where no loss is told (with a mechanism at its updates no device tells one)
+    the plan stays.
+
+    Attributes:
+        factor: By which the plan is discounted.
+    """
+
+    factor: float
+
+    def keep(self, state: Averaged, w: Vector64) -> Mapping[str, Any]:
+        """Return the plan, and the loss to compare the next with."""
+        del w
+        plan = float(state.kept.get("plan", np.array(self.rounds.limit or math.inf)))
+        before = float(state.kept.get("loss", np.array(math.inf)))
+        told = [state.losses[name] for name in sorted(state.losses)]
+        loss = float(np.median(told)) if told else before
+        if told and before < math.inf and loss >= before:
+            plan = max(math.ceil(self.factor * plan), state.version + 1)
+        return {"plan": np.array(plan), "loss": np.array(loss)}
+
+    def is_over(self, version: int, kept: Mapping[str, Any]) -> bool:
+        """Whether the plan, as discounted, has been carried out."""
+        return version >= float(kept["plan"])

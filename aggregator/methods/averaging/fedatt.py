@@ -1,0 +1,224 @@
+"""FedAtt and FedDA: attention in the place of a rule.
+
+Neither withstands a liar: whoever sends the largest difference is attended to most (see
+``aggregator.methods.averaging.attention_weights``). A run of them takes no rule beside their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.averaging.attention_weights import (
+    Matrix,
+    Slices,
+    Vector64,
+    attend,
+    shared_slices,
+    towards,
+)
+from aggregator.methods.base.averaging import Averaged, Averaging, Rounds, averaging
+from aggregator.methods.base.parameters import Rate, Share, Steps, task
+from aggregator.methods.base.server_optim import sgd
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRows
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Length, Matches, SchemaError
+
+Label = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
+UNLISTED = "unlisted"
+"""The cluster of every client that no cluster names."""
+
+
+@dataclass(frozen=True, slots=True)
+class FedAtt:
+    """Local steps; each layer of the model moves most towards the answer that is farthest from it.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: Length of the server's step (the paper's epsilon, 1.0 to 1.2).
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class FedDA:
+    """As FedAtt inside clusters of clients, then across the clusters' models.
+
+    Clusters are named by the operator, from what is known of the sites anyway. The authors cluster
+    by weekly traffic profiles and pre-train a quasi-global model on them, for which every client
+    gives its averaged readings away; no mechanism here covers that release. Here nothing of the
+    kind crosses the wire. Who has such averages may train a bundle on them beforehand and set
+    ``quasi = "start"``: the model that the run starts from is then the quasi-global one, and every
+    step also pulls towards it.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: Length of both of the server's steps (the paper's epsilon).
+        clusters: Client ids by cluster; who is named in none is in a cluster ``unlisted``.
+        quasi: What the quasi-global model is: none (``off``), or the one the run starts from.
+        rho: Weight of the pull towards it.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+    clusters: Mapping[str, Members] = field(default_factory=dict)
+    quasi: Literal["off", "start"] = "off"
+    rho: Share = 0.1
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers; the step's length is in the rule."""
+        return Averaging(sgd(1.0), rounds, task(self.steps, self.rate))
+
+
+def fedatt(setup: Setup) -> Half[Averaged]:
+    """Return FedAtt's server half.
+
+    Raises:
+        SchemaError: The run names a rule or a weighting.
+    """
+    has_no_use(setup, "rule", "weighting")
+    return averaging(attentive(slices_of(setup)), setup.settings.bound(setup.rounds))
+
+
+def fedda(setup: Setup) -> Half[Averaged]:
+    """Return FedDA's server half.
+
+    Raises:
+        SchemaError: The run names a rule or a weighting, or a client is named in two clusters.
+    """
+    has_no_use(setup, "rule", "weighting")
+    settings: FedDA = setup.settings
+    labels = labelled(settings.clusters)
+    rho = settings.rho if settings.quasi == "start" else 0.0
+    rule = clustered(slices_of(setup), labels, epsilon=settings.server_rate, rho=rho)
+    return averaging(rule, settings.bound(setup.rounds))
+
+
+def slices_of(setup: Setup) -> Slices:
+    """Return where the layers lie; without a layout the vector is one layer."""
+    return (slice(None),) if setup.spec is None else shared_slices(setup.spec)
+
+
+def labelled(clusters: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return every named client's cluster.
+
+    >>> labelled({"north": ("a", "b"), "south": ("c",)})
+    {'a': 'north', 'b': 'north', 'c': 'south'}
+
+    Raises:
+        SchemaError: A cluster's name is no plain word, or a client is in two.
+    """
+    out: dict[str, str] = {}
+    for label in sorted(clusters):
+        if not Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}").admits(label):
+            raise SchemaError("run.settings.clusters", "names of letters, digits, - and _", label)
+        for client in clusters[label]:
+            if client in out:
+                raise SchemaError("run.settings.clusters", "each client in one cluster", client)
+            out[client] = label
+    return out
+
+
+def attentive(slices: Slices) -> Rule:
+    """Return FedAtt's aggregation in the place of a rule."""
+
+    def decide(
+        rows: Rows, _shares: NDArray[np.float64], memory: Memory = NOTHING, /
+    ) -> RuleVerdict:
+        if not len(rows):
+            raise TooFewRows(needed=1, got=0)
+        step, shares = attend(_matrix(rows), slices)
+        return RuleVerdict(step, _average(rows.ids, shares), memory=memory)
+
+    return decide
+
+
+def clustered(
+    slices: Slices, labels: Mapping[str, str], *, epsilon: float, rho: float = 0.0
+) -> Rule:
+    """Return FedDA's aggregation in the place of a rule.
+
+    Every cluster keeps a model u of its own, the first time the common one. From the answers of its
+    clients ``u <- u - epsilon (sum_i a_i (u - w_i) + rho b (u - w^q))``, layer by layer, and from
+    the clusters heard in this round ``w <- w - epsilon (sum_c a_c (w - u_c) + rho b (w - w^q))``.
+    With one cluster there is nothing to attend across, and w is its model: without the pull that is
+    FedAtt.
+
+    What it remembers is relative to the common model, so that a rule that sees only differences can
+    work with it: where each cluster's model lies, and how far the model has strayed from its start.
+
+    Reference:
+        Zhang et al., Dual Attention-Based Federated Learning for Wireless Traffic Prediction,
+        INFOCOM 2021. Checked against the authors' published code: the same two attentions, the same
+        softmax over layers. There the clusters' models are never carried over to the next round
+        (each starts from the quasi-global model every time); here they are, as the paper has it.
+    """
+    several = len(set(labels.values())) > 1
+
+    def decide(
+        rows: Rows, _shares: NDArray[np.float64], memory: Memory = NOTHING, /
+    ) -> RuleVerdict:
+        if not len(rows):
+            raise TooFewRows(needed=1, got=0)
+        groups = _groups(rows.ids, labels)
+        strayed = memory.get("strayed", np.zeros(rows.values.shape[1]))
+        values, weights = _matrix(rows), dict[str, float]()
+        moved: dict[str, Vector64] = {}
+        for label in sorted(groups):
+            at = memory.get(f"cluster-{label}", np.zeros_like(strayed))
+            step, shares = attend(values[groups[label]] + at, slices)
+            weights |= _average(tuple(rows.ids[i] for i in groups[label]), shares)
+            moved[label] = at - epsilon * (step + rho * towards(at, -strayed, slices))
+        across = several or len(groups) > 1
+        value = _across(moved, strayed, slices, epsilon, rho) if across else -_only(moved)
+        kept = {
+            name: where + value for name, where in memory.items() if name.startswith("cluster-")
+        }
+        kept |= {f"cluster-{label}": where + value for label, where in moved.items()}
+        return RuleVerdict(value, weights, memory={**kept, "strayed": strayed - value})
+
+    return decide
+
+
+def _across(
+    moved: Mapping[str, Vector64], strayed: Vector64, slices: Slices, epsilon: float, rho: float
+) -> Vector64:
+    step, _ = attend(np.stack([-moved[label] for label in sorted(moved)]), slices)
+    return epsilon * (step + rho * towards(strayed, np.zeros_like(strayed), slices))
+
+
+def _only(moved: Mapping[str, Vector64]) -> Vector64:
+    (where,) = moved.values()
+    return where
+
+
+def _groups(ids: tuple[str, ...], labels: Mapping[str, str]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for number, name in enumerate(ids):
+        groups.setdefault(labels.get(name, UNLISTED), []).append(number)
+    return groups
+
+
+def _matrix(rows: Rows) -> Matrix:
+    return np.asarray(rows.values, np.float64)
+
+
+def _average(ids: tuple[str, ...], shares: Matrix) -> dict[str, float]:
+    """Return what each client counted, averaged over the layers."""
+    return dict(zip(ids, map(float, shares.mean(axis=0)), strict=True))

@@ -1,0 +1,88 @@
+"""FedGRU and Fed-NTP: FedAvg with a recurrent model and a random part of the clients in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from aggregator.methods.base.averaging import Averaged, Averaging, Rounds, averaging
+from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.server_optim import sgd
+from aggregator.methods.base.types import Setup
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.contract.parameter_layout import Layer
+from edge_sdk.wire.schema import SchemaError
+
+LEAST_SHARE = 0.1
+GATES: Mapping[str, int] = MappingProxyType({"gru": 3, "lstm": 4})
+"""Blocks of a recurrent layer's weights: the shipped models of cells call theirs ``body``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """As FedAvg; ``run.share`` says which part of the clients a round draws, from 0.1 to 1.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        server_rate: What share of the average difference the server takes over.
+    """
+
+    steps: Steps = 4
+    rate: Rate = 1e-3
+    server_rate: Rate = 1.0
+
+    def bound(self, rounds: Rounds) -> Averaging:
+        """Return the family's settings for these numbers."""
+        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
+
+
+def fedgru(setup: Setup) -> Half[Averaged]:
+    """Return FedGRU's server half: the model has GRU layers.
+
+    Raises:
+        SchemaError: It has none, or the share is below 0.1.
+
+    Reference:
+        Liu et al., Privacy-Preserving Traffic Flow Prediction: A Federated Learning Approach, IEEE
+        Internet of Things Journal 2020.
+    """
+    return _averaging(setup, "gru")
+
+
+def fedntp(setup: Setup) -> Half[Averaged]:
+    """Return Fed-NTP's server half: the model has LSTM layers (two of 64 in the paper).
+
+    Raises:
+        SchemaError: It has none, or the share is below 0.1.
+
+    Reference:
+        Sepasgozar and Pierre, Fed-NTP: A Federated Learning Algorithm for Network Traffic
+        Prediction in VANET, IEEE Access 2022.
+    """
+    return _averaging(setup, "lstm")
+
+
+def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
+    layers = () if setup.spec is None else setup.spec.layers
+    if layers and not any(_is(layer, one) for one in layers):
+        names = tuple(one.name for one in layers)
+        raise SchemaError("run.bundle", f"a model with a layer {layer!r}", ", ".join(names)[:60])
+    if setup.share < LEAST_SHARE:
+        raise SchemaError("run.share", f"from {LEAST_SHARE} to 1", str(setup.share))
+    return averaging(setup.rule, setup.settings.bound(setup.rounds))
+
+
+def _is(layer: str, one: Layer) -> bool:
+    """Whether a part of the model is named so, or has the gates of such a layer.
+
+    >>> _is("gru", Layer("body.weight_hh_l0", (192, 64), 0))
+    True
+    >>> _is("lstm", Layer("body.weight_hh_l0", (192, 64), 0))
+    False
+    """
+    if layer in one.name.split("."):
+        return True
+    is_square = len(one.shape) == 2 and one.shape[0] == GATES[layer] * one.shape[1]
+    return ".weight_hh_l" in one.name and is_square

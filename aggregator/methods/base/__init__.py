@@ -1,0 +1,1 @@
+"""What the server halves share: types, the averaging engine, quorums and server optimisers."""

@@ -1,0 +1,133 @@
+"""Who is whose neighbour: from public coordinates and a distance, or from a list of pairs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.graph.sites import Site as Place
+from aggregator.graph.sites import adjacency, distances
+from edge_sdk.wire.schema import SchemaError
+
+Site = tuple[float, float]
+"""Latitude and longitude in degrees."""
+
+Pairs = frozenset[tuple[str, str]]
+_SITES, _PAIRS = ["client", "latitude", "longitude"], ["client", "neighbour"]
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourGraph:
+    """Which clients are neighbours, by name.
+
+    Attributes:
+        pairs: Each pair once, in order of name.
+    """
+
+    pairs: Pairs = frozenset()
+
+    def among(self, ids: Sequence[str]) -> NDArray[np.bool_]:
+        """Return who of some clients is whose neighbour, symmetric, shape ``(n, n)``.
+
+        >>> NeighbourGraph(frozenset({("a", "c")})).among(["a", "b", "c"]).astype(int).tolist()
+        [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
+        """
+        place = {name: i for i, name in enumerate(ids)}
+        out = np.zeros((len(ids), len(ids)), np.bool_)
+        for one, other in self.pairs:
+            if one in place and other in place:
+                i, j = place[one], place[other]
+                out[i, j] = out[j, i] = True
+        return out
+
+
+def haversine(one: Site, other: Site) -> float:
+    """Return the great-circle distance of two sites in km.
+
+    >>> round(haversine((0.0, 0.0), (0.0, 180.0)), 3)  # half around
+    20015.114
+    >>> round(haversine((40.0, -105.0), (40.0, -105.1)), 3)
+    8.518
+    """
+    return float(distances([Place(*one), Place(*other)])[0, 1])
+
+
+def within(sites: Mapping[str, Site], threshold: float | None = None) -> NeighbourGraph:
+    """Return whose sites lie at most so many km from each other; two at one place are none.
+
+    Args:
+        sites: By client.
+        threshold: In km; None is the median distance of all pairs.
+
+    Example:
+        >>> line = {"a": (0.0, 0.0), "b": (0.0, 1.0), "c": (0.0, 3.0)}
+        >>> sorted(within(line).pairs)
+        [('a', 'b'), ('b', 'c')]
+        >>> sorted(within(line, 150.0).pairs)
+        [('a', 'b')]
+    """
+    names = sorted(sites)
+    near = adjacency(distances([Place(*sites[name]) for name in names]), threshold)
+    return paired((names[i], names[j]) for i, j in np.argwhere(near))
+
+
+def paired(pairs: Iterable[tuple[str, str]]) -> NeighbourGraph:
+    """Return the neighbourhood of some pairs, in either order, said once or twice.
+
+    >>> sorted(paired([("b", "a"), ("a", "b"), ("c", "c")]).pairs)
+    [('a', 'b')]
+    """
+    return NeighbourGraph(frozenset((min(p), max(p)) for p in pairs if p[0] != p[1]))
+
+
+def read(path: Path, threshold: float | None = None) -> NeighbourGraph:
+    """Read a CSV with a header: ``client,latitude,longitude``, or ``client,neighbour``.
+
+    Raises:
+        SchemaError: It cannot be read, has another header, or a line that does not fit.
+    """
+    try:
+        lines = list(csv.reader(path.read_text("utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SchemaError(
+            "run.settings.neighbours", "a CSV that can be read", str(error)
+        ) from error
+    head, rows = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
+    if head == _SITES:
+        return within({row[0]: _site(row, path) for row in rows}, threshold)
+    if head != _PAIRS:
+        said = f"a first line {','.join(_SITES)} or {','.join(_PAIRS)} in {path.name}"
+        raise SchemaError("run.settings.neighbours", said, repr(",".join(head)))
+    if threshold is not None:
+        raise SchemaError(
+            "run.settings.threshold", "none, for pairs have no distance", f"{threshold}"
+        )
+    if any(len(row) != len(_PAIRS) for row in rows):
+        raise SchemaError("run.settings.neighbours", "two names a line", path.name)
+    return paired((row[0], row[1]) for row in rows)
+
+
+def checked(client: str, site: Site) -> Site:
+    """Return a site that is one.
+
+    Raises:
+        SchemaError: Degrees beyond a pole or the date line.
+    """
+    if not (abs(site[0]) <= 90.0 and abs(site[1]) <= 180.0):
+        said = "latitude from -90 to 90 and longitude from -180 to 180"
+        raise SchemaError(f"run.settings.sites.{client}", said, str(list(site)))
+    return site
+
+
+def _site(row: list[str], path: Path) -> Site:
+    try:
+        client, latitude, longitude = row
+        return checked(client, (float(latitude), float(longitude)))
+    except ValueError as error:
+        said = f"a name and two numbers a line in {path.name}"
+        raise SchemaError("run.settings.neighbours", said, repr(",".join(row))) from error

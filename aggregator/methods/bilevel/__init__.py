@@ -1,0 +1,1 @@
+"""Bilevel optimisation on a graph: BiG-FL."""

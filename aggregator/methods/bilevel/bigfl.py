@@ -1,0 +1,244 @@
+"""BiG-FL: what a run may choose, and what it makes of the half of two levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.base.geo_neighbours import Site, checked, read, within
+from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.methods.bilevel.bilevel import Bilevel, Levels, bilevel
+from edge_sdk.shared_math.bilevel_map import Basis, Diagonal, LowRank, MapBlock
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.protocol.messages import BODY_LIMIT, HEADER_LIMIT
+from edge_sdk.wire.schema import Between, SchemaError
+
+Weight = Annotated[float, Between(0.0, 1e9)]
+Rounds = Annotated[int, Between(1, 2**31 - 1)]
+Near = Callable[[tuple[str, ...]], NDArray[np.bool_]]
+Products = Annotated[int, Between(1, 1000)]
+
+WIDEST: Final = 2048
+"""Numbers of a model up to which its map may be any matrix."""
+
+_OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
+_SOLVERS = {"conjugate": 0.0, "neumann": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class BiGFL:
+    """Bilevel learning on a graph: a model for each device, and a learned map between neighbours.
+
+    A device's model is drawn to what the map makes of its neighbours' models. The map is learned so
+    that models of neighbours point the same way under it and others do not. Nothing here resists a
+    device that lies.
+
+    Attributes:
+        steps: Local steps a round (tau).
+        rate: Their learning rate.
+        optimiser: Of the steps: plain ones as in the paper, the bundle's, or Adam.
+        smooth: Weight of the squared distance of a device's model from what its neighbourhood is
+            mapped to (lambda of the lower level).
+        ridge: Weight of a model's own squared length (kappa).
+        map: Which form the map has: any matrix (``full``, up to 2048 shared numbers, and with what
+            is sent within 8 MiB), a scale for each number (``diagonal``), the identity plus a
+            ``low_rank`` matrix, or any matrix of the ``last_layer`` only.
+        rank: Of the low rank.
+        map_rate: Step of the map. 0 leaves it the identity: plain smoothing over the graph.
+        map_pull: Weight of the map's squared distance from the identity (lambda of the upper one).
+        strangers: How many devices that are no neighbours count for each, drawn anew each round.
+        solver: How devices solve for what the map's step needs: by ``conjugate`` gradients, by a
+            ``neumann`` series, or not at all (``first_order``): the server takes the slope itself,
+            and a round is one question instead of two.
+        iterations: Products with a device's curvature it may take to solve.
+        damping: Added to the curvature (delta).
+        tolerance: Part of the slope's length that may be left unsolved.
+        neumann_step: Step of the series; left out, devices find one.
+        curvature: What the slope is divided by instead, where nothing is solved.
+        windows: Minibatches over which a device measures its curvature.
+        coupled: How often devices solve again with what their neighbours found (for tests and small
+            fleets): 0 as in the paper; each time is a question more.
+        sites: Public coordinates by device id: latitude and longitude in degrees. Without these and
+            ``neighbours`` all devices are neighbours, and nobody is a stranger.
+        neighbours: The same from a CSV with the first line ``client,latitude,longitude``; or pairs
+            with the first line ``client,neighbour``. Relative to the configuration.
+        threshold: Devices at most so many km apart are neighbours; left out: the median distance.
+        stale_after: Rounds that the last weights of a silent device count.
+    """
+
+    steps: Steps = 5
+    rate: Rate = 1e-2
+    optimiser: Literal["sgd", "bundle", "adam"] = "sgd"
+    smooth: Weight = 0.1
+    ridge: Weight = 1e-3
+    map: Literal["diagonal", "low_rank", "last_layer", "full"] = "diagonal"
+    rank: Annotated[int, Between(1, 256)] = 8
+    map_rate: Rate = 1e-2
+    map_pull: Weight = 1.0
+    strangers: Annotated[int, Between(0, 100_000)] = 10
+    solver: Literal["conjugate", "neumann", "first_order"] = "conjugate"
+    iterations: Products = 10
+    damping: Weight = 1e-3
+    tolerance: Annotated[float, Between(0.0, 1.0)] = 1e-3
+    neumann_step: Annotated[float, Between(1e-9, 1e9)] | None = None
+    curvature: Annotated[float, Between(1e-9, 1e9)] = 1.0
+    windows: Annotated[int, Between(1, 64)] = 1
+    coupled: Annotated[int, Between(0, 5)] = 0
+    sites: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    neighbours: str | None = None
+    threshold: Annotated[float, Between(1e-6, 20_038.0)] | None = None
+    stale_after: Rounds = 5
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself, with the key at fault."""
+        if self.sites and self.neighbours is not None:
+            raise ValueError("neighbours: expected none beside sites, for both say who is near")
+        if self.threshold is not None and not (self.sites or self.neighbours is not None):
+            raise ValueError("threshold: expected none without sites or neighbours")
+        if self.map_rate * self.map_pull >= 2.0:
+            raise ValueError(
+                f"map_rate: expected less than 2 over map_pull, or the map swings ever farther "
+                f"from the identity, got {self.map_rate:g}"
+            )
+        if self.coupled and self.solver == "first_order":
+            raise ValueError("coupled: expected 0 where devices solve nothing (first_order)")
+
+    @property
+    def max_staleness(self) -> int:
+        """Answers that began from an older version than silent devices count are refused."""
+        return self.stale_after
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The graphs that devices need for these numbers."""
+        solves = self.map_rate > 0.0 and self.solver != "first_order"
+        return ("gradient", "hvp") if solves else ("gradient",)
+
+    def near(self, folder: Path) -> Near:
+        """Return what tells who of some devices is whose neighbour.
+
+        Raises:
+            SchemaError: Coordinates that are none, or a file that does not fit.
+        """
+        if self.neighbours is not None:
+            return read(folder / self.neighbours, self.threshold).among
+        if not self.sites:
+            return everybody
+        sites: dict[str, Site] = {k: checked(k, site) for k, site in self.sites.items()}
+        return within(sites, self.threshold).among
+
+    def bound(self, setup: Setup, near: Near) -> Levels:
+        """Return the half's settings."""
+        drawn = {"smooth": self.smooth, "ridge": self.ridge}
+        values = task(self.steps, self.rate, optimiser=_OPTIMISERS[self.optimiser], **drawn)
+        solving = {
+            "solver": _SOLVERS.get(self.solver, 0.0),
+            "iterations": float(self.iterations),
+            "damping": self.damping,
+            "tolerance": self.tolerance,
+            "curvature": self.curvature,
+            "batches": float(self.windows),
+            **drawn,
+        }
+        if self.neumann_step is not None:
+            solving["step"] = self.neumann_step
+        return Levels(
+            setup.rounds,
+            near,
+            values,
+            solving,
+            self._first(setup),
+            smooth=self.smooth,
+            ridge=self.ridge,
+            damping=self.damping,
+            map_rate=self.map_rate,
+            map_pull=self.map_pull,
+            strangers=self.strangers,
+            solve="server" if self.solver == "first_order" else "device",
+            curvature=self.curvature,
+            outer=self.coupled,
+            stale_after=self.stale_after,
+            seed=setup.seed,
+        )
+
+    def _first(self, setup: Setup) -> Callable[[int], Basis]:
+        """Return what makes the identity in the map's form, for a model's width."""
+        if self.map == "diagonal":
+            return lambda width: Diagonal(np.ones(width))
+        if self.map == "low_rank":
+            return lambda width: _low_rank(width, self.rank, setup.seed)
+        if self.map == "full":
+            return lambda width: MapBlock(np.eye(width))
+        begin, side = last_layer(setup.spec) if setup.spec is not None else (0, 1)
+        return lambda _width: MapBlock(np.eye(side), begin)
+
+
+def bigfl(setup: Setup) -> Half[Bilevel]:
+    """Return BiG-FL's server half.
+
+    Raises:
+        SchemaError: Neighbours that cannot be read; a map too large to be learned or sent; or something
+            that the method has no use for.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    settings: BiGFL = setup.settings
+    if setup.spec is not None:
+        _check_size(settings, setup.spec)
+    return bilevel(settings.bound(setup, settings.near(setup.folder)))
+
+
+def everybody(ids: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return that all are neighbours.
+
+    >>> everybody(("a", "b")).tolist()
+    [[False, True], [True, False]]
+    """
+    return ~np.eye(len(ids), dtype=np.bool_)
+
+
+def last_layer(spec: ParamSpec) -> tuple[int, int]:
+    """Return where in the shared vector the last module's numbers begin, and how many they are.
+
+    >>> layers = [("body.weight", (3,)), ("head.weight", (2,)), ("head.bias", (1,))]
+    >>> last_layer(ParamSpec.of(layers))
+    (3, 3)
+    """
+    shared = [layer for layer in spec.layers if layer.name in spec.shared_names]
+    module = shared[-1].name.rpartition(".")[0]
+    side = 0
+    for layer in reversed(shared):
+        if layer.name.rpartition(".")[0] != module:
+            break
+        side += layer.size
+    return spec.shared_size - side, side
+
+
+def _low_rank(width: int, rank: int, seed: int) -> LowRank:
+    """Return the identity: U is zero, and V drawn, or neither would ever move."""
+    rng = np.random.Generator(np.random.Philox(key=seed % 2**64))
+    drawn = rng.standard_normal((width, rank)) / np.sqrt(width)
+    return LowRank(np.zeros((width, rank)), drawn)
+
+
+def _check_size(settings: BiGFL, spec: ParamSpec) -> None:
+    """Refuse a map that is too large.
+
+    Raises:
+        SchemaError: It is.
+    """
+    width = spec.shared_size
+    side = {"full": width, "last_layer": last_layer(spec)[1]}.get(settings.map, 0)
+    if side > WIDEST:
+        said = f"a smaller form: any matrix of {side} numbers has too many (at most {WIDEST})"
+        raise SchemaError("run.settings.map", said, repr(settings.map))
+    numbers = {"diagonal": width, "low_rank": 2 * settings.rank * width}.get(settings.map, side**2)
+    if 4 * (numbers + 2 * width) > BODY_LIMIT - HEADER_LIMIT:
+        said = f"a smaller form: {4 * numbers} bytes cannot be sent to a device at once"
+        raise SchemaError("run.settings.map", said, repr(settings.map))

@@ -1,0 +1,209 @@
+"""What BiG-FL's server minimises, and how its slope reaches the map: the arithmetic of a round.
+
+Models are rows of ``theta (n, d)``; ``L`` is the graph's normalised adjacency with self-loops, and
+``H = L theta phi`` is what is compared: neighbours should point the same way, others should not.
+The map phi is learned through what devices would make of their models under another one, for which
+each of them solves ``(Hessian + delta I) q = p``.
+
+Everything is float64, and nothing of shape ``(d, d)`` is made that phi is not itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.shared_math.bilevel_map import Basis, Slopes, total
+
+Matrix = NDArray[np.float64]
+
+SHORTEST = 1e-8
+"""A vector counts as at least so long when an angle is measured."""
+
+
+def normalised(adjacent: NDArray[np.bool_] | Matrix) -> Matrix:
+    """Return ``D^-1/2 (A + I) D^-1/2``, where D are the degrees with the self-loop.
+
+    Who has no neighbour keeps its own model: 1 on the diagonal. (The paper calls this matrix a
+    Laplacian.)
+
+    >>> normalised(np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])).round(4).tolist()
+    [[0.5, 0.4082, 0.0], [0.4082, 0.3333, 0.4082], [0.0, 0.4082, 0.5]]
+    """
+    looped = np.asarray(adjacent, np.float64) + np.eye(len(adjacent))
+    roots = 1.0 / np.sqrt(looped.sum(axis=1))
+    graph: Matrix = roots[:, None] * looped * roots[None, :]
+    return graph
+
+
+def sampled(near: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Matrix:
+    """Return how much each counts as a stranger of each: rows sum to 1, or to 0 without strangers.
+
+    Args:
+        near: Who is whose neighbour, symmetric, shape ``(n, n)``.
+        count: Strangers drawn for each, uniformly and none twice; all, where there are fewer.
+        rng: Of the draws.
+
+    Example:
+        >>> near = np.zeros((3, 3), bool)
+        >>> near[0, 1] = near[1, 0] = near[1, 2] = near[2, 1] = True
+        >>> sampled(near, 10, np.random.default_rng(0)).tolist()
+        [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+    out = np.zeros(near.shape)
+    for i, row in enumerate(near):
+        strange = np.flatnonzero(~row & (np.arange(len(near)) != i))
+        if len(strange) > count:
+            strange = rng.choice(strange, count, replace=False)
+        out[i, strange] = 1.0 / max(len(strange), 1)
+    return out
+
+
+def draws(seed: int, version: int) -> np.random.Generator:
+    """Return the randomness of one round's strangers; asked again, it is the same."""
+    key = hashlib.sha256(f"bigfl {seed} {version}".encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+
+class Likeness(NamedTuple):
+    """How like neighbours are, and how unlike strangers.
+
+    Attributes:
+        neighbours: ``1/n sum_i sum_(j near i) 1 - cos(H_i, H_j)``.
+        strangers: ``1/n sum_i mean_j max(0, cos(H_i, H_j))``.
+        slope: Of their sum in H, shape ``(n, d)``.
+    """
+
+    neighbours: float
+    strangers: float
+    slope: Matrix
+
+
+def likeness(h: Matrix, near: NDArray[np.bool_], strange: Matrix) -> Likeness:
+    """Return the embedding loss of the upper level.
+
+    Args:
+        h: Embeddings, shape ``(n, d)``.
+        near: Who is whose neighbour, shape ``(n, n)``.
+        strange: As ``sampled`` returns it.
+
+    Example:
+        >>> near = np.array([[False, True], [True, False]])
+        >>> told = likeness(np.eye(2), near, np.zeros((2, 2)))
+        >>> told.neighbours, told.slope.tolist()
+        (1.0, [[0.0, -1.0], [-1.0, 0.0]])
+    """
+    n = len(h)
+    length = np.sqrt(np.sum(h * h, axis=1, keepdims=True))
+    unit = h / np.maximum(length, SHORTEST)
+    cosine = unit @ unit.T
+    gap = np.where(near, 1.0 - cosine, 0.0).sum() / n
+    told = (strange * np.maximum(cosine, 0.0)).sum() / n
+    weights = (strange * (cosine > 0.0) - near) / n
+    pull = (weights + weights.T) @ unit
+    turning = pull - np.sum(pull * unit, axis=1, keepdims=True) * unit
+    slope = np.where(length > SHORTEST, turning, pull) / np.maximum(length, SHORTEST)
+    return Likeness(float(gap), float(told), slope)
+
+
+class Upper(NamedTuple):
+    """The upper level's loss at some models and a map.
+
+    Attributes:
+        value: The whole loss.
+        likeness: Its first two terms.
+        p: Its slope in the models, shape ``(n, d)``.
+        slopes: Its slope in the map's numbers, models held.
+    """
+
+    value: float
+    likeness: Likeness
+    p: Matrix
+    slopes: Slopes
+
+
+def upper(
+    theta: Matrix,
+    graph: Matrix,
+    basis: Basis,
+    near: NDArray[np.bool_],
+    *,
+    strange: Matrix,
+    pull: float = 1.0,
+) -> Upper:
+    """Return the upper level's loss and its slopes.
+
+    Args:
+        theta: Models, shape ``(n, d)``.
+        graph: As ``normalised`` returns it.
+        basis: The map phi.
+        near: Who is whose neighbour.
+        strange: As ``sampled`` returns it.
+        pull: Weight of ``|phi - I|² / 2`` (u).
+    """
+    mixed = graph @ theta
+    told = likeness(basis.forth(mixed), near, strange)
+    value = told.neighbours + told.strangers + 0.5 * pull * basis.excess()
+    slopes = total((1.0, basis.slopes(mixed, told.slope)), (pull, basis.excess_slopes()))
+    return Upper(value, told, graph.T @ basis.back(told.slope), slopes)
+
+
+def off(mixed: Matrix, theta: Matrix, basis: Basis) -> Matrix:
+    """Return how far models are from where graph and map put them, ``(L theta) phi - theta``."""
+    return basis.forth(mixed) - theta
+
+
+def crossed(
+    mixed: Matrix, theta: Matrix, own: Matrix, basis: Basis, *, q: Matrix, weight: float
+) -> Slopes:
+    """Return ``sum_i d/dphi <grad_theta g_i, q_i>``: what a map changes in what devices want.
+
+    Only the graph's term of g_i knows the map: ``s/2 |r_i|²`` with ``r_i = (c_i + L_ii theta_i)
+    phi - theta_i``, whose slope in theta_i is ``s r_i (L_ii phi' - I)``.
+
+    Args:
+        mixed: ``c_i + L_ii theta_i``, shape ``(n, d)``.
+        theta: Models, shape ``(n, d)``.
+        own: ``L_ii``, shape ``(n,)``.
+        basis: The map.
+        q: What devices have solved, shape ``(n, d)``.
+        weight: s.
+
+    Example:
+        >>> from edge_sdk.shared_math.bilevel_map import Diagonal
+        >>> one = np.ones((1, 1))
+        >>> phi, q = Diagonal(np.ones(1)), -6 / 7 * one
+        >>> crossed(3 * one, 2 * one, np.zeros(1), phi, q=q, weight=2.0)
+        {'scale': array([5.14285714])}
+    """
+    rest = off(mixed, theta, basis)
+    tilted = own[:, None] * basis.forth(q) - q
+    first, second = basis.slopes(mixed, tilted), basis.slopes(own[:, None] * q, rest)
+    return total((weight, first), (weight, second))
+
+
+def hypergradient(slopes: Slopes, crossed_by: Slopes) -> Slopes:
+    """Return the slope of the upper loss in the map, with what the models make of it."""
+    return total((1.0, slopes), (-1.0, crossed_by))
+
+
+def coupled(p: Matrix, q: Matrix, graph: Matrix, basis: Basis, weight: float) -> Matrix:
+    """Return what devices solve next where each one's model moves its neighbours' too.
+
+    A model enters its neighbours' loss through ``c``; the slope of the game's solution is
+    ``J' q = p`` with blocks ``s L_ij phi (L_ii phi' - I)`` beside the diagonal. This is one step of
+    the block-Jacobi iteration: ``p_j - sum_(i != j) s L_ij q_i (L_ii phi - I) phi'``.
+
+    Args:
+        p: Slope of the upper loss in the models, shape ``(n, d)``.
+        q: What devices solved last.
+        graph: As ``normalised`` returns it.
+        basis: The map.
+        weight: s.
+    """
+    tilted = basis.back(np.diag(graph)[:, None] * basis.forth(q) - q)
+    beside = graph - np.diag(np.diag(graph))
+    return p - weight * beside.T @ tilted

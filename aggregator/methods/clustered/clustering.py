@@ -1,0 +1,201 @@
+"""Clients sorted into clusters: what a run of many centres keeps, and what a round makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.latest_update_rounds import LatestUpdates
+from aggregator.methods.clustered.kmeans import (
+    Moved,
+    distances,
+    draws,
+    farthest,
+    moved,
+    nearest,
+    plus_plus,
+)
+from aggregator.rules import Memory, Rule
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """What a run of this kind is.
+
+    Attributes:
+        count: K, how many centres.
+        rounds: When a round ends.
+        values: Numbers of every task, as the contract names them.
+        first: Numbers of the tasks before the centres have moved.
+        seeding: Whether the first answers seed the centres; else all stay at the first model.
+        reseed_after: An empty cluster begins anew after so many rounds; None keeps it for ever.
+        stale_after: Rounds that a silent client's weights count.
+        newcomer: What a client without a cluster begins with: the average of all, or the centre of
+            the largest cluster.
+        scale: What each number counts in a distance, shape ``(P,)``; None counts all alike.
+        seed: Of the draws that seed the centres.
+    """
+
+    count: int
+    rounds: Rounds
+    values: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, float] = field(default_factory=dict)
+    seeding: bool = True
+    reseed_after: int | None = 2
+    stale_after: int = 5
+    newcomer: Literal["average", "largest"] = "average"
+    scale: Matrix | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Centres(LatestUpdates):
+    """The server's state; ``w`` is the average over clients of their centres.
+
+    Attributes:
+        centres: Shape ``(K, P)``; all the first model until they are seeded.
+        empty: For how many rounds nobody belonged to each centre, shape ``(K,)``.
+        seeded: Whether the centres were placed.
+        seed: Of the draws that place them; kept, because the configured one may change.
+        labels: The cluster that each client belongs to.
+        memories: What each cluster's rule remembers, by its label.
+    """
+
+    centres: Matrix
+    empty: NDArray[np.int64]
+    seeded: bool
+    seed: int = 0
+    labels: Mapping[str, int] = field(default_factory=dict)
+    memories: Mapping[str, Memory] = field(default_factory=dict)
+
+    @property
+    def clusters(self) -> dict[str, tuple[str, ...]]:
+        """Who belongs to which cluster, of those whose weights count; empty ones too."""
+        members: dict[str, list[str]] = {str(number): [] for number in range(len(self.centres))}
+        for name in sorted(frozenset(self.labels) & frozenset(self.held)):
+            members[str(self.labels[name])].append(name)
+        return {label: tuple(names) for label, names in members.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """What a round makes of the centres, and who belongs where.
+
+    Attributes:
+        state: With centres, labels and average in place; round and version are as before.
+        moved: What the M-step did.
+        begun: Clusters that began anew, each with the client it was placed at.
+    """
+
+    state: Centres
+    moved: Moved
+    begun: Mapping[str, str]
+
+
+def fitted(state: Centres, rule: Rule, settings: Clustering) -> Fit:
+    """Seed if it is the first time; then one E-step, one M-step, and what became of empty ones."""
+    state = state if state.seeded else _seeded(state, settings)
+    names = sorted(state.held)
+    points = [state.held[name] for name in names]
+    found = nearest(points, state.centres, settings.scale)
+    labels = dict(zip(names, map(int, found), strict=True))
+    held = {name: state.held[name] for name in names}
+    made = moved(rule, held, labels, state.centres, state.memories)
+    sizes = np.bincount(found, minlength=settings.count)
+    state = replace(
+        state,
+        centres=made.centres,
+        memories=made.memories,
+        labels={**state.labels, **labels},
+        empty=np.where(sizes > 0, 0, state.empty + 1),
+    )
+    state, begun = _reseeded(state, settings)
+    return Fit(replace(state, w=_average(state)), made, begun)
+
+
+def _seeded(state: Centres, settings: Clustering) -> Centres:
+    """Place the centres at some of the first answers, whoever came first."""
+    names = sorted(state.held)
+    points = [state.held[name] for name in names]
+    drawn = draws(state.seed, state.version, settings.count)
+    chosen = plus_plus(points, drawn, settings.scale)
+    placed = np.stack([points[number].astype(np.float64) for number in chosen])
+    return replace(state, centres=placed, seeded=True)
+
+
+def _reseeded(state: Centres, settings: Clustering) -> tuple[Centres, dict[str, str]]:
+    """Place clusters anew that were empty too long, each at the client farthest from its centre.
+
+    That client belongs to the new cluster at once; whom it left counts it one last time.
+    """
+    begun: dict[str, str] = {}
+    if settings.reseed_after is None:
+        return state, begun
+    names = sorted(state.held)
+    points = [state.held[name] for name in names]
+    for number in np.flatnonzero(state.empty >= settings.reseed_after):
+        labels = np.array([state.labels[name] for name in names], np.intp)
+        found = farthest(points, labels, state.centres, settings.scale)
+        if found is None:
+            break
+        state = _begun(state, int(number), names[found])
+        begun[str(number)] = names[found]
+    return state, begun
+
+
+def _begun(state: Centres, number: int, client: str) -> Centres:
+    centres, empty = state.centres.copy(), state.empty.copy()
+    centres[number], empty[number] = state.held[client], 0
+    labels = {name: at for name, at in state.labels.items() if at != number}  # of the absent
+    memories = {label: kept for label, kept in state.memories.items() if label != str(number)}
+    return replace(
+        state,
+        centres=centres,
+        empty=empty,
+        labels={**labels, client: number},
+        memories=memories,
+    )
+
+
+def _average(state: Centres) -> Matrix:
+    """Return the average over clients of their centres: what is announced as the common model."""
+    labels = np.array([state.labels[name] for name in sorted(state.held)], np.intp)
+    sizes = np.bincount(labels, minlength=len(state.centres))
+    total = np.zeros_like(state.w)
+    for size, centre in zip(sizes, state.centres, strict=True):
+        total = total + (size / len(labels)) * centre
+    return total
+
+
+def report_of(before: Centres, fit: Fit, settings: Clustering) -> dict[str, Any]:
+    """Return what is worth telling about a round; plain values only, for a page or JSON."""
+    state = fit.state
+    return {
+        "clusters": {label: list(names) for label, names in state.clusters.items()},
+        "changed": sorted(
+            name for name, at in before.labels.items() if state.labels.get(name, at) != at
+        ),
+        "reseeded": dict(fit.begun),
+        "kept": dict(fit.moved.kept),
+        "spread": _spread(state, settings),
+        "weights": dict(fit.moved.weights),
+        "dropped": dict(fit.moved.dropped),
+        "step": float(np.linalg.norm(state.w - before.w)),
+    }
+
+
+def _spread(state: Centres, settings: Clustering) -> dict[str, float]:
+    """Return every cluster's mean squared distance from its centre."""
+    out = {}
+    for label, names in state.clusters.items():
+        centre = state.centres[int(label)][None]
+        squares = distances([state.held[name] for name in names], centre, settings.scale)
+        out[label] = float(np.mean(squares)) if names else 0.0
+    return out

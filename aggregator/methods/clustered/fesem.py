@@ -1,0 +1,107 @@
+"""FeSEM: what a run may choose, and what it makes of the multi-centre half."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from aggregator.methods.averaging.fedatt import slices_of
+from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.methods.clustered.clustering import Centres, Clustering
+from aggregator.methods.clustered.kmeans import layered
+from aggregator.methods.clustered.multicentre import multicentre
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between, SchemaError
+
+Count = Annotated[int, Between(1, 256)]
+Rounds = Annotated[int, Between(1, 2**31 - 1)]
+Pull = Annotated[float, Between(0.0, 5e8)]  # a task's ``prox`` is twice as much
+
+
+@dataclass(frozen=True, slots=True)
+class FeSEM:
+    """Multi-centre learning: devices are sorted by their weights, each cluster has a model.
+
+    A rule other than the mean decides inside each cluster. It does not protect the sorting: a liar
+    that sends something far enough takes a centre for itself.
+
+    Attributes:
+        centres: How many clusters (K); at most as many as answers make a round.
+        steps: Local steps a round.
+        rate: Their learning rate.
+        first_steps: Local steps of the first round, whose weights seed the centres: a pass over a
+            device's windows. Devices may refuse more than 64 (``accept.max_steps``).
+        mu: Weight of the squared distance to the centre in a device's loss (lambda).
+        seeding: Where centres begin: at some of the first answers, far from each other
+            (``kmeans++``); or all at the first model (``common``): everybody is in one cluster
+            in the first round, and the other centres wait at the first model.
+        empty: A centre that nobody belongs to stays where it is; ``reseed`` places it at the
+            device farthest from its own after a while, ``keep`` never does.
+        reseed_after: Rounds in a row that a cluster is empty before it is placed anew.
+        stale_after: Rounds that the last weights of a silent device count.
+        distance: Between weights: over all numbers alike (``plain``), or of each layer's mean
+            square (``layers``), so that large layers do not outweigh small ones.
+        newcomer: What a device that comes later begins with: the ``average`` over all devices, or
+            the centre of the ``largest`` cluster.
+    """
+
+    centres: Count = 3
+    steps: Steps = 5
+    rate: Rate = 1e-3
+    first_steps: Steps = 50
+    mu: Pull = 0.01
+    seeding: Literal["kmeans++", "common"] = "kmeans++"
+    empty: Literal["reseed", "keep"] = "reseed"
+    reseed_after: Rounds = 2
+    stale_after: Rounds = 5
+    distance: Literal["plain", "layers"] = "plain"
+    newcomer: Literal["average", "largest"] = "average"
+
+    @property
+    def max_staleness(self) -> int:
+        """Answers that began from an older version than silent devices count are refused."""
+        return self.stale_after
+
+    def bound(self, setup: Setup) -> Clustering:
+        """Return the half's settings. A device pulls by half its ``prox``: hence twice ``mu``."""
+        by_layers = self.distance == "layers"
+        return Clustering(
+            self.centres,
+            setup.rounds,
+            task(self.steps, self.rate, prox=2.0 * self.mu),
+            task(self.first_steps, self.rate, prox=2.0 * self.mu),
+            seeding=self.seeding == "kmeans++",
+            reseed_after=self.reseed_after if self.empty == "reseed" else None,
+            stale_after=self.stale_after,
+            newcomer=self.newcomer,
+            scale=layered(slices_of(setup)) if by_layers and setup.spec is not None else None,
+            seed=setup.seed,
+        )
+
+
+def fesem(setup: Setup) -> Half[Centres]:
+    """Return FeSEM's server half.
+
+    Reference:
+        Xie et al., Multi-Center Federated Learning, 2020 (arXiv 2005.01026). Only its abstract and
+        introduction were to hand; seeding, empty clusters and silent devices are our reading.
+
+    Raises:
+        SchemaError: More centres than the answers of a round can be sorted to, each centre with as many
+            as the rule needs; a trusted device, which belongs to one cluster only; or something
+            that the method has no use for.
+    """
+    has_no_use(setup, "weighting", "share")
+    settings: FeSEM = setup.settings
+    if getattr(getattr(setup.rule, "settings", None), "root", None) is not None:
+        said = "a rule without a trusted device, which is in one cluster only"
+        raise SchemaError("run.rule.name", said, repr(getattr(setup.rule, "name", "")))
+    each, rows = int(getattr(setup.rule, "least", 1)), setup.rounds.enough
+    if settings.centres * each > rows:
+        needs = f", {each} for each" if each > 1 else ""
+        said = f"at most {rows // each}, for a round may have {rows} answers{needs}"
+        raise SchemaError(
+            "run.settings.centres", f"{said} (run.quorum, run.least)", str(settings.centres)
+        )
+    return multicentre(setup.rule, settings.bound(setup))

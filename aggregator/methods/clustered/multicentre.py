@@ -1,0 +1,79 @@
+"""Several models instead of one: each client gets the centre of the cluster that it belongs to.
+
+The first round is one local pass from the common first model; its answers seed the centres. From
+then on a round is: every client's newest weights go to the nearest centre (E-step), every centre to
+what a rule makes of its members (M-step), and who answered gets its centre and a new task.
+
+Clusters have numbers and no meaning: which number a group of clients has is an accident of seeding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.base.averaging import ASK, published
+from aggregator.methods.base.latest_update_rounds import RoundHooks, forgotten
+from aggregator.methods.clustered.clustering import Centres, Clustering, Fit, fitted, report_of
+from aggregator.rules import Rule
+from edge_sdk.wire.contract.method import Effects, Half, Task
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+
+def multicentre(rule: Rule, settings: Clustering) -> Half[Centres]:
+    """Return the server half; its events are those of ``RoundHooks``."""
+
+    def asked(state: Centres, clients: Iterable[str]) -> Effects:
+        return _tasks(state, settings, clients)
+
+    def closed(state: Centres) -> tuple[Centres, Effects]:
+        known, silent = forgotten(state, settings.stale_after)
+        fit = fitted(known, rule, settings)
+        why, report = _why_not(fit), report_of(known, fit, settings) | {"silent": silent}
+        if why:
+            told = {key: report[key] for key in ("silent", "kept")}
+            return turns.concluded(known, told, why)
+        return turns.concluded(fit.state, report)
+
+    def init(w: Vector) -> Centres:
+        first = np.asarray(w, np.float64).copy()
+        placed = np.repeat(first[None], settings.count, axis=0)
+        empty = np.zeros(settings.count, np.int64)
+        seeded = not settings.seeding
+        return Centres(0, 0, False, first, placed, empty, seeded, settings.seed)
+
+    turns: RoundHooks[Centres] = RoundHooks(settings.rounds, asked, closed)
+    return Half(init, turns.apply, model=lambda state: {"p": published(state.w)})
+
+
+def _tasks(state: Centres, settings: Clustering, clients: Iterable[str]) -> Effects:
+    """Ask clients to step from their centres; those of one cluster share one array."""
+    starts: dict[int | None, Vector] = {}
+    values = settings.values if state.version else settings.first
+    tasks = []
+    for name in sorted(clients):
+        label = state.labels.get(name)
+        if label not in starts:
+            starts[label] = published(_start(state, settings, label))
+        arrays = {"w": starts[label]}
+        task = Task(name, state.round, ASK, base=state.version, values=values, arrays=arrays)
+        tasks.append(task)
+    return tuple(tasks)
+
+
+def _start(state: Centres, settings: Clustering, label: int | None) -> NDArray[np.float64]:
+    """Return a cluster's centre, or what a client that belongs to none begins with."""
+    if label is None and settings.newcomer == "largest" and state.version:
+        label = int(max(state.clusters, key=lambda one: len(state.clusters[one])))
+    return state.w if label is None else state.centres[label]
+
+
+def _why_not(fit: Fit) -> str:
+    """Return why a round moved nothing: no rule could decide, or its step cannot be announced."""
+    if not (fit.moved.decided or fit.begun):
+        return "; ".join(f"cluster {label}: {why}" for label, why in fit.moved.kept.items())
+    if not np.isfinite(published(fit.state.centres)).all():
+        return "the step left the finite numbers"
+    return ""

@@ -1,0 +1,1 @@
+"""Consensus methods: RSA, DP-RSA, BAFDP, BSFDP and ASPIRE-EASE."""

@@ -1,0 +1,136 @@
+"""ASPIRE-EASE: the settings of a run, and what they make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from aggregator.methods.base.quorum import QuorumSettings
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.methods.consensus.consensus_engine import Agreed, Consensus, agreed
+from aggregator.methods.consensus.cutting_planes import Worst
+from aggregator.methods.consensus.rsa_bafdp import (
+    Optimiser,
+    Rate,
+    Share,
+    Steps,
+    Versions,
+    Weight,
+    Whole,
+    climbing,
+    stepping,
+)
+from edge_sdk.shared_math.consensus_dual import Ascent
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between
+
+
+@dataclass(frozen=True, slots=True)
+class AspireEase:
+    """Distributionally robust learning over the worst weighting of the devices; not Byzantine.
+
+    The run's ``quorum`` is S, so many different devices make a firing.
+
+    Attributes:
+        steps: Local steps an activation.
+        rate: Their learning rate.
+        optimiser: Of a step.
+        kappa: Weight of the quadratic pull to the consensus.
+        server_rate: Step of the consensus.
+        normalise: ``mean``, pulls averaged and losses weighed on average by 1; or the paper's
+            ``sum``, with losses weighed on average by 1/n.
+        dual_rate: Step of the consensus duals (rho_2).
+        dual_max: Their bound.
+        fading: Power with which all damping falls: 1/4, or the preprint's 1/8.
+        budget: Gamma as a share of the devices; 0 weighs all alike.
+        reach: How far a device's weight can be moved, as a share of 1/n.
+        h_rate: Step of the epigraph variable.
+        h_least: Its floor; left out: none. The preprint's is 0, at which small losses are hardly
+            learned from.
+        plane_rate: Step of the planes' multipliers (rho_1).
+        plane_max: Their bound.
+        cut_every: Firings between two looks for a new plane.
+        admit: It must exceed the other ``planes`` (the preprint), or ``h``.
+        drop_after: Looks at a multiplier of 0, in a row, after which a plane goes; the
+            preprint's is 1.
+        planes: So many at most.
+        loss_cap: A claimed loss counts at most so many times the median; 0: as claimed.
+        patience: Versions a device may fall behind.
+        overdue: ``drop`` a device that is further behind, or ``wait`` for it.
+        check_every: Activations between two checks that both ends hold one dual; 0: none.
+        max_staleness: Older answers are refused at the door; they count whatever their age.
+    """
+
+    steps: Steps = 1
+    rate: Rate = 0.01
+    optimiser: Optimiser = "sgd"
+    kappa: Weight = 1.0
+    server_rate: Rate = 0.1
+    normalise: Literal["mean", "sum"] = "mean"
+    dual_rate: Rate = 0.1
+    dual_max: Annotated[float, Between(0.0)] = 10.0
+    fading: Annotated[float, Between(0.0, 1.0)] = 0.25
+    budget: Annotated[float, Between(0.0, 1.0)] = 0.2
+    reach: Share = 1.0
+    h_rate: Rate = 0.1
+    h_least: float | None = None
+    plane_rate: Annotated[float, Between(1e-9, 1e3)] = 0.1
+    plane_max: Weight = 10.0
+    cut_every: Versions = 10
+    admit: Literal["planes", "h"] = "planes"
+    drop_after: Versions = 2
+    planes: Versions = 50
+    loss_cap: Annotated[float, Between(0.0, 1e9)] = 10.0
+    patience: Versions = 20
+    overdue: Literal["drop", "wait"] = "drop"
+    check_every: Whole = 50
+    max_staleness: Versions = 2**31
+
+    @property
+    def ascent(self) -> Ascent:
+        """How consensus duals climb."""
+        return Ascent(self.dual_rate, self.dual_max, fading=self.fading)
+
+    def numbers(self, _version: int) -> Mapping[str, float]:
+        """Return the numbers of a task."""
+        values = stepping(self.steps, self.rate, self.optimiser, 0.0, "prox")
+        return values | {"prox": self.kappa} | climbing(self.ascent, self.check_every)
+
+    def worst(self) -> Worst:
+        """Return how the worst case is closed in on."""
+        return Worst(
+            self.numbers,
+            self.kappa,
+            self.budget,
+            self.reach,
+            self.h_rate,
+            -math.inf if self.h_least is None else self.h_least,
+            self.plane_rate,
+            self.plane_max,
+            self.fading,
+            self.cut_every,
+            self.admit,
+            self.drop_after,
+            self.planes,
+            self.loss_cap,
+            self.normalise == "mean",
+        )
+
+
+def aspire_ease(setup: Setup) -> Half[Agreed]:
+    """Bind ASPIRE-EASE's server half."""
+    has_no_use(setup, "rule", "weighting", "share")
+    o: AspireEase = setup.settings
+    calling = QuorumSettings(setup.rounds.quorum, patience=o.patience, overdue=o.overdue)
+    return agreed(
+        Consensus(
+            o.worst(),
+            calling,
+            setup.rounds,
+            o.server_rate,
+            normalise=o.normalise,
+            ascent=o.ascent,
+        )
+    )

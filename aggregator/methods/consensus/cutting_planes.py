@@ -1,0 +1,222 @@
+"""ASPIRE-EASE: the weighting of clients that is worst for us, closed in on by cutting planes.
+
+Minimises ``max_q sum_j q_j f_j(w_j)`` over the constrained D-norm set, with all ``w_j`` equal to a
+consensus z. The maximum is an epigraph variable h above planes ``q^l``, each with a multiplier; a
+client's own loss counts ``sum_l lambda_l q_j^l``. Pulls are quadratic and unbounded: one liar moves
+the consensus as far as it likes, and what losses it claims shifts the weights. Not robust.
+
+The preprint (arXiv 2210.07588) could be read in a public copy of its whole text. It differs from
+what this project's specification had: a plane is new if it exceeds the other planes, (18), not h;
+a plane whose multiplier is 0 goes at once, (20); damping falls with the power 1/8, not 1/4; h and
+the multipliers are projected on [0, a_2] and [0, a_3] of unnamed size. ``admit``, ``drop_after``,
+``fading``, ``h_least`` and ``plane_max`` choose. Where the text leaves it open: the prior is a
+plane that stays, its multiplier begins at 1, and h where that is at rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from aggregator.methods.consensus.consensus_engine import Agreed, without
+from aggregator.methods.consensus.dnorm_set import even, worst
+from edge_sdk.shared_math.consensus_dual import damping
+from edge_sdk.wire.contract.method import Array, Scalars, Update
+
+PRIOR = "prior"
+"""The plane that weighs all known clients alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is known of the worst case. Planes are by name, in them weights by client.
+
+    Attributes:
+        is_begun: Whether there was a firing.
+        h: The epigraph variable.
+        made: How many planes were ever made.
+        planes: Their weights; the prior's are not stored, they follow who is known.
+        multiplier: Of each plane.
+        idle: How many checks in a row found the multiplier at 0.
+        losses: Latest of each client.
+    """
+
+    is_begun: bool = False
+    h: float = 0.0
+    made: int = 0
+    planes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    multiplier: Mapping[str, float] = field(default_factory=dict)
+    idle: Mapping[str, int] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+    def weight(self, client: str) -> float:
+        """Return what a client's loss counts; before the first firing, all that there is."""
+        if not self.is_begun:
+            return self.share(PRIOR, client)
+        mine = 0.0
+        for name in sorted(self.multiplier):
+            mine += self.multiplier[name] * self.share(name, client)
+        return mine
+
+    def share(self, plane: str, client: str) -> float:
+        """Return a client's weight in a plane."""
+        if plane == PRIOR:
+            return 1.0 / max(len(self.losses), 1)
+        return self.planes[plane].get(client, 0.0)
+
+    def value(self, plane: str, losses: Mapping[str, float]) -> float:
+        """Return the weighted loss under a plane."""
+        return sum(self.share(plane, name) * losses[name] for name in sorted(losses))
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The family of ASPIRE-EASE.
+
+    Attributes:
+        numbers_at: The numbers of a task, by the version it carries.
+        kappa: Weight of the quadratic pull.
+        budget: Gamma, as a share of the clients: how many weights may go as far as they can.
+        reach: How far one can, as a share of its prior.
+        h_rate: Step of the epigraph variable.
+        h_least: Its floor.
+        plane_rate: Step of the multipliers (rho_1).
+        plane_max: Their bound.
+        fading: The damping falls with this power of the firing.
+        every: Firings between two checks for a new plane.
+        admit: A new plane must exceed the other ``planes``, or ``h``.
+        drop_after: Checks in a row at 0 after which a plane goes.
+        most: Planes at most; then the one with the least multiplier makes room.
+        loss_cap: A loss counts at most so many times the median; 0 takes all as claimed.
+        scaled: Whether a client's weight is multiplied by how many there are.
+    """
+
+    numbers_at: Callable[[int], Scalars]
+    kappa: float = 1.0
+    budget: float = 0.2
+    reach: float = 1.0
+    h_rate: float = 0.1
+    h_least: float = -math.inf
+    plane_rate: float = 0.1
+    plane_max: float = 10.0
+    fading: float = 0.25
+    every: int = 10
+    admit: Literal["planes", "h"] = "planes"
+    drop_after: int = 2
+    most: int = 50
+    loss_cap: float = 10.0
+    scaled: bool = True
+
+    def start(self) -> Cut:
+        """Know of no client."""
+        return Cut()
+
+    def numbers(self, own: Cut, client: str, version: int) -> Scalars:
+        """Return the version's numbers, and what the client's own loss counts."""
+        count = max(len(own.losses), 1) if self.scaled else 1
+        return {**self.numbers_at(version), "weight": own.weight(client) * count}
+
+    def said(self, vector: Array) -> Array:
+        """Return weights as they are."""
+        return vector
+
+    def heard(self, own: Cut, update: Update) -> Cut:
+        """Keep the loss; who withholds it keeps its last, or is in no plane."""
+        if "loss" not in update.values:
+            return own
+        return replace(own, losses={**own.losses, update.sender: float(update.values["loss"])})
+
+    def pull(self, state: Agreed, z: Array) -> Array:
+        """Return ``kappa sum_j (z - w_j)``."""
+        total = np.zeros_like(state.w)
+        for client in sorted(state.held):
+            total += z - state.held[client]
+        return total * self.kappa
+
+    def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
+        """Step h, then the multipliers at the new h; now and then look for a new plane."""
+        del cohort  # every client's latest loss counts
+        own: Cut = state.own
+        if not own.losses:
+            return state
+        losses = self.capped(own.losses)
+        own = self._stepped(self._begun(own, losses), losses, state.version)
+        if state.version % self.every == 0:
+            own = self._joined(self._pruned(own), losses)
+        return replace(state, own=own)
+
+    def without(self, own: Cut, clients: Iterable[str]) -> Cut:
+        """Forget some clients: their weight in old planes finds no loss any more."""
+        return replace(own, losses=without(own.losses, clients))
+
+    def report(self, own: Cut) -> Mapping[str, Any]:
+        """Return how many planes there are, and the largest loss."""
+        if not own.losses:
+            return {}
+        return {"planes": len(own.planes), "worst": max(own.losses.values())}
+
+    def capped(self, losses: Mapping[str, float]) -> Mapping[str, float]:
+        """Bound losses by a multiple of their median: they are only claimed.
+
+        >>> Worst(lambda _: {}).capped({"a": 1.0, "b": 2.0, "c": 1e30})["c"]
+        20.0
+        """
+        if self.loss_cap == 0.0:
+            return losses
+        bound = self.loss_cap * float(np.median([losses[name] for name in sorted(losses)]))
+        return {name: min(loss, bound) for name, loss in losses.items()}
+
+    def _begun(self, own: Cut, losses: Mapping[str, float]) -> Cut:
+        """Begin with the prior alone, its multiplier at 1 and at rest."""
+        if own.is_begun:
+            return own
+        h = max(own.value(PRIOR, losses) - 1.0 / self.plane_rate, self.h_least)
+        return replace(own, is_begun=True, h=h, multiplier={PRIOR: 1.0})
+
+    def _stepped(self, own: Cut, losses: Mapping[str, float], fired: int) -> Cut:
+        total = sum(own.multiplier[name] for name in sorted(own.multiplier))
+        h = max(own.h - self.h_rate * (1.0 - total), self.h_least)
+        kappa = damping(self.plane_rate, fired, fading=self.fading)
+        risen = {}
+        for name, held in own.multiplier.items():
+            slope = own.value(name, losses) - h - kappa * held
+            risen[name] = min(max(held + self.plane_rate * slope, 0.0), self.plane_max)
+        return replace(own, h=h, multiplier=risen)
+
+    def _pruned(self, own: Cut) -> Cut:
+        idle = {name: own.idle.get(name, 0) + 1 for name in own.planes if not own.multiplier[name]}
+        return _cut(replace(own, idle=idle), [n for n in idle if idle[n] >= self.drop_after])
+
+    def _joined(self, own: Cut, losses: Mapping[str, float]) -> Cut:
+        names = sorted(losses)
+        prior = even(len(names))
+        claims = np.array([losses[name] for name in names])
+        shares = worst(claims, prior, self.reach * prior, self.budget * len(names))
+        held = max(own.value(name, losses) for name in own.multiplier)
+        bar = held if self.admit == "planes" else own.h
+        if not float(shares @ claims) > bar + 1e-12 * abs(bar):
+            return own
+        if len(own.planes) >= self.most:
+            own = _cut(own, [min(own.planes, key=lambda name: (own.multiplier[name], name))])
+        name = f"cut{own.made:09d}"
+        plane = dict(zip(names, shares.tolist(), strict=True))
+        return replace(
+            own,
+            made=own.made + 1,
+            planes={**own.planes, name: plane},
+            multiplier={**own.multiplier, name: 0.0},
+        )
+
+
+def _cut(own: Cut, planes: Iterable[str]) -> Cut:
+    gone = frozenset(planes)
+    return replace(
+        own,
+        planes=without(own.planes, gone),
+        multiplier=without(own.multiplier, gone),
+        idle=without(own.idle, gone),
+    )

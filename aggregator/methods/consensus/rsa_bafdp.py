@@ -1,0 +1,328 @@
+"""The settings of the consensus methods, and what they make of them.
+
+Wherever a paper leaves something open or cannot be meant, its own form is a value that is not the
+default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from aggregator.methods.base.quorum import QuorumSettings
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.methods.consensus.consensus_engine import Agreed, Consensus, agreed
+from aggregator.methods.consensus.l1_penalty import L1, Budget
+from aggregator.methods.consensus.sign_debias import debias
+from edge_sdk.shared_math.consensus_dual import Ascent
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between
+
+Steps = Annotated[int, Between(1, 65536)]
+Rate = Annotated[float, Between(0.0, 1e3)]
+Weight = Annotated[float, Between(0.0, 1e9)]
+Share = Annotated[float, Between(1e-12, 1.0)]
+Versions = Annotated[int, Between(1, 2**31)]
+Whole = Annotated[int, Between(0, 2**31)]
+Optimiser = Literal["bundle", "sgd", "adam"]
+L1Mode = Literal["prox", "sign", "away"]
+
+_OPTIMISERS: Mapping[Optimiser, float] = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
+_MODES: Mapping[L1Mode, float] = {"prox": 0.0, "sign": 1.0, "away": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Bafdp:
+    """Byzantine-robust asynchronous learning with a distributionally robust loss.
+
+    The run's ``quorum`` is S, so many different devices make a firing; half of the fleet is the
+    paper's habit.
+
+    Attributes:
+        steps: Local steps an activation.
+        rate: Their learning rate (alpha_omega).
+        optimiser: Of the smooth part of a step.
+        l1: Weight of the l1 term (psi).
+        l1_mode: Its ``prox``, which is calm but wants ``rate * l1`` below the length of a step (a
+            device that it stops at the consensus no longer says where it is drawn); its subgradient
+            (``sign``); or ``away``, the sign that (18) prints.
+        server_rate: Step of the consensus (alpha_z).
+        normalise: ``mean`` over the known devices, or the paper's ``sum``.
+        dual_rate: Step of the consensus duals (alpha_phi).
+        dual_max: Their bound (phi_max); left out: ``l1``. ``inf`` is the paper's, and not robust.
+        damping: ``subtracted``, or ``added`` as (17) prints it.
+        kappa_min: Floor of the damping.
+        regulariser: ``gradnorm``, the mean length of the loss's gradient in the data, which the
+            training graph differentiates again; or ``off``.
+        eps_cap: Largest budget of the regulariser (a), where every budget ends.
+        eps_start: Budget at first; left out: a tenth of the cap.
+        eps_min: Smallest; left out: a thousandth of the cap.
+        eps_rate: Its step (alpha_eps); left out: a hundredth of the cap.
+        eps_dual_rate: Step of its dual (alpha_lambda).
+        delta: Of the noise the regulariser reckons with.
+        reach: How far one number of a sample can move (Delta).
+        noise: c3 itself; left out: ``sqrt(2 d ln(1.25/delta)) reach`` for samples of d numbers.
+        radius: The radius for few samples itself; left out: (8).
+        radius_c1: Constant c1 of (8).
+        radius_c2: Constant c2 of (8).
+        radius_tail: Exponent beta of (8).
+        radius_gamma: 1 minus the confidence of (8).
+        radius_scale: Multiplies the whole radius; the paper's is 1.
+        patience: Versions a device may fall behind (the bound on staleness).
+        overdue: ``drop`` a device that is further behind, or ``wait`` for it.
+        check_every: Activations between two checks that both ends hold one dual; 0: none.
+        max_staleness: Older answers are refused at the door; they count whatever their age.
+    """
+
+    steps: Steps = 1
+    rate: Rate = 1e-3
+    optimiser: Optimiser = "adam"
+    l1: Weight = 0.01
+    l1_mode: L1Mode = "prox"
+    server_rate: Rate = 0.1
+    normalise: Literal["mean", "sum"] = "mean"
+    dual_rate: Rate = 0.05
+    dual_max: Annotated[float, Between(0.0)] | None = None
+    damping: Literal["subtracted", "added"] = "subtracted"
+    kappa_min: Weight = 0.0
+    regulariser: Literal["gradnorm", "off"] = "gradnorm"
+    eps_cap: Annotated[float, Between(1e-9, 1e9)] = 30.0
+    eps_start: Annotated[float, Between(1e-12, 1e9)] | None = None
+    eps_min: Annotated[float, Between(1e-12, 1e9)] | None = None
+    eps_rate: Rate | None = None
+    eps_dual_rate: Rate = 0.1
+    delta: Annotated[float, Between(1e-300, 0.5)] = 1e-5
+    reach: Weight = 1.0
+    noise: Weight | None = None
+    radius: Weight | None = None
+    radius_c1: Annotated[float, Between(1e-9, 1e9)] = 2.0
+    radius_c2: Annotated[float, Between(1e-9, 1e9)] = 1.0
+    radius_tail: Annotated[float, Between(1.0, 1e3)] = 2.0
+    radius_gamma: Share = 0.05
+    radius_scale: Weight = 0.01
+    patience: Versions = 20
+    overdue: Literal["drop", "wait"] = "drop"
+    check_every: Whole = 50
+    max_staleness: Versions = 2**31
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself, with the key at fault."""
+        if self.dual_rate * self.kappa_min > 1.0:
+            raise ValueError("kappa_min: times dual_rate it is above 1, which drives duals apart")
+        if not self.lowest <= self.first <= self.eps_cap:
+            raise ValueError(
+                f"eps_start: expected eps_min <= eps_start <= eps_cap, got {self.lowest:g}, "
+                f"{self.first:g} and {self.eps_cap:g}"
+            )
+        if self.radius_c1 <= self.radius_gamma:
+            raise ValueError(f"radius_c1: expected above radius_gamma, got {self.radius_c1:g}")
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """What a device needs of its bundle for these numbers."""
+        return ("gradient",) if self.regulariser == "off" else ("gradient", "robust_gradient")
+
+    @property
+    def lowest(self) -> float:
+        """The smallest budget."""
+        return 1e-3 * self.eps_cap if self.eps_min is None else self.eps_min
+
+    @property
+    def first(self) -> float:
+        """The budget a device begins with."""
+        return 0.1 * self.eps_cap if self.eps_start is None else self.eps_start
+
+    @property
+    def ascent(self) -> Ascent:
+        """How consensus duals climb."""
+        most = self.l1 if self.dual_max is None else self.dual_max
+        return Ascent(self.dual_rate, most, self.kappa_min, is_damped=self.damping == "subtracted")
+
+    def numbers(self, _version: int) -> Mapping[str, float]:
+        """Return the numbers of a task."""
+        values = stepping(self.steps, self.rate, self.optimiser, self.l1, self.l1_mode)
+        values |= climbing(self.ascent, self.check_every)
+        if self.regulariser == "off":
+            return values
+        values |= {
+            "regulariser": 1.0,
+            "eps_cap": self.eps_cap,
+            "eps_start": self.first,
+            "eps_min": self.lowest,
+            "eps_rate": 0.01 * self.eps_cap if self.eps_rate is None else self.eps_rate,
+            "radius_scale": self.radius_scale,
+        }
+        return values | self._noise() | self._radius()
+
+    def _noise(self) -> dict[str, float]:
+        if self.noise is not None:
+            return {"noise": self.noise}
+        unit = math.sqrt(2.0 * math.log(1.25 / self.delta)) * self.reach
+        return {"noise": unit, "noise_by_width": 1.0}
+
+    def _radius(self) -> dict[str, float]:
+        if self.radius is not None:
+            return {"radius": self.radius}
+        level = math.log(self.radius_c1 / self.radius_gamma) / self.radius_c2
+        return {"radius_level": level, "radius_tail": self.radius_tail}
+
+    def budget(self) -> Budget | None:
+        """Return how budgets are held below their cap."""
+        if self.regulariser == "off":
+            return None
+        return Budget(self.lowest, self.eps_cap, self.eps_dual_rate, self.kappa_min)
+
+
+@dataclass(frozen=True, slots=True)
+class Rsa:
+    """Robust stochastic aggregation: an l1 term ties every device to the consensus.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate at first (eta_0).
+        server_rate: Step of the consensus at first; left out: ``rate``.
+        decay: ``root``, both fall with the root of the round; or ``none``.
+        optimiser: Of the smooth part of a step; Adam wants an ``l1`` of some 0.01, plain steps
+            0.07 to 0.5.
+        l1: Weight of the l1 term (lambda in the publication).
+        l1_mode: Its subgradient (``sign``), or its ``prox``, which wants small ``rate * l1``: a
+            device that it stops at the consensus no longer says where it is drawn.
+        normalise: ``sum`` over the devices, or their ``mean``.
+        order: ``gauss_seidel``, the server sees the weights after the step (the published code);
+            or ``jacobi``, before it (the publication).
+        weight: Of the server's own term, half the squared length of the consensus.
+        patience: Rounds a device may be silent.
+        overdue: ``drop`` a device that is silent for longer, or ``wait`` for it.
+        max_staleness: Older answers are refused at the door.
+    """
+
+    steps: Steps = 1
+    rate: Rate = 0.01
+    server_rate: Rate | None = None
+    decay: Literal["root", "none"] = "root"
+    optimiser: Optimiser = "sgd"
+    l1: Weight = 0.07
+    l1_mode: Literal["prox", "sign"] = "sign"
+    normalise: Literal["mean", "sum"] = "sum"
+    order: Literal["gauss_seidel", "jacobi"] = "gauss_seidel"
+    weight: Weight = 0.0
+    patience: Versions = 20
+    overdue: Literal["drop", "wait"] = "drop"
+    max_staleness: Versions = 2**31
+
+    def numbers(self, version: int) -> Mapping[str, float]:
+        """Return the numbers of a task; the rate is the present one."""
+        rate = self.rate / (version + 1.0) ** self.power
+        values = stepping(self.steps, rate, self.optimiser, self.l1, self.l1_mode)
+        return values | ({"jacobi": 1.0} if self.order == "jacobi" else {})
+
+    @property
+    def power(self) -> float:
+        """How fast the rates fall."""
+        return 0.5 if self.decay == "root" else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DpRsa(Rsa):
+    """RSA whose signs are made noisy on the device, by its own privacy mechanism at the sign.
+
+    What it promises is the device's to say (``sign_gaussian``, ``sign_flip``); the server at most
+    undoes the bias of flipped signs. Further keys are RSA's.
+
+    Attributes:
+        debias_eps: Multiplies every sign by (e^eps + 1) / (e^eps - 1) for flips at this budget a
+            coordinate; a liar's too. 0 takes signs as they come.
+    """
+
+    debias_eps: Annotated[float, Between(0.0, 1e3)] = 0.0
+
+    @property
+    def gain(self) -> float:
+        """What a vote is multiplied with."""
+        return debias(self.debias_eps) if self.debias_eps > 0.0 else 1.0
+
+
+def bafdp(setup: Setup) -> Half[Agreed]:
+    """Bind BAFDP's server half: it fires after ``quorum`` different answers."""
+    return agreed(_bafdp(setup, everybody=False))
+
+
+def bsfdp(setup: Setup) -> Half[Agreed]:
+    """Bind BSFDP's, also called SRFDP: the same, but everybody present is waited for."""
+    return agreed(_bafdp(setup, everybody=True))
+
+
+def rsa(setup: Setup) -> Half[Agreed]:
+    """Bind RSA's over signs of two bits a coordinate: all that a liar can say is -1, 0 or 1."""
+    return agreed(_rsa(setup, votes=True))
+
+
+def rsa_weights(setup: Setup) -> Half[Agreed]:
+    """Bind RSA's over weights, as published: who is silent pulls with the weights it sent last."""
+    return agreed(_rsa(setup, votes=False))
+
+
+def _bafdp(setup: Setup, *, everybody: bool) -> Consensus:
+    has_no_use(setup, "rule", "weighting", "share")
+    o: Bafdp = setup.settings
+    calling = QuorumSettings(setup.rounds.quorum, everybody, o.patience, o.overdue)
+    return Consensus(
+        L1(o.l1, o.numbers, o.budget()),
+        calling,
+        setup.rounds,
+        o.server_rate,
+        normalise=o.normalise,
+        ascent=o.ascent,
+    )
+
+
+def _rsa(setup: Setup, *, votes: bool) -> Consensus:
+    has_no_use(setup, "rule", "weighting", "share")
+    o: Rsa = setup.settings
+    calling = QuorumSettings(
+        setup.rounds.quorum, everybody=True, patience=o.patience, overdue=o.overdue
+    )
+    gain = o.gain if isinstance(o, DpRsa) else 1.0
+    return Consensus(
+        L1(o.l1, o.numbers, votes=votes, gain=gain),
+        calling,
+        setup.rounds,
+        o.rate if o.server_rate is None else o.server_rate,
+        o.power,
+        o.weight,
+        o.normalise,
+    )
+
+
+def stepping(
+    steps: int, rate: float, optimiser: Optimiser, l1: float, l1_mode: L1Mode
+) -> dict[str, float]:
+    """Return how local steps are taken as a task's numbers.
+
+    >>> stepping(1, 0.1, "adam", 0.5, "sign")["l1_mode"]
+    1.0
+    """
+    values = {"steps": float(steps), "rate": rate, "l1": l1, "l1_mode": _MODES[l1_mode]}
+    return values | {"optimiser": _OPTIMISERS[optimiser]}
+
+
+def climbing(ascent: Ascent, check_every: int) -> dict[str, float]:
+    """Return how a dual climbs as a task's numbers; no bound is said by leaving it out.
+
+    >>> climbing(Ascent(0.05, math.inf), 50)
+    {'cons_rate': 0.05, 'check_every': 50.0}
+    """
+    said = {"cons_rate": ascent.rate, "cons_max": ascent.most, "kappa_min": ascent.least}
+    kept = {name: value for name, value in said.items() if math.isfinite(value)}
+    if ascent.least == 0.0:
+        del kept["kappa_min"]
+    if ascent.fading != _FADING:
+        kept["fading"] = ascent.fading
+    if not ascent.is_damped:
+        kept["undamped"] = 1.0
+    return kept | {"check_every": float(check_every)}
+
+
+_FADING = Ascent(0.0, 0.0).fading

@@ -1,0 +1,1 @@
+"""Methods that keep one model for each client: PFL with credit attention."""

@@ -1,0 +1,261 @@
+"""A model for each client: everybody's rows are mixed, and row i goes back to client i.
+
+A round is: the newest weights of all who are known are mixed, and who answered gets its own mixture
+with the next task. There is no model of all; what is announced as one, and given to who comes
+later, is the plain average of those clients whom at least half of the others let in; where there
+are none of these, it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.base.averaging import ASK, Rounds, published
+from aggregator.methods.base.latest_update_rounds import (
+    LatestUpdates,
+    RoundHooks,
+    forgotten,
+    reported,
+)
+from aggregator.methods.personalised.credit import Mixed
+from aggregator.rules import Rows
+from edge_sdk.wire.contract.method import Array, Effects, Half, Task, Update
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+Matrix = NDArray[np.float64]
+Mixing = Callable[[Rows], Mixed]
+"""Rows to rows: what each client's own mixture is."""
+
+SHOWN = 64
+"""Clients up to which a round's report has the whole matrix; the kept history has it anyway."""
+
+CELLS = 1_000_000
+"""Numbers that the kept history may have in all, the newest round apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Personalising:
+    """What a run of this kind is.
+
+    Attributes:
+        mixing: What each client gets.
+        rounds: When a round ends.
+        values: Numbers of a client's task, as the contract names them.
+        stale_after: Rounds that a silent client's weights count.
+        history: Rounds of which the weights are kept.
+        by_fleet: Whether devices keep the models of the round whose mean held-back loss is least.
+        is_last_alone: Whether nothing pulls in the last round, which tunes the models.
+    """
+
+    mixing: Mixing
+    rounds: Rounds
+    values: Callable[[str], Mapping[str, float]]
+    stale_after: int = 5
+    history: int = 100
+    by_fleet: bool = False
+    is_last_alone: bool = False
+
+    def alone(self, version: int) -> dict[str, float]:
+        """Return the numbers of a round without any pull, where that is the next to count."""
+        is_last = self.rounds.limit is not None and version + 1 >= self.rounds.limit
+        return {"prox": 0.0} if self.is_last_alone and is_last else {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Personalised(LatestUpdates):
+    """The server's state; ``history`` is by version.
+
+    Attributes:
+        best: The least mean held-back loss of a round so far.
+        kept: That round; 0 while there is none.
+        mixed: What each client was given for its weights, float32.
+        judged: Held-back losses, reported with the waiting answers.
+        history: Weights of the last rounds, with the names of their rows, one a line.
+    """
+
+    best: float = 0.0
+    kept: int = 0
+    mixed: Mapping[str, Array] = field(default_factory=dict)
+    judged: Mapping[str, float] = field(default_factory=dict)
+    history: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def credit(self) -> dict[str, dict[str, float]]:
+        """What each client made of each other last; empty where no history is kept, or too many."""
+        newest = self.history.get(str(self.version))
+        return _rows_of(newest) if newest is not None and len(self.held) <= SHOWN else {}
+
+    @property
+    def credits(self) -> dict[int, dict[str, dict[str, float]]]:
+        """The kept weights: by version, what each client made of each other. Zeros are left out."""
+        return {
+            int(version): _rows_of(one)
+            for version, one in sorted(self.history.items(), key=lambda pair: int(pair[0]))
+        }
+
+
+def personal(settings: Personalising) -> Half[Personalised]:
+    """Return the server half; its events are those of ``RoundHooks``."""
+
+    def asked(state: Personalised, clients: Iterable[str]) -> Effects:
+        return _tasks(state, settings, clients)
+
+    def closed(state: Personalised) -> tuple[Personalised, Effects]:
+        known, silent = forgotten(state, settings.stale_after)
+        made = settings.mixing(Rows.of(known.held))
+        moved, report = _moved(known, settings, made)
+        if not all(np.isfinite(vector).all() for vector in moved.mixed.values()):
+            known = replace(known, judged={})
+            return turns.concluded(known, {}, "a mixture left the finite numbers")
+        return turns.concluded(moved, report | {"silent": silent})
+
+    def init(w: Vector) -> Personalised:
+        return Personalised(0, 0, is_open=False, w=np.asarray(w, np.float64).copy())
+
+    turns: RoundHooks[Personalised] = RoundHooks(settings.rounds, asked, closed, _heard)
+
+    def model(state: Personalised) -> Mapping[str, Array]:
+        told = _choice(state, settings)
+        return {"p": published(state.w), **{name: np.array(value) for name, value in told.items()}}
+
+    return Half(init, turns.apply, model)
+
+
+def _choice(state: Personalised, settings: Personalising) -> dict[str, float]:
+    """Return of which round the models are to be kept, where the fleet chooses and has chosen."""
+    return {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
+
+
+def _tasks(state: Personalised, settings: Personalising, clients: Iterable[str]) -> Effects:
+    """Ask each client with its own mixture; who has none gets what stands for all."""
+    common = published(state.w)
+    more = _choice(state, settings) | settings.alone(state.version)
+    return tuple(
+        Task(
+            name,
+            state.round,
+            ASK,
+            base=state.version,
+            values={**settings.values(name), **more},
+            arrays={"w": state.mixed.get(name, common)},
+        )
+        for name in sorted(clients)
+    )
+
+
+def _heard(state: Personalised, update: Update) -> Personalised:
+    return replace(state, judged=reported(state.judged, update, "validation"))
+
+
+# --- a round --------------------------------------------------------------------------------------
+
+
+def _moved(
+    state: Personalised, settings: Personalising, made: Mixed
+) -> tuple[Personalised, dict[str, Any]]:
+    """Return what a mixing makes of a round, and what is worth telling about it."""
+    rows = Rows.of(state.held)
+    outcasts = left_out(rows.ids, made)
+    trusted = [name for name in rows.ids if name not in outcasts]
+    w = _common(rows, trusted) if trusted else state.w
+    chosen, version = _chosen(state, trusted), state.version + 1
+    report = _report(chosen, rows.ids, made, outcasts) | {
+        "step": float(np.linalg.norm(w - state.w))
+    }
+    report |= {"kept": chosen.kept} if settings.by_fleet else {}
+    after = replace(
+        chosen,
+        w=w,
+        mixed={name: published(made.values[name]) for name in rows.ids},
+        judged={},
+        history=_remembered(state.history, version, rows.ids, made.weights, settings.history),
+    )
+    return after, report
+
+
+def _common(rows: Rows, trusted: list[str]) -> Matrix:
+    return rows.combine(np.array([(name in trusted) / len(trusted) for name in rows.ids]))
+
+
+def left_out(ids: tuple[str, ...], made: Mixed) -> tuple[str, ...]:
+    """Return whom more than half of the others do not let in.
+
+    >>> let_in = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 1]], np.bool_)
+    >>> left_out(("a", "b", "c"), Mixed({}, np.eye(3), let_in))
+    ('c',)
+    """
+    refusals = (~made.let_in).sum(axis=0)
+    return tuple(name for name, n in zip(ids, refusals, strict=True) if 2 * n > len(ids) - 1)
+
+
+def _chosen(state: Personalised, trusted: list[str]) -> Personalised:
+    """Compare the round's mean held-back loss with the best so far; outcasts have no say."""
+    told = [state.judged[name] for name in sorted(trusted) if name in state.judged]
+    if not told:
+        return state
+    loss = float(np.mean(told))
+    return (
+        state if state.kept and state.best <= loss else replace(state, best=loss, kept=state.round)
+    )
+
+
+# --- what is told and remembered ------------------------------------------------------------------
+
+
+def _report(
+    state: Personalised,
+    ids: tuple[str, ...],
+    made: Mixed,
+    outcasts: tuple[str, ...],
+) -> dict[str, Any]:
+    """Return what is worth telling about a round; plain values only, for a page or JSON."""
+    n = len(ids)
+    from_others = (made.weights.sum(axis=0) - np.diag(made.weights)) / max(n - 1, 1)
+    report: dict[str, Any] = {
+        "weights": dict(zip(ids, map(float, from_others), strict=True)),
+        "dropped": dict.fromkeys(outcasts, "unlike"),
+    }
+    if n <= SHOWN:
+        report["credit"] = _named(ids, made.weights)
+    if state.judged:
+        told = [state.judged[name] for name in sorted(state.judged)]
+        report["validation"] = float(np.mean(told))
+    return report
+
+
+def _rows_of(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return _named(tuple(kept["clients"].split("\n")), kept["weights"])
+
+
+def _named(ids: tuple[str, ...], weights: NDArray[Any]) -> dict[str, dict[str, float]]:
+    return {
+        one: {ids[j]: round(float(row[j]), 6) for j in np.flatnonzero(row)}
+        for one, row in zip(ids, weights, strict=True)
+    }
+
+
+def _remembered(
+    history: Mapping[str, Mapping[str, Any]],
+    version: int,
+    ids: tuple[str, ...],
+    weights: Matrix,
+    rounds: int,
+) -> dict[str, Mapping[str, Any]]:
+    """Return the newest rounds' weights: so many, and as few as fit into ``CELLS`` numbers."""
+    if not rounds:
+        return {}
+    newest: dict[str, Mapping[str, Any]] = {
+        str(version): {"clients": "\n".join(ids), "weights": weights.astype(np.float32)}
+    }
+    cells = weights.size
+    for key in sorted(history, key=int, reverse=True)[: rounds - 1]:
+        cells += history[key]["weights"].size
+        if cells > CELLS:
+            break
+        newest[key] = history[key]
+    return newest

@@ -1,0 +1,209 @@
+"""PFL: what a run may choose, and what it makes of the personalising half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+
+from aggregator.methods.base.geo_neighbours import NeighbourGraph, Site, checked, read, within
+from aggregator.methods.base.parameters import Prox, Rate, Share, Steps, task
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.methods.personalised.credit import Columns, Credit, Mixed, credited, modules_of
+from aggregator.methods.personalised.personalised import (
+    Mixing,
+    Personalised,
+    Personalising,
+    personal,
+)
+from aggregator.rules import Rows
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.schema import Between, SchemaError
+
+Rounds = Annotated[int, Between(1, 2**31 - 1)]
+_CHOICES = {"last": 0.0, "own": 1.0, "fleet": 2.0}
+_OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class PFL:
+    """Personalised learning with credit attention: each device has its own mixture to lean on.
+
+    The parameters' part of the PFGL paper, with any model (its LSTM-PFL with an LSTM). A device
+    steps from its own weights and is drawn to a mixture of the weights most like its own.
+
+    Attributes:
+        steps: Local steps a round.
+        rate: Their learning rate.
+        prox: Pull towards the mixture (beta): weight of half the squared distance.
+        prox_of: The same for single devices, by id.
+        credit: What the nearest model counts beside one's own (sigma), above 0 and below 1: with
+            less a device trusts fewer others, near 1 it trusts everybody and nothing protects it.
+        credit_of: The same for single devices, by id.
+        least: Likeness below which a model counts nothing (A_min), below 1.
+        alpha: What likeness counts; neighbourhood counts the rest. Left out: 0.8 with a
+            neighbourhood, 1 without.
+        sites: Public coordinates by device id: latitude and longitude in degrees.
+        neighbours: The same from a CSV with the first line ``client,latitude,longitude``; or pairs
+            with the first line ``client,neighbour``. Relative to the configuration.
+        threshold: Devices at most so many km apart are neighbours; left out: the median distance.
+        scope: Models are compared as a whole (``all``), or module by module (``per_module``), which
+            finds a poisoned decoder behind a large encoder.
+        floor: The nearest distance counts at least this share of a model's length.
+        anti_sybil: The nearest distance also counts at least half the median one, which weakens
+            near-copies of a device's own model.
+        scale: Of distances: ``squared``, so that the nearest has exactly the credit; or the paper's
+            ``printed`` form, which makes weights near-uniform and lets liars in.
+        adjacency: Neighbours are ``averaged``; or ``printed``: each counts 1, rows exceed 1.
+        drop: Who is too unlike stays out of the ``mixture``, or of ``likeness`` only, as printed:
+            then a lying neighbour comes back in.
+        sums: A mixture's weights are made to sum to ``one``, or left as ``printed``.
+        start: Of a device's steps: its ``own`` weights, or the ``received`` mixture.
+        optimiser: Of the steps: the bundle's, plain steps, or Adam.
+        moments: What the optimiser remembers is ``kept`` over rounds, or ``fresh`` in each.
+        choice: With which model a device forecasts, of those it had after its rounds: its ``own``
+            best on windows held back; that of the round with the least mean held-back loss of the
+            ``fleet``; or the ``last``. Without windows held back (``learn.part``) the last.
+        tune: When the run is over, a device takes as many steps once more, without any pull.
+        stale_after: Rounds that the last weights of a silent device count.
+        history: Rounds of which all weights are kept.
+    """
+
+    steps: Steps = 10
+    rate: Rate = 1e-3
+    prox: Prox = 0.1
+    prox_of: Mapping[str, Prox] = field(default_factory=dict)
+    credit: float = 0.8
+    credit_of: Mapping[str, float] = field(default_factory=dict)
+    least: float = 0.01
+    alpha: Share | None = None
+    sites: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    neighbours: str | None = None
+    threshold: Annotated[float, Between(1e-6, 20_038.0)] | None = None
+    scope: Literal["all", "per_module"] = "all"
+    floor: Annotated[float, Between(0.0, 1.0)] = 1e-6
+    anti_sybil: bool = False
+    scale: Literal["squared", "printed"] = "squared"
+    adjacency: Literal["averaged", "printed"] = "averaged"
+    drop: Literal["mixture", "likeness"] = "mixture"
+    sums: Literal["one", "printed"] = "one"
+    start: Literal["own", "received"] = "own"
+    optimiser: Literal["bundle", "sgd", "adam"] = "bundle"
+    moments: Literal["kept", "fresh"] = "kept"
+    choice: Literal["own", "fleet", "last"] = "own"
+    tune: bool = True
+    stale_after: Rounds = 5
+    history: Annotated[int, Between(0, 100_000)] = 100
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself, with the key at fault."""
+        named = {"credit": self.credit, **{f"credit_of.{k}": v for k, v in self.credit_of.items()}}
+        for key, sigma in named.items():
+            if not 0.0 < sigma < 1.0:
+                raise ValueError(f"{key}: expected more than 0 and less than 1, got {sigma:g}")
+        if not 0.0 <= self.least < 1.0:
+            raise ValueError(f"least: expected at least 0 and less than 1, got {self.least:g}")
+        if self.sites and self.neighbours is not None:
+            raise ValueError("neighbours: expected none beside sites, for both say who is near")
+        near = bool(self.sites) or self.neighbours is not None
+        if self.threshold is not None and not near:
+            raise ValueError("threshold: expected none without sites or neighbours")
+        if self.alpha is not None and self.alpha < 1.0 and not near:
+            raise ValueError(
+                f"alpha: expected 1 without sites or neighbours, for likeness is all there is, "
+                f"got {self.alpha:g}"
+            )
+
+    @property
+    def max_staleness(self) -> int:
+        """Answers that began from an older version than silent devices count are refused."""
+        return self.stale_after
+
+    @property
+    def compared(self) -> Credit:
+        """How models are compared and mixed."""
+        near = bool(self.sites) or self.neighbours is not None
+        alpha = (0.8 if near else 1.0) if self.alpha is None else self.alpha
+        return Credit(
+            alpha,
+            self.least,
+            self.floor,
+            self.anti_sybil,
+            self.scale,
+            self.adjacency,
+            self.drop,
+            self.sums,
+        )
+
+    def numbers(self, client: str) -> dict[str, float]:
+        """Return the numbers of a client's task."""
+        values = task(self.steps, self.rate, prox=self.prox_of.get(client, self.prox))
+        values |= {"optimiser": _OPTIMISERS[self.optimiser], "choice": _CHOICES[self.choice]}
+        flags = {
+            "received": self.start == "received",
+            "fresh": self.moments == "fresh",
+            "tune": self.tune,
+        }
+        return values | {name: 1.0 for name, is_set in flags.items() if is_set}
+
+    def near(self, folder: Path) -> NeighbourGraph:
+        """Return who is whose neighbour.
+
+        Raises:
+            SchemaError: Coordinates that are none, or a file that does not fit.
+        """
+        if self.neighbours is not None:
+            return read(folder / self.neighbours, self.threshold)
+        sites: dict[str, Site] = {k: checked(k, site) for k, site in self.sites.items()}
+        return within(sites, self.threshold)
+
+
+def pfl(setup: Setup) -> Half[Personalised]:
+    """Return PFL's server half.
+
+    Raises:
+        SchemaError: Neighbours that cannot be read; or something that the method has no use for.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    settings: PFL = setup.settings
+    mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
+    return personal(
+        Personalising(
+            mixing,
+            setup.rounds,
+            settings.numbers,
+            settings.stale_after,
+            settings.history,
+            by_fleet=settings.choice == "fleet",
+        )
+    )
+
+
+def modules_of_scope(setup: Setup) -> tuple[Columns, ...] | None:
+    """Return the modules that are compared each by itself; None compares whole models.
+
+    Raises:
+        SchemaError: No layout is known.
+    """
+    if setup.settings.scope != "per_module":
+        return None
+    if setup.spec is None:
+        raise SchemaError("run.settings.scope", "all, where no layout is known", "'per_module'")
+    return modules_of(setup.spec)
+
+
+def by_credit(
+    settings: PFL, near: NeighbourGraph, modules: tuple[Columns, ...] | None = None
+) -> Mixing:
+    """Return credit attention as a mixing; without modules, models are compared as a whole."""
+    how = settings.compared
+
+    def mix(rows: Rows) -> Mixed:
+        sigma = np.array([settings.credit_of.get(name, settings.credit) for name in rows.ids])
+        parts = (np.arange(rows.width),) if modules is None else modules
+        return credited(rows, sigma, near.among(rows.ids), parts, how)
+
+    return mix

@@ -1,0 +1,178 @@
+"""What runs with a graph model between the devices may choose: PFGL and its kin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aggregator.methods.base.parameters import Prox, Rate, Steps
+from aggregator.methods.base.types import BoundGraph, Setup, has_no_use
+from aggregator.methods.personalised.credit import Mixed
+from aggregator.methods.personalised.personalised import Personalising, personal
+from aggregator.methods.personalised.pfl import PFL, by_credit, modules_of_scope
+from aggregator.methods.split.split import split
+from aggregator.methods.split.split_rounds import SplitBinding, SplitTurns
+from aggregator.rules import Rows
+from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.protocol.array_fragments import PIECE
+from edge_sdk.wire.schema import SchemaError
+
+MEMORY = 4 << 30
+"""Bytes that four arrays of all stations may take: what came, what goes, and their gradients."""
+
+_CHOICES = {"last": 0.0, "fleet": 2.0}
+_OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class PFGL(PFL):
+    """Personalised federated graph learning: credit attention as in PFL, and turns through a graph.
+
+    ``steps`` are the iterations of a round (or local steps, where they alternate).
+
+    Attributes:
+        choice: With which model a device forecasts, and the server with which graph: those of the
+            ``last`` round; or of the round with the least mean held-back loss of the ``fleet``, as
+            the paper has it, judged with the graph's word by ``turns.judge`` more batches a round.
+            Without windows held back (``learn.part``) the last.
+        tune: In the last round nothing pulls: the tuning at the end, with the graph's word. Only
+            where ``run.rounds`` says which is the last.
+        turns: What happens inside a round.
+    """
+
+    choice: Any = "last"
+    tune: bool = False
+    turns: SplitTurns = field(default_factory=SplitTurns)
+
+    def __post_init__(self) -> None:
+        """Refuse a choice that the one graph of all cannot follow."""
+        PFL.__post_init__(self)
+        if self.choice not in _CHOICES:
+            said = "'fleet' or 'last', for all forecast through one graph"
+            raise ValueError(f"choice: expected {said}, got {self.choice!r}")
+
+    def numbers(self, client: str) -> dict[str, float]:
+        """Return the numbers of a client's task."""
+        told = {"prox": self.prox_of.get(client, self.prox), "rate": self.rate}
+        told["optimiser"] = _OPTIMISERS[self.optimiser]
+        flags = {"received": self.start == "received", "fresh": self.moments == "fresh"}
+        told |= {"choice": _CHOICES[self.choice]} if _CHOICES[self.choice] else {}
+        return told | {name: 1.0 for name, is_set in flags.items() if is_set}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAveraging:
+    """One model for all devices, averaged, and turns through a graph.
+
+    Attributes:
+        steps: Iterations of a round; local steps, where they alternate.
+        rate: The devices' learning rate.
+        prox: Pull towards the average.
+        optimiser: Of a device's steps: the bundle's, plain steps, or Adam.
+        turns: What happens inside a round.
+    """
+
+    steps: Steps = 10
+    rate: Rate = 5e-4
+    prox: Prox = 0.0
+    optimiser: Any = "bundle"
+    turns: SplitTurns = field(default_factory=SplitTurns)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown optimiser."""
+        if self.optimiser not in _OPTIMISERS:
+            raise ValueError(f"optimiser: expected bundle, sgd or adam, got {self.optimiser!r}")
+
+    @property
+    def max_staleness(self) -> int:
+        """An answer may come one version late."""
+        return 1
+
+    def numbers(self, _client: str) -> dict[str, float]:
+        """Return the numbers of a client's task: everybody begins at the average."""
+        told = {"prox": self.prox, "rate": self.rate, "received": 1.0}
+        return told | {"optimiser": _OPTIMISERS[self.optimiser]}
+
+
+def pfgl(setup: Setup) -> Half[Any]:
+    """Return the server half of PFGL and of LSTM-CNN-PFL, which differ in the graph model.
+
+    Raises:
+        SchemaError: Settings that cannot go together, or no graph model.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    settings: PFGL = setup.settings
+    mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
+    if settings.tune and setup.rounds.limit is None:
+        raise SchemaError("run.settings.tune", "run.rounds, whose last one it is", "no end")
+    inner = Personalising(
+        mixing,
+        setup.rounds,
+        settings.numbers,
+        settings.stale_after,
+        settings.history,
+        by_fleet=settings.choice == "fleet",
+        is_last_alone=settings.tune,
+    )
+    return _woven(setup, inner)
+
+
+def averaged_through(setup: Setup) -> Half[Any]:
+    """Return the server half of CNFGNN and of LSTM-CNN-FedAvg: the mean of who answered.
+
+    Raises:
+        SchemaError: Settings that cannot go together, or no graph model.
+    """
+    has_no_use(setup, "rule", "weighting", "share")
+    settings: SplitAveraging = setup.settings
+    return _woven(setup, Personalising(averaged, setup.rounds, settings.numbers, 0, 0))
+
+
+def averaged(rows: Rows) -> Mixed:
+    """Give everybody the plain mean, and let everybody in.
+
+    >>> averaged(Rows.of({"a": np.array([1.0]), "b": np.array([3.0])})).values["b"].tolist()
+    [2.0]
+    """
+    n = len(rows.ids)
+    mean = rows.combine(np.full(n, 1.0 / n))
+    everybody = np.ones((n, n), np.bool_)
+    return Mixed(dict.fromkeys(rows.ids, mean), np.full((n, n), 1.0 / n), everybody)
+
+
+def _check_sizes(lent: BoundGraph, turns: SplitTurns) -> None:
+    """Refuse arrays that cannot cross the wire, or of which this machine cannot hold all.
+
+    Raises:
+        SchemaError: Naming the key.
+    """
+    features, rows = lent.shape
+    if 4 * features * rows > PIECE:
+        said = f"activations of at most {PIECE // 4} numbers a window, for a piece must hold one"
+        raise SchemaError("run.bundle", said, f"{features} by {rows}")
+    wanted = 4 * 4 * lent.model.capacity * turns.batch * features * rows
+    if wanted > MEMORY:
+        said = f"so few stations that one turn fits into {MEMORY >> 20} MiB"
+        raise SchemaError("run.graph.capacity", said, f"{wanted >> 20} MiB")
+
+
+def _woven(setup: Setup, inner: Personalising) -> Half[Any]:
+    lent, settings = setup.graph, setup.settings
+    if lent is None:
+        raise SchemaError(
+            "run.graph", "a graph model, for this method has turns through one", "none"
+        )
+    _check_sizes(lent, settings.turns)
+    score = SplitBinding(
+        lent.model,
+        settings.turns,
+        settings.steps,
+        lent.shape,
+        setup.rounds.enough,
+        setup.rounds.quorum,
+        setup.seed,
+        by_fleet=inner.by_fleet,
+    )
+    return split(personal(inner), score, setup.rounds.deadline, lent.places)

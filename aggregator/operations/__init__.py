@@ -1,0 +1,1 @@
+"""What operators need: enrolment, run set-up, reload, backup, metrics, status and alerts."""

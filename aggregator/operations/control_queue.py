@@ -1,0 +1,202 @@
+"""How a command reaches a daemon that holds its database: one small file each, in a folder.
+
+An order is written whole or not at all, applied in the daemon's own loop, and then removed. A
+crash between applying and removing applies it twice, so every order can be applied twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from aggregator.store.types import EnrolledDevice
+from edge_sdk.app.cli import RUNTIME, Failure
+from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
+from edge_sdk.wire.schema import Length, SchemaError, build
+
+OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
+"""What an operator may tell a device."""
+
+LIMIT = 65_536  # bytes of one order
+
+
+class OrderError(Failure):
+    """An order that cannot be carried out."""
+
+    exit_code = RUNTIME
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOrder:
+    """Something an operator wants of the database.
+
+    Attributes:
+        do: ``enrol`` or ``revoke`` a device, or ``command`` it; ``pause`` or ``resume`` the fleet;
+            ``retry`` or ``clear`` a dead letter.
+        device: Which; ``_all`` for the fleet, or for every dead letter.
+        public: Its raw public key as hex, for ``enrol``.
+        op: What it should do, for ``command``.
+        why: For the record, with ``revoke``.
+        args: Numbers of the command.
+        until: Useless after this server time, Unix milliseconds.
+        spent: With ``enrol`` of another key: releases that the new ledger begins with.
+    """
+
+    do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear"]
+    device: Annotated[str, Length(1, 64)]
+    public: Annotated[str, Length(0, 64)] = ""
+    op: str = ""
+    why: Annotated[str, Length(0, 200)] = ""
+    args: Scalars = field(default_factory=dict)
+    until: Moment | None = None
+    spent: Releases = 0
+
+
+def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
+    """Carry an order out and say in one sentence what was done.
+
+    Raises:
+        OrderError: The device is not enrolled, or the command is unknown.
+    """
+    if order.do in ("pause", "resume"):
+        raise OrderError(f"only a running daemon can {order.do} its fleet")
+    if order.do in ("retry", "clear"):
+        raise OrderError(f"only a running daemon can {order.do} a dead letter")
+    known = {client.id: client for client in store.clients()}
+    if order.do == "enrol":
+        return _enrol(order, store, known.get(order.device))
+    if order.device not in known:
+        raise OrderError(f"{order.device!r} is not enrolled")
+    if order.do == "revoke":
+        before = known[order.device]
+        revoked = EnrolledDevice(before.id, before.sign, before.generation, "revoked", order.why)
+        store.put_client(revoked)
+        return f"{order.device} is revoked"
+    if order.op not in OPS:
+        raise OrderError(f"unknown command {order.op!r}; known: {', '.join(OPS)}")
+    check_args(order.op, order.args)
+    if store.ledger(order.device).cmd >= LARGEST:
+        raise OrderError(
+            f"{order.device}: no command number is left",
+            hint="a new key begins a new ledger: gridfed-aggregator enrol ID --public FILE",
+        )
+    waiting = [
+        c
+        for c in store.issued(order.device)
+        if c.op == order.op and c.until == order.until and c.args == order.args
+    ]
+    command = (
+        waiting[0] if waiting else store.issue(order.device, order.op, order.args, order.until)
+    )
+    return f"command {command.num} for {order.device}: {order.op}"
+
+
+def check_args(op: str, args: Mapping[str, float]) -> None:
+    """Refuse numbers of a command that its device would refuse.
+
+    Raises:
+        OrderError: With the number, its bounds, and where it belongs.
+
+    Example:
+        >>> check_args("budget", {"releases": 40.0})
+        >>> check_args("budget", {"releases": -1.0})
+        Traceback (most recent call last):
+        aggregator.operations.control_queue.OrderError: releases: -1 is not a whole number from 0 to 2147483647
+    """
+    if (op == "budget") != ("releases" in args):
+        raise OrderError(
+            "releases: belongs to the command budget, and budget needs it",
+            hint="gridfed-aggregator command ID budget --releases N",
+        )
+    said = args.get("releases", 0.0)
+    if not (0 <= said <= RELEASES_LIMIT and said == int(said)):
+        raise OrderError(f"releases: {said:g} is not a whole number from 0 to {RELEASES_LIMIT}")
+
+
+def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> str:  # noqa: ANN401 - as ``apply``
+    public = bytes.fromhex(order.public)
+    if before is None:
+        store.renew(EnrolledDevice(order.device, (public,)), spent=order.spent)
+        return f"{order.device} is enrolled"
+    if before.sign == (public,) and before.state == "enrolled":
+        return f"{order.device} was enrolled with this key already"
+    generation = before.generation + 1
+    if before.sign == (public,):
+        store.put_client(EnrolledDevice(order.device, (public,), generation))
+        return f"{order.device} is enrolled anew, generation {generation}, with the key it had"
+    told = renewal(order, store)
+    store.renew(EnrolledDevice(order.device, (public,), generation), spent=order.spent)
+    return f"{order.device} is enrolled anew, generation {generation}{told}"
+
+
+def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
+    """Return what begins anew with an enrolment, to be said to the operator; nothing if empty."""
+    known = {client.id: client for client in store.clients()}
+    before = known.get(order.device)
+    if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
+        return ""
+    counted = store.ledger(order.device).spent
+    return (
+        f", with a new key: a new ledger of it begins here\n"
+        f"  begins anew: the count of releases kept here, {counted} so far, goes on from "
+        f"{order.spent}\n"
+        "  goes on: the privacy ledger on the device, which tells its count with its next hello\n"
+        "  if the device lost its state as well, keep the old count: enrol it with "
+        f"--spent {counted}"
+    )
+
+
+def leave(folder: Path, order: ControlOrder) -> Path:
+    """Write an order for the daemon: whole, or not at all."""
+    make_private_folder(folder)
+    path = folder / f"{secrets.token_hex(8)}.json"
+    told = {name: getattr(order, name) for name in order.__dataclass_fields__}
+    raw = json.dumps({name: value for name, value in told.items() if value not in (None, {})})
+    beside = path.with_suffix(".part")
+    with open_private(beside, encoding="utf-8") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return path
+
+
+def waiting(folder: Path) -> Iterator[tuple[Path, ControlOrder | None]]:
+    """Return the orders in a folder, oldest first; None for a file that is no order."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    for path in paths:
+        yield path, _read(path)
+
+
+def carry_out(folder: Path, do: Callable[[ControlOrder], str], tell: Callable[[str], None]) -> int:
+    """Apply and remove every order; return how many were applied.
+
+    One that cannot be carried out is told and removed: it would not get better.
+    """
+    done = 0
+    for path, order in waiting(folder):
+        if order is None:
+            tell(f"{path.name} is not an order")
+        else:
+            try:
+                tell(do(order))
+                done += 1
+            except OrderError as error:
+                tell(str(error))
+        path.unlink(missing_ok=True)
+    return done
+
+
+def _read(path: Path) -> ControlOrder | None:
+    try:
+        if path.stat().st_size > LIMIT:
+            return None
+        return build(ControlOrder, json.loads(path.read_text("utf-8")))
+    except (SchemaError, ValueError, OSError, RecursionError):
+        return None

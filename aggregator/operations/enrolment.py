@@ -1,0 +1,191 @@
+"""Who belongs to the fleet: keys of its root, its aggregator, and its devices.
+
+Nothing is secret in what a device hands over, but something must be proved: that it holds the
+private half of the key it names, for this fleet and under this id.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.app.permissions import make_private_folder, require_private
+from edge_sdk.wire.keys import (
+    PUBLIC_SIZE,
+    SIGNATURE_SIZE,
+    KeyFileError,
+    SigningKey,
+    load_signing_key,
+    read_public,
+    save_public,
+    save_signing_key,
+    verify,
+)
+from edge_sdk.wire.protocol.topics import is_device_id
+from edge_sdk.wire.small_order import weakness
+
+CONTEXT = b"gridfed/1/enrol\0"
+NO_KEY = bytes(PUBLIC_SIZE)
+"""Stands for the sealing key of a device that has none."""
+
+
+class EnrolError(Failure):
+    """A claim that is not proved, or an id or key that cannot be one."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a device, or the operator for it, says before it belongs.
+
+    Attributes:
+        device: The id it wants: certificate name, user name, topic and sender in one.
+        public: Its raw Ed25519 public key.
+        proof: Signature of ``statement`` by that key, or empty: the operator vouches then.
+    """
+
+    device: str
+    public: bytes
+    proof: bytes = b""
+
+
+def statement(
+    fleet: str, device: str, public: bytes, open_: bytes = NO_KEY, csr: bytes = b""
+) -> bytes:
+    """Return the bytes a device signs to prove that it holds its key.
+
+    Args:
+        fleet: The fleet it wants to join.
+        device: Under which id.
+        public: Its raw signing key.
+        open_: Its raw sealing key; 32 zero bytes without one.
+        csr: Its certificate request; empty without one.
+
+    Example:
+        >>> key = SigningKey.from_seed(bytes(32))
+        >>> mine = key.sign(statement("north", "meter-1", key.public))
+        >>> verify(key.public, mine, statement("north", "meter-2", key.public))
+        False
+    """
+    named = b"".join(bytes([len(raw)]) + raw for raw in (fleet.encode(), device.encode()))
+    return CONTEXT + named + public + open_ + hashlib.sha256(csr).digest()
+
+
+def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
+    """Return the claim if it may be enrolled.
+
+    Raises:
+        EnrolError: An id that is none, a key of the wrong size or of small order, or
+            a proof by another key.
+    """
+    if not is_device_id(claim.device):
+        raise EnrolError(
+            f"{where}: {claim.device!r} cannot be a device's id",
+            hint="letters, digits, - and _; at most 64; starting with a letter or a digit",
+        )
+    if len(claim.public) != PUBLIC_SIZE:
+        raise EnrolError(f"{where}: {claim.device}: a public key has {PUBLIC_SIZE} bytes")
+    if found := weakness(claim.public):
+        raise EnrolError(
+            f"{where}: {claim.device}: the public key {claim.public.hex()} {found}",
+            hint="make the key on the device with gridfed-edge enrol",
+        )
+    said = statement(fleet, claim.device, claim.public)
+    if claim.proof and not verify(claim.public, claim.proof, said):
+        raise EnrolError(
+            f"{where}: {claim.device}: the proof was not made by this key, for this id and fleet",
+            hint="check the fleet and the id in the device's configuration",
+        )
+    return claim
+
+
+def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol") -> Claim:
+    """Read a claim as people write it: 64 hex digits or a file; 128 hex digits or nothing.
+
+    Raises:
+        EnrolError: It cannot be read.
+    """
+    try:
+        raw = read_public(public)
+    except KeyFileError as error:
+        raise EnrolError(f"{where}: {device}: {error}") from error
+    try:
+        signature = bytes.fromhex(proof)
+    except ValueError as error:
+        raise EnrolError(f"{where}: {device}: a proof is 128 hex digits") from error
+    if signature and len(signature) != SIGNATURE_SIZE:
+        raise EnrolError(f"{where}: {device}: a proof is 128 hex digits, got {len(proof)}")
+    return Claim(device, raw, signature)
+
+
+def read_claims(path: Path) -> Iterator[Claim]:
+    """Read a CSV file with the columns ``id``, ``public`` and, if wanted, ``proof``.
+
+    Raises:
+        EnrolError: No such file, a missing column, or a line that cannot be read; with its number.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if not {"id", "public"} <= set(rows.fieldnames or ()):
+                raise EnrolError(f"{path}: the first line must name the columns id and public")
+            for row in rows:
+                where = f"{path}, line {rows.line_num}"
+                given = (row["id"] or "", row["public"] or "", row.get("proof") or "")
+                yield claim_of(*(text.strip() for text in given), where=where)
+    except OSError as error:
+        raise EnrolError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise EnrolError(f"{path}: not UTF-8 text") from error
+
+
+def keys_of(
+    folder: Path, online: Path, public: Path, root_key: Path | None = None
+) -> tuple[SigningKey, SigningKey]:
+    """Make the keys of a fleet, or load those that are there.
+
+    Args:
+        folder: The state folder; a new root key is made in it.
+        online: The aggregator's private key; made if missing.
+        public: The root's public half; written if missing.
+        root_key: The root's private key, if it was moved away.
+
+    Returns:
+        The root's key and the aggregator's.
+
+    Raises:
+        EnrolError: The root's private key is needed and has been moved away, or is another one:
+            no second root is ever made in its place.
+    """
+    root_file = root_key or folder / "root.key"
+    if not root_file.exists() and (public.exists() or root_key is not None):
+        raise EnrolError(
+            f"{root_file}: no such key, and {public.name} says that this fleet has a root",
+            hint="give its private key with --root-key FILE",
+        )
+    make_private_folder(folder)
+    root = _made(root_file)
+    if not public.exists():
+        save_public(public, root.public)
+    if read_public(public) != root.public:
+        raise EnrolError(
+            f"{root_file} (key id {root.kid.hex()}) is not the private half of {public}",
+            hint="devices trust that root; sign with its key",
+        )
+    signer = _made(online)
+    save_public(online.with_suffix(".pub"), signer.public)
+    return root, signer
+
+
+def _made(path: Path) -> SigningKey:
+    if path.exists():
+        require_private(path)
+        return load_signing_key(path)
+    key = SigningKey.generate()
+    save_signing_key(path, key)
+    return key

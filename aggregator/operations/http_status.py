@@ -1,0 +1,414 @@
+"""The loopback page: is it alive, is it ready, what is it doing, and its metrics.
+
+Its threads only ever read one frozen snapshot; they cannot touch the daemon. One of them reads all
+requests, each with a deadline, so a client that sends a byte a minute holds no thread, and no
+descriptor for more than five seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
+from queue import SimpleQueue
+from string import Template
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from aggregator.operations.credit_heatmap import Credits, received, svg
+from aggregator.store.types import Version
+from edge_sdk.app.cli import TEMPORARY, Failure, fields, installed_version
+
+if TYPE_CHECKING:
+    from socketserver import BaseServer
+
+SCHEMA = 1
+"""Version of the status document; it rises when a key changes its meaning or goes away."""
+
+STALE = 60.0  # s without a turn of the loop: the process lives, the daemon does not
+DEADLINE = 5.0  # s for a whole request, header included
+POLICY = "default-src 'none'; style-src 'self'; img-src 'self'"
+AT_ONCE = 4  # requests being answered
+MOST = 256  # connections whose request is not complete; as many complete ones may wait
+LARGEST = 8192  # bytes of a request
+POLL = 0.1  # s between two looks at deadlines
+
+logger = logging.getLogger(__name__)
+
+Nothing: Mapping[str, Any] = MappingProxyType({})
+
+
+class PageError(Failure):
+    """The page cannot be served where the configuration says."""
+
+    exit_code = TEMPORARY
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the daemon last said of itself.
+
+    Attributes:
+        ticked: Monotonic seconds of the loop's last turn.
+        checks: What readiness needs, each with whether it holds.
+        status: The status document, without its schema number.
+        credits: Returns who trusted whom in which round; drawn only when somebody looks.
+    """
+
+    ticked: float = 0.0
+    checks: Mapping[str, bool] = field(default_factory=lambda: Nothing)
+    status: Mapping[str, Any] = field(default_factory=lambda: Nothing)
+    credits: Callable[[], Credits] = dict
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to be ready, and all of it is."""
+        return bool(self.checks) and all(self.checks.values())
+
+    def is_alive(self, now: float) -> bool:
+        """Whether the loop turned lately.
+
+        >>> Snapshot(ticked=100.0).is_alive(150.0), Snapshot(ticked=100.0).is_alive(170.0)
+        (True, False)
+        """
+        return now - self.ticked < STALE
+
+    def document(self) -> dict[str, Any]:
+        """Return the status document: the same for the page, the command and a program."""
+        return {
+            "schema": SCHEMA,
+            "ready": self.is_ready,
+            "checks": dict(self.checks),
+            **self.status,
+        }
+
+
+def round_line(version: Version) -> dict[str, Any]:
+    """Return what status and page tell of a closed round."""
+    report = version.report
+    return {
+        "round": version.round,
+        "version": version.version,
+        "result": "moved" if version.moved else f"abandoned: {report.get('why', '')}",
+        "updates": len(report.get("cohort", ())),
+        "seconds": report.get("seconds"),
+        "loss": report.get("loss"),
+    }
+
+
+class Page:
+    """Serves the newest snapshot on one address until it is closed.
+
+    Args:
+        listen: ``host:port``; port 0 takes a free one.
+        snapshot: Called for every request, from other threads.
+        metrics: Returns the Prometheus page; as above.
+
+    Raises:
+        PageError: The address cannot be had.
+    """
+
+    def __init__(
+        self, listen: str, snapshot: Callable[[], Snapshot], metrics: Callable[[], bytes]
+    ) -> None:
+        host, port = split(listen)
+        try:
+            self._server = _Server((host, port), snapshot, metrics)
+        except OSError as error:
+            raise PageError(
+                f"cannot serve the page on {listen}: {error.strerror or error}",
+                hint="another process has this port; set page.listen, or stop the other daemon",
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Where the page is, as ``host:port``."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.close()
+
+
+def split(listen: str) -> tuple[str, int]:
+    """Take ``host:port`` apart.
+
+    >>> split("127.0.0.1:9464"), split("[::1]:0")
+    (('127.0.0.1', 9464), ('::1', 0))
+
+    Raises:
+        PageError: It is not that.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise PageError(f"page.listen: expected host:port, got {listen!r}")
+    return host.strip("[]"), int(port)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A connection whose request is not complete: what came of it, and until when it may."""
+
+    until: float
+    head: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the blank line that ends a request without a body has come."""
+        return b"\r\n\r\n" in self.head or b"\n\n" in self.head
+
+
+class _Server:
+    """One thread accepts and reads all requests; ``AT_ONCE`` others answer the complete ones.
+
+    A connection that has not yet sent a request holds no thread, so however many of them are
+    opened and renewed, a request that is complete waits only for those before it. At most ``MOST``
+    connections are read at a time, beyond which the oldest is closed, and at most ``MOST`` complete
+    requests wait, beyond which new connections stay in the listener's backlog.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        snapshot: Callable[[], Snapshot],
+        metrics: Callable[[], bytes],
+    ) -> None:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.snapshot, self.metrics = snapshot, metrics
+        self._listener = socket.create_server(address, family=family, backlog=MOST)
+        self._listener.setblocking(False)
+        self.server_address: tuple[Any, ...] = self._listener.getsockname()
+        self._reading: dict[socket.socket, _Reading] = {}  # oldest first
+        self._complete: SimpleQueue[tuple[socket.socket, bytes] | None] = SimpleQueue()
+        self._is_closing = threading.Event()
+        self._threads = [threading.Thread(target=self._read_all, daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._answer_all, daemon=True) for _ in range(AT_ONCE)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop accepting, answer what is complete, and free the port."""
+        self._is_closing.set()
+        for thread in self._threads:
+            thread.join(DEADLINE)
+
+    # --- the thread that reads
+
+    def _read_all(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._is_closing.is_set():
+                self._accept_if_room(selector)
+                for key, _ in selector.select(POLL):
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif key.fileobj in self._reading:  # else it was closed to make room
+                        self._read(selector, key.fileobj)
+                now = time.monotonic()
+                for late in [one for one, what in self._reading.items() if what.until <= now]:
+                    self._drop(selector, late)
+            for left in list(self._reading):
+                self._drop(selector, left)
+        self._listener.close()
+        for _ in range(AT_ONCE):
+            self._complete.put(None)
+
+    def _accept_if_room(self, selector: selectors.BaseSelector) -> None:
+        """Leave new connections in the backlog while too many requests wait for an answer."""
+        is_full = self._complete.qsize() >= MOST
+        is_accepting = self._listener in selector.get_map()
+        if is_full and is_accepting:
+            selector.unregister(self._listener)
+        elif not is_full and not is_accepting:
+            selector.register(self._listener, selectors.EVENT_READ)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # it left again
+            return
+        except OSError:  # no descriptors: those that are open end within their deadline
+            time.sleep(POLL)
+            return
+        connection.setblocking(False)
+        if len(self._reading) >= MOST:
+            self._drop(selector, next(iter(self._reading)))
+        self._reading[connection] = _Reading(time.monotonic() + DEADLINE)
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        reading = self._reading[connection]
+        try:
+            came = connection.recv(LARGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        reading.head += came
+        if not came or len(reading.head) > LARGEST:
+            self._drop(selector, connection)
+        elif reading.is_complete:
+            selector.unregister(connection)
+            del self._reading[connection]
+            self._complete.put((connection, bytes(reading.head)))
+
+    def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._reading[connection]
+        connection.close()
+
+    # --- the threads that answer
+
+    def _answer_all(self) -> None:
+        while (request := self._complete.get()) is not None:
+            connection, head = request
+            with connection, contextlib.suppress(OSError):  # a client that has left is no news
+                connection.settimeout(DEADLINE)
+                _Request(connection, head, self)
+                connection.shutdown(socket.SHUT_WR)
+
+
+class _Request(BaseHTTPRequestHandler):
+    server_version, sys_version = "gridfed", ""
+    timeout = DEADLINE
+
+    def __init__(self, connection: socket.socket, head: bytes, server: _Server) -> None:
+        self._head, self._page = head, server
+        super().__init__(connection, ("", 0), cast("BaseServer", server))
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BytesIO(self._head)
+
+    def do_GET(self) -> None:
+        """Answer one of the pages."""
+        try:
+            code, kind, body = self._answer(self.path.partition("?")[0])
+        except Exception:
+            logger.exception("page failed %s", fields(path=self.path))
+            code, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain"
+            body = b"internal error; the log has the trace\n"
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header(
+            "Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'"
+        )
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        now = self._page.snapshot()
+        match path:
+            case "/healthz":
+                return _verdict(("the loop turns", now.is_alive(time.monotonic())))
+            case "/readyz":
+                return _verdict(*now.checks.items())
+        pages: Mapping[str, tuple[str, Callable[[], bytes]]] = {
+            "/metrics": ("text/plain; version=0.0.4; charset=utf-8", self._page.metrics),
+            "/status": ("application/json", lambda: json.dumps(now.document()).encode()),
+            "/style.css": ("text/css", lambda: _static("style.css").encode()),
+            "/": ("text/html; charset=utf-8", lambda: html(now.document()).encode()),
+            "/credit.svg": ("image/svg+xml", lambda: svg(received(now.credits())).encode()),
+        }
+        if path not in pages:
+            known = f"pages: {' '.join(sorted(pages))} /healthz /readyz\n"
+            return HTTPStatus.NOT_FOUND, "text/plain", known.encode()
+        kind, body = pages[path]
+        return HTTPStatus.OK, kind, body()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Say nothing: a scrape every few seconds is not news."""
+
+
+def _verdict(*checks: tuple[str, bool]) -> tuple[HTTPStatus, str, bytes]:
+    """Nothing to check yet is not good."""
+    is_good = bool(checks) and all(ok for _, ok in checks)
+    code = HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE
+    return code, "text/plain", "".join(f"{_mark(ok)} {name}\n" for name, ok in checks).encode()
+
+
+def _mark(ok: object) -> str:
+    return "ok " if ok else "NOT"
+
+
+def html(document: Mapping[str, Any]) -> str:
+    """Render the status document for a person; every value is escaped."""
+    checks = document["checks"]
+    missing = ", ".join(name for name, ok in checks.items() if not ok)
+    alarms = {f"ALARM {name}": why for name, why in document.get("alarms", {}).items()}
+    alarms |= {f"FLOOD {name}": what for name, what in document.get("flooding", {}).items()}
+    return Template(_static("page.html")).substitute(
+        fleet=escape(str(document.get("fleet", ""))),
+        ready="yes" if document["ready"] else "no",
+        headline="ready" if document["ready"] else escape(f"not ready: {missing or 'starting'}"),
+        run=_rows(document.get("run", {})),
+        devices=_rows(document.get("devices", {})) + _rows(alarms),
+        upkeep=_upkeep(document),
+        clusters=_rows(_sizes(document.get("clusters", {}))),
+        refused=_rows(document.get("refused", {})),
+        credit=_CREDIT if document.get("credit") else "",
+        rounds="".join(_row(entry.values()) for entry in document.get("rounds", ())),
+        version=escape(installed_version()),
+    )
+
+
+_CREDIT = (
+    '<figure><img src="/credit.svg" alt="weights of devices over rounds">'
+    "<figcaption>The darker the more; red: nothing, an outcast.</figcaption></figure>"
+)
+
+
+def _upkeep(document: Mapping[str, Any]) -> str:
+    """A table of what a person has to see to, where there is something."""
+    named = {"halted": "run halted", "dead_letters": "dead letters"}
+    said = {told: document[name] for name, told in named.items() if name in document}
+    said |= {"configuration": document["configuration"]} if "configuration" in document else {}
+    said |= {
+        f"{one['kind']} {one['file']}": one["told"] for one in document.get("certificates", ())
+    }
+    return f"<table><caption>Upkeep</caption>{_rows(said)}</table>" if said else ""
+
+
+def _sizes(clusters: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """A fleet's names do not fit a page; the status document has them."""
+    return {f"cluster {label}": len(names) for label, names in clusters.items()}
+
+
+def _rows(pairs: Mapping[str, Any]) -> str:
+    return "".join(
+        f"<tr><th>{escape(str(k))}</th><td>{_cell(v)}</td></tr>" for k, v in pairs.items()
+    )
+
+
+def _row(values: Any) -> str:  # noqa: ANN401 - a view of any values
+    return "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in values) + "</tr>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "&ndash;"
+    return escape(f"{value:.5g}" if isinstance(value, float) else str(value))
+
+
+def _static(name: str) -> str:
+    return files("aggregator").joinpath("static", name).read_text("utf-8")

@@ -1,0 +1,129 @@
+"""What a person has to see to while the daemon runs: files that expire, a configuration refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from aggregator.metrics import Metrics
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock, SystemClock
+from edge_sdk.app.settings import SettingsError, seconds
+from edge_sdk.wire.link.tls_files import File, TlsFileState, Watch, files, look
+from edge_sdk.wire.link.x509_expiry import X509Error, day_of
+
+logger = logging.getLogger(__name__)
+
+_RENEW = {
+    "ca": "the authority that signs the broker has to be renewed; its file goes to every device",
+    "certificate": "sign another one for _agg and put it in place",
+    "crl": "sign another list, put it in the broker's place and send the broker SIGHUP",
+}
+
+
+def tls_files(config: AggregatorConfig) -> tuple[File, ...]:
+    """Return every file of the configuration that expires."""
+    said = config.broker
+    return files(said.url, said.ca_file, said.cert_file, said.crl)
+
+
+def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
+    """Read every file that expires; return how each is.
+
+    Args:
+        config: Names the files.
+        now: Unix seconds.
+
+    Raises:
+        SettingsError: One cannot be read, or with one that has expired nobody gets in any more.
+    """
+    found = []
+    for file in tls_files(config):
+        try:
+            seen = TlsFileState(file, file.read())
+        except X509Error as error:
+            raise SettingsError(f"{config.file.name}: {error}") from error
+        if seen.expiry is not None and seen.expiry.is_over(now):
+            why = f"{file.key}: {file.path}: {seen.told(now)}"
+            raise SettingsError(f"{config.file.name}: {why}", hint=_RENEW[file.kind])
+        found.append(seen)
+    return found
+
+
+def horizon_of(config: AggregatorConfig) -> float:
+    """Return how many seconds before an end it is warned of."""
+    return seconds(config.alerts.expiry)
+
+
+def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict[str, Any]]:
+    """Return what status tells of files that expire; ``soon`` within ``horizon`` seconds."""
+    return [
+        {
+            "kind": seen.file.kind,
+            "file": str(seen.file.path),
+            "expires": None if seen.days(now) is None else day_of(seen.until),
+            "days": seen.days(now),
+            "soon": seen.is_near(now, horizon),
+            "told": seen.told(now),
+        }
+        for seen in found
+    ]
+
+
+def offline(config: AggregatorConfig) -> list[dict[str, Any]]:
+    """Return the same where no daemon runs."""
+    return rows(look(tls_files(config)), SystemClock().wall() / 1000, horizon_of(config))
+
+
+@dataclass(slots=True)
+class OperatorAlerts:
+    """Watches for as long as the daemon runs.
+
+    Attributes:
+        clock: Wall time.
+        watch: The files that expire.
+        refused: Why the configuration that was read last is not in force; empty if it is.
+        loaded: When the one in force was put there, Unix seconds.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    watch: Watch = field(default_factory=Watch)
+    refused: str = ""
+    loaded: float = 0.0
+    _shown: frozenset[tuple[str, str]] = frozenset()
+
+    def follow(self, config: AggregatorConfig) -> None:
+        """Take note of a configuration that is in force from now on."""
+        self.watch.files = tls_files(config)
+        self.watch.horizon = horizon_of(config)
+        self.refused, self.loaded = "", self._now
+
+    def warn(self) -> None:
+        """Log what ends soon, once a day."""
+        for seen in self.watch.warnings(self._now):
+            told = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(self._now)}
+            logger.warning("certificate expires %s", fields(**told))
+
+    def measure(self, metrics: Metrics) -> None:
+        """Bring the gauges up to date."""
+        found = {(str(seen.file.path), seen.file.kind): seen.until for seen in self.watch.look()}
+        for labels in self._shown - found.keys():
+            metrics.expires.remove(*labels)
+        for labels, until in found.items():
+            metrics.expires.labels(*labels).set(until)
+        self._shown = frozenset(found)
+        metrics.reloaded.set(not self.refused)
+        metrics.reloaded_at.set(self.loaded)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status document has of it."""
+        found = rows(self.watch.look(), self._now, self.watch.horizon)
+        told: dict[str, Any] = {"certificates": found} if found else {}
+        return told | ({"configuration": f"refused: {self.refused}"} if self.refused else {})
+
+    @property
+    def _now(self) -> float:
+        return self.clock.wall() / 1000

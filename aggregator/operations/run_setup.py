@@ -1,0 +1,271 @@
+"""Begin a fleet and its runs: what the root signs once, so that the daemon never needs its key.
+
+A run is defined by what a replay of its journal depends on. Whoever changes that begins another
+run, which takes the common model along if its layout still fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from aggregator import config
+from aggregator.methods import Course
+from aggregator.rounds import announcements as announce
+from aggregator.store import SqliteStore, types
+from aggregator.store.state_codec import flatten, layout, rebuild
+from aggregator.store.types import DownloadBody
+from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.app.permissions import require_private
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.keys import KeyFileError, SigningKey, kid_of, load_signing_key
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.envelope import ALL, ROOT, unseal
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, BundleMessage, KeysMessage, Message
+
+M = TypeVar("M", bound=Message)
+
+RUN_LEAP = 1_000
+"""After a restore: beyond every run that was begun since the backup and that devices know."""
+
+
+class FoundingError(Failure):
+    """The store's signed announcements are missing, or are not for this configuration."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """What founding did.
+
+    Attributes:
+        number: The run that is in force now.
+        is_new: Whether it began just now.
+        continued: Whether it took the model of the run before along.
+    """
+
+    number: int
+    is_new: bool
+    continued: bool
+
+
+def definition(run: config.BoundRun) -> str:
+    """Return, as JSON, what a replay of the run depends on besides its bundle.
+
+    The deadline is not in it: what a deadline did is in the journal.
+    """
+    said = run.config.run
+    method = config.settings_of(run.config)
+    told = {
+        "settings": dataclasses.asdict(method),
+        "rule": dict(said.rule),
+        "rounds": {
+            "quorum": run.rounds.quorum,
+            "least": run.rounds.least,
+            "rounds": run.rounds.limit,
+            "weighting": run.rounds.weighting,
+            "weight_cap": run.rounds.cap,
+        },
+        "admission": {"max_norm": said_norm(run), "n_cap": run.limits.n_cap},
+    }
+    if said.graph is not None:
+        told["graph"] = dataclasses.asdict(said.graph)
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def said_norm(run: config.BoundRun) -> float | None:
+    """Return the largest norm, or None where there is none: JSON has no infinity."""
+    return float(run.limits.max_norm) if np.isfinite(run.limits.max_norm) else None
+
+
+def found(
+    run: config.BoundRun,
+    store: SqliteStore,
+    *,
+    root: SigningKey,
+    online: bytes,
+    now: int,
+    fresh: bool = False,
+) -> Founded:
+    """Sign keys and bundle into the store; begin a run if the configuration wants another one.
+
+    Args:
+        run: The bound configuration.
+        store: Opened for writing.
+        root: The root's private key.
+        online: The aggregator's public key.
+        now: Unix milliseconds.
+        fresh: Begin another run in any case, from the bundle's first vector.
+    """
+    ends = announce.Ends(run.config.fleet, root)
+    before = store.run()
+    is_new = fresh or store.was_restored or before is None or bool(differences(run, store, before))
+    number = (before.run if before else 0) + (RUN_LEAP if store.was_restored else is_new)
+    if store.was_restored:
+        store.adopt()
+    signed = [
+        announce.keys(ends, online, serial=store.next_serial(), now=now),
+        announce.bundle(
+            ends, announce.bundle_message(run, number=number, serial=store.next_serial())
+        ),
+    ]
+    published = {one.topic: one.payload for one in signed}
+    archive = DownloadBody("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT)
+    if not is_new:
+        store.announce(published, [archive])
+        return Founded(number, is_new=False, continued=False)
+    state, continued = _start(run, store, None if fresh else before)
+    store.begin(_record(run, number), flatten(state), published)
+    store.announce({}, [archive])
+    return Founded(number, is_new=True, continued=continued)
+
+
+def differences(run: config.BoundRun, store: SqliteStore, begun: types.RunRecord) -> list[str]:
+    """Return what the configuration wants otherwise than the run that was begun, as sentences."""
+    said = _announced(run, store, "bundle", BundleMessage)
+    wanted = announce.bundle_message(run, number=begun.run, serial=1)
+    found = [
+        f"{name}: {_short(getattr(said, name))} was announced, now {_short(getattr(wanted, name))}"
+        for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
+        if getattr(said, name) != getattr(wanted, name)
+    ]
+    before, after = json.loads(begun.settings), json.loads(definition(run))
+    return found + _changed(before, after)
+
+
+def signer(said: config.AggregatorConfig) -> SigningKey:
+    """Read the online key.
+
+    Raises:
+        FoundingError: It is missing or is no key; the hint says how to get one.
+        PermissionsError: Other users can read it.
+    """
+    try:
+        key = load_signing_key(said.signing_key)
+    except KeyFileError as error:
+        raise FoundingError(
+            str(error), hint=f"put it back, or make another: gridfed-aggregator init {said.file}"
+        ) from error
+    require_private(said.signing_key)
+    return key
+
+
+def check(run: config.BoundRun, store: SqliteStore, online: SigningKey) -> types.RunRecord:
+    """Return the run that the daemon continues, if store, keys and configuration agree.
+
+    Raises:
+        FoundingError: They do not; the hint is the command that mends it.
+    """
+    begun = store.run()
+    where = run.config.file
+    if begun is None:
+        raise FoundingError(
+            f"{store.path} has no run yet", hint=f"begin: gridfed-aggregator init {where}"
+        )
+    announced = _announced(run, store, "keys", KeysMessage)
+    if online.public not in announced.sign:
+        raise FoundingError(
+            f"{run.config.signing_key.name} (key id {online.kid.hex()}) is not announced; "
+            f"announced: {', '.join(kid_of(key).hex() for key in announced.sign)}",
+            hint=f"sign it with the root key: gridfed-aggregator announce {where}",
+        )
+    if store.was_restored:
+        raise FoundingError(
+            f"{store.path} was restored from a backup; run {begun.run} may have gone on since",
+            hint=f"begin another run: gridfed-aggregator announce {where}",
+        )
+    if wrong := differences(run, store, begun):
+        raise FoundingError(
+            f"the configuration is not what run {begun.run} was begun with: {'; '.join(wrong)}",
+            hint=f"take it back, or begin another run: gridfed-aggregator announce {where}",
+        )
+    _check_quorum(run, store)
+    return begun
+
+
+def _check_quorum(run: config.BoundRun, store: SqliteStore) -> None:
+    """Refuse an S of S-of-M that is above M: it would wait for devices that nobody knows."""
+    enrolled = sum(client.state != "revoked" for client in store.clients())
+    if run.ask.personal and run.rounds.enough > enrolled:
+        raise FoundingError(
+            f"{run.config.file.name}: run.quorum: {run.rounds.enough} different devices must "
+            f"answer, {enrolled} are enrolled",
+            hint="enrol them: gridfed-aggregator enrol ID; or lower run.quorum",
+        )
+
+
+def _record(run: config.BoundRun, number: int) -> types.RunRecord:
+    return types.RunRecord(
+        run=number,
+        method=run.config.run.method,
+        settings=definition(run),
+        bundle=run.bundle.manifest.name,
+        spec=run.spec.digest,
+        layout=layout(run.first_state()),
+    )
+
+
+def _start(
+    run: config.BoundRun, store: SqliteStore, before: types.RunRecord | None
+) -> tuple[Course, bool]:
+    """Take the last run's model along where the shared layout is the same."""
+    first = run.first_state()
+    if before is None or before.spec != run.spec.digest:
+        return first, False
+    leaves = store.load(before.run).leaves
+    return run.half.init(np.asarray(leaves["w"])), True
+
+
+def resumed(
+    run: config.BoundRun, store: SqliteStore, number: int
+) -> tuple[Course, types.SavedState]:
+    """Return a run's saved state, and the record it came from.
+
+    Raises:
+        WireError: The saved leaves are damaged, or not of this method.
+    """
+    saved = store.load(number)
+    return rebuild(run.first_state(), saved.leaves), saved
+
+
+def _announced(run: config.BoundRun, store: SqliteStore, kind: str, cls: type[M]) -> M:
+    fleet, root = run.config.fleet, config.root_of(run.config)
+    payload = store.announcements().get(topics.common(fleet, kind), b"")
+    try:
+        sealed = unseal(
+            payload,
+            kind=kind,
+            sender=ROOT,
+            recipient=ALL,
+            fleet=fleet,
+            key_of=lambda _sender, kid: root if kid_of(root) == kid else None,
+        )
+        return decode(cls, sealed.body)
+    except Refused as error:
+        raise FoundingError(
+            f"the {kind} announcement in {store.path.name} was not signed by "
+            f"{run.config.root_public.name} for fleet {fleet!r} ({error.reason.name})",
+            hint=f"sign it: gridfed-aggregator announce {run.config.file}",
+        ) from error
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[str]:
+    found: list[str] = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _changed(old, new, f"{at}{key}.")
+        elif old != new:
+            found.append(f"{at}{key}: {old} at the start, now {new}")
+    return found
+
+
+def _short(value: object) -> str:
+    return value.hex()[:12] if isinstance(value, bytes) else str(value)

@@ -1,0 +1,212 @@
+"""What the daemon shows of itself: gauges for Prometheus, one snapshot for the page."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from aggregator.ingress.dead_letters import DeadLetters
+from aggregator.ingress.flood_control import FloodControl
+from aggregator.ingress.message_ingress import MessageIngress
+from aggregator.ingress.registry import Registry
+from aggregator.methods import METHODS, Clustered, Credited
+from aggregator.metrics import Metrics
+from aggregator.operations.credit_heatmap import Credits, received
+from aggregator.operations.http_status import Snapshot, round_line
+from aggregator.operations.operator_alerts import OperatorAlerts
+from aggregator.rounds.round_engine import RoundEngine, restored
+from aggregator.store import SqliteStore
+from aggregator.store.types import Version
+from edge_sdk.wire.link.transport import Transport
+
+DISK_FLOOR = 64 * 1024 * 1024  # bytes free below which the daemon is not ready
+REMEMBERED = 10  # closed rounds on the page
+
+_STATES = ("online", "sleeping", "draining", "offline", "lost")
+_KINDS = frozenset(
+    (
+        "status",
+        "hello",
+        "offer",
+        "chunk",
+        "have",
+        "receipt",
+        "refusal",
+        "update",
+        "signal",
+        "metrics",
+    )
+)
+
+
+@dataclass(frozen=True)
+class StatusView:
+    """The parts that have something to tell, and nothing that could change them.
+
+    Attributes:
+        fold: The run.
+        intake: The door.
+        registry: The devices.
+        store: The database.
+        link: To the broker.
+        backlog: Journalled events that wait for space on the disk.
+        upkeep: What a person has to see to.
+        letters: Messages that were set aside.
+        floods: Who sends more than any device should.
+        metrics: What is counted.
+        closed: The newest closed rounds.
+    """
+
+    fold: RoundEngine
+    intake: MessageIngress
+    registry: Registry
+    store: SqliteStore
+    link: Transport
+    backlog: Sized
+    upkeep: OperatorAlerts
+    letters: DeadLetters
+    floods: FloodControl
+    metrics: Metrics = field(default_factory=Metrics)
+    closed: deque[Version] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def remember(self) -> None:
+        """Read the newest closed rounds from the store, after a start."""
+        self.closed.extend(map(restored, self.store.versions(self.fold.number, REMEMBERED)))
+        for version in self.closed:
+            if version.moved:
+                self.metrics.moved_at.set(version.time / 1000)
+
+    def count(self, version: Version) -> None:
+        """Take note of a round that closed."""
+        self.closed.append(restored(version))
+        self.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
+        self.metrics.cohort.set(len(version.report.get("cohort", ())))
+        if "seconds" in version.report:
+            self.metrics.round_seconds.observe(version.report["seconds"])
+        if version.moved:
+            self.metrics.moved_at.set(version.time / 1000)
+        else:
+            self.metrics.quorum_failed.inc()
+
+    def heard(self, kind: str, size: int) -> None:
+        """Take note of a message; kinds that devices make up share one label."""
+        self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
+        self.metrics.payload.labels("up").inc(size)
+        self.metrics.volume.labels("up", kind if kind in _KINDS else "other").inc(size)
+
+    def measure(self) -> None:
+        """Bring every gauge up to date."""
+        metrics, state = self.metrics, self.fold.state
+        metrics.follow({**self.intake.counts, "DROPPED_UNREAD": self.floods.dropped})
+        metrics.flooding.set(len(self.floods.excluded(self.upkeep.clock.monotonic())))
+        metrics.round.set(state.round)
+        metrics.training.set(self.fold.phase == "train")
+        self.upkeep.measure(metrics)
+        metrics.dead_letters.set(self.letters.count)
+        metrics.halted.set(bool(self.fold.halted))
+        metrics.version.set(state.version)
+        metrics.pending.set(state.waiting)
+        metrics.clusters.clear()
+        for label, members in self._clusters().items():
+            metrics.clusters.labels(label).set(len(members))
+        metrics.credit.clear()
+        weights = from_others(self._credit())
+        for client, weight in weights.items():
+            metrics.credit.labels(client).set(weight)
+        metrics.outcasts.set(len(received({0: self._credit()}).outcasts))
+        told = self.registry.metrics.values()
+        metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in told))
+        metrics.links.labels("missed").set(sum(one.missed or 0 for one in told))
+        metrics.connected.set(self.link.is_up)
+        metrics.enrolled.set(len(self.registry))
+        metrics.quarantined.set(len(self.registry.quarantined()))
+        metrics.store.set(self.store.size())
+        kept = self.store.kept
+        for what in ("vectors", "journal"):
+            metrics.kept.labels(what).set(kept.get(what, 0))
+        metrics.audit_after.set(kept.get("audit after", 0))
+        metrics.disk.set(shutil.disk_usage(self.store.path.parent).free)
+        states = self.registry.states()
+        for name in _STATES:
+            metrics.devices.labels(name).set(states[name])
+
+    def snapshot(self) -> Snapshot:
+        """Return what page and status tell now."""
+        fold, state = self.fold, self.fold.state
+        free = shutil.disk_usage(self.store.path.parent).free
+        checks = {
+            "broker": self.link.is_up,
+            "store": not self.intake.is_full and not len(self.backlog),
+            "disk": free >= DISK_FLOOR,
+        }
+        said = fold.run.config.run
+        status: dict[str, Any] = {
+            "fleet": fold.run.config.fleet,
+            "run": {
+                "run": fold.number,
+                "method": said.method,
+                "bundle": fold.run.bundle.manifest.name,
+                "rule": "its own" if METHODS[said.method].own else said.rule["name"],
+                "phase": fold.phase,
+                "round": state.round,
+                "version": state.version,
+                "updates": f"{state.waiting} of {said.quorum}",
+            },
+            "devices": {"enrolled": len(self.registry), **self.registry.states()},
+            "refused": self.metrics.refusals(),
+            "rounds": [round_line(version) for version in reversed(self.closed)],
+        }
+        clusters, credit = self._clusters(), self._credit()
+        if clusters:
+            status["clusters"] = clusters
+        if credit:
+            status["credit"] = credit
+        if kept := self.store.kept:
+            status["store"] = {"bytes": self.store.size()} | dict(kept)
+        status |= self.upkeep.status()
+        if fold.halted:
+            status["halted"] = f"{fold.halted}; see {self.letters.folder}"
+        if self.letters.count:
+            status["dead_letters"] = self.letters.count
+        if alarms := self.registry.quarantined():
+            status["alarms"] = alarms
+        if flooding := self.floods.told(self.upkeep.clock.monotonic()):
+            status["flooding"] = flooding
+        return Snapshot(time.monotonic(), checks, status, self._credits())
+
+    def _credit(self) -> dict[str, dict[str, float]]:
+        """Return what each device made of each other last, where the method weighs them so."""
+        state: object = self.fold.state
+        if not isinstance(state, Credited):
+            return {}
+        return {client: dict(row) for client, row in state.credit.items()}
+
+    def _credits(self) -> Callable[[], Credits]:
+        """Return what reads the kept history out of the state as it is now."""
+        state: object = self.fold.state
+        return partial(getattr, state, "credits") if isinstance(state, Credited) else dict
+
+    def _clusters(self) -> dict[str, list[str]]:
+        """Return who belongs to which cluster, where the method has clusters."""
+        state: object = self.fold.state
+        if not isinstance(state, Clustered):
+            return {}
+        return {label: list(names) for label, names in state.clusters.items()}
+
+
+def from_others(credit: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return what the others make of each client's model on average.
+
+    >>> from_others({"a": {"a": 0.6, "b": 0.4}, "b": {"b": 1.0}, "c": {"b": 0.2, "c": 0.8}})
+    {'a': 0.0, 'b': 0.30000000000000004, 'c': 0.0}
+    """
+    others = max(len(credit) - 1, 1)
+    return {
+        name: sum(row.get(name, 0.0) for client, row in credit.items() if client != name) / others
+        for name in credit
+    }

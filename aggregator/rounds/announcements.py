@@ -1,0 +1,257 @@
+"""What everybody is told: keys and bundle under the root's signature, model and time under ours.
+
+Pure: messages and payloads out, nothing published and nothing saved. Serials come in as arguments,
+because they must rise for ever and only a store knows how far they got.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from aggregator.config import BoundRun
+from edge_sdk.wire.contract.method import Task
+from edge_sdk.wire.keys import Signer
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import encode, pack_tensor
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, ALL, ROOT, digest, ref, seal
+from edge_sdk.wire.protocol.messages import (
+    CHUNK_LIMIT,
+    SPAN_LIMIT,
+    WIRE,
+    BundleMessage,
+    ContentBody,
+    KeysMessage,
+    Message,
+    ModelMessage,
+    PartMessage,
+    TimeMessage,
+)
+from edge_sdk.wire.protocol.transfer import count_of
+
+OVERLAP = 400 * 86_400_000
+"""Milliseconds an online key is announced for: a device that slept a year still knows it."""
+
+Phase = Literal["train", "pause", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One retained message; an empty payload clears its topic."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Who speaks and where: what every envelope of ours needs."""
+
+    fleet: str
+    signer: Signer
+
+    def to_all(self, message: Message, sender: str = AGGREGATOR) -> bytes:
+        """Seal a message for the whole fleet."""
+        return seal(
+            encode(message),
+            kind=message.kind,
+            sender=sender,
+            recipient=ALL,
+            fleet=self.fleet,
+            signer=self.signer,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The content of one version of the common model, as devices fetch it."""
+
+    version: int
+    data: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the content body (32 bytes)."""
+        return digest(self.data)
+
+    @property
+    def id(self) -> bytes:
+        """The 16 bytes that its parts carry, and that a device asks for."""
+        return ref(self.digest)
+
+
+def keys(root: Ends, online: bytes, *, serial: int, now: int) -> Publication:
+    """Announce the online key, signed by the root.
+
+    Args:
+        root: With the root's signer.
+        online: The raw public key that may sign as ``_agg``.
+        serial: Larger than every one before.
+        now: Unix milliseconds; the key is in force a day before, so that no clock is too early.
+    """
+    message = KeysMessage(
+        serial=serial,
+        sign=(online,),
+        open=(),
+        from_=(max(0, now - 86_400_000),),
+        until=(now + OVERLAP,),
+        min_wire=WIRE,
+    )
+    return Publication(topics.common(root.fleet, "keys"), root.to_all(message, ROOT))
+
+
+def bundle_message(run: BoundRun, *, number: int, serial: int) -> BundleMessage:
+    """Say which bundle the fleet runs, and what run ``number`` does with it."""
+    manifest = run.bundle.manifest
+    return BundleMessage(
+        serial=serial,
+        name=manifest.name,
+        version=manifest.version,
+        digest=run.bundle.digest,
+        size=len(run.bundle.archive),
+        spec=run.spec.digest,
+        sdk=manifest.min_sdk,
+        method=run.config.run.method,
+        run=number,
+        shared=run.shared,
+        encs=run.limits.encs,
+    )
+
+
+def bundle(root: Ends, message: BundleMessage) -> Publication:
+    """Announce the bundle, signed by the root."""
+    return Publication(topics.common(root.fleet, "bundle"), root.to_all(message, ROOT))
+
+
+def is_same_run(said: BundleMessage, wanted: BundleMessage) -> bool:
+    """Whether a signed announcement still says what the configuration wants; serials may differ."""
+    return all(
+        getattr(said, name) == getattr(wanted, name)
+        for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
+    )
+
+
+def body(run: BoundRun, task: Task, *, number: int) -> Body:
+    """Write the content of the model a task carries."""
+    content = ContentBody(
+        run=number,
+        version=task.base,
+        part="shared",
+        spec=run.spec.digest,
+        enc="f4",
+        blob=pack_tensor(task.arrays[run.ask.down[0] if run.ask.down else "w"], "f4"),
+    )
+    return Body(task.base, encode(content))
+
+
+def slots(ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT) -> tuple[Publication, ...]:
+    """Cut a content body into its retained parts."""
+    pieces = (
+        PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
+        for i in range(count_of(len(content.data), chunk))
+    )
+    return tuple(Publication(topics.part(ends.fleet, part.i), ends.to_all(part)) for part in pieces)
+
+
+def cleared(fleet: str, kept: int, before: int) -> tuple[Publication, ...]:
+    """Clear the slots that a longer model left behind.
+
+    >>> [p.topic for p in cleared("north", kept=1, before=3)]
+    ['gf/1/north/_all/part/1', 'gf/1/north/_all/part/2']
+    """
+    return tuple(Publication(topics.part(fleet, i), b"") for i in range(kept, before))
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a manifest says beyond the task itself; saved, so that a restart says the same.
+
+    Attributes:
+        serial: Of the manifest.
+        until: End of the round, server time in milliseconds.
+        spread: Window of the random wait, milliseconds.
+        inline: Largest body a device sends unasked.
+        chunk: Bytes of one part.
+    """
+
+    serial: int
+    until: int
+    spread: int
+    inline: int
+    chunk: int = CHUNK_LIMIT
+
+
+def manifest(
+    run: BoundRun,
+    task: Task,
+    content: Body,
+    opening: Opening,
+    *,
+    number: int,
+    phase: Phase = "train",
+) -> ModelMessage:
+    """Write the manifest that opens the task's round; the numbers of the contract are its vals."""
+    declared = {one.name for one in run.ask.numbers}
+    share = run.config.run.share
+    return ModelMessage(
+        serial=opening.serial,
+        run=number,
+        round=task.round,
+        version=task.base,
+        phase=phase,
+        part="shared",
+        spec=run.spec.digest,
+        enc="f4",
+        digest=content.digest,
+        size=len(content.data),
+        chunk=opening.chunk,
+        until=opening.until,
+        spread=opening.spread,
+        inline=opening.inline,
+        share=share,
+        vals=_declared(task.values, declared),
+        cohort=salt(run.config.run.seed, number, task.round) if share < 1.0 else None,
+    )
+
+
+def model(ends: Ends, message: ModelMessage) -> Publication:
+    """Announce the model."""
+    return Publication(topics.common(ends.fleet, "model"), ends.to_all(message))
+
+
+def time(ends: Ends, *, serial: int, now: int) -> Publication:
+    """Announce server time."""
+    return Publication(
+        topics.common(ends.fleet, "time"), ends.to_all(TimeMessage(serial=serial, t=now))
+    )
+
+
+def salt(seed: int, run: int, number: int) -> bytes:
+    """Return the 16 bytes that decide who takes part in a round; the same after a restart.
+
+    >>> salt(0, 1, 1) == salt(0, 1, 1), salt(0, 1, 1) == salt(0, 1, 2)
+    (True, False)
+    """
+    said = b"".join(value.to_bytes(8, "big") for value in (seed, run, number))
+    return hashlib.sha256(b"gridfed/1/cohort\0" + said).digest()[:16]
+
+
+def spread(devices: int, size: int, *, down_rate: float, up_rate: float) -> int:
+    """Return the window, in milliseconds, over which a herd takes its turn.
+
+    At least ten seconds; else what the broker needs to hand out ``size`` bytes to every device, or
+    this daemon to take one update of each.
+
+    >>> spread(5_000, 23_200, down_rate=5e6, up_rate=200)
+    25000
+    >>> spread(8, 23_200, down_rate=5e6, up_rate=200)
+    10000
+    """
+    longest = max(10.0, devices * size / down_rate, devices / up_rate)
+    return int(min(1000 * longest, SPAN_LIMIT))
+
+
+def _declared(values: Mapping[str, float], names: set[str]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if name in names}

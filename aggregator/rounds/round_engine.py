@@ -1,0 +1,429 @@
+"""One run's state and its journal: an event in, the next state saved, what to announce out.
+
+The event is in the journal before it comes here. What it changes is saved with everything that
+will be said because of it, in one transaction; so a process that is killed at any line and started
+again applies the rest of the journal and stands where it would have stood.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aggregator.config import BoundRun
+from aggregator.ingress.admission_context import AdmissionContext
+from aggregator.methods import ABANDON, AGAIN, OPEN, Course
+from aggregator.rounds import announcements as announce
+from aggregator.rounds import task_dispatch
+from aggregator.rounds.announcements import OVERLAP, Body, Ends, Opening, Phase, Publication
+from aggregator.store import SqliteStore
+from aggregator.store.state_codec import changed, digest, flatten
+from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Timer, Version
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.app.settings import seconds
+from edge_sdk.wire.contract.method import (
+    ALL,
+    CONTRACTS,
+    Closed,
+    Due,
+    Effects,
+    Event,
+    Member,
+    Scalars,
+    Task,
+    answered,
+)
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.admission_policy import OpenRound
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, unproved, unseal
+from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, SPAN_LIMIT, TIME_LIMIT, ModelMessage
+
+logger = logging.getLogger(__name__)
+
+SHOW_EVERY = 10.0  # s between two manifests of a model that only informs
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What an event brought about; already saved.
+
+    Attributes:
+        publications: To be announced, in this order.
+        closed: The round it closed, if any.
+        asked: Tasks for single devices, to be said.
+    """
+
+    publications: tuple[Publication, ...] = ()
+    closed: Version | None = None
+    asked: tuple[PendingTask, ...] = ()
+
+
+@dataclass(slots=True)
+class _Alarm:
+    """A wake-up: when it is due on the monotonic clock of this process, and how it is saved."""
+
+    at: float
+    timer: Timer
+
+
+class RoundEngine:
+    """The run that is going on. One state; it moves only in ``take``.
+
+    Args:
+        run: The bound configuration.
+        number: Of the run.
+        state: As last saved.
+        timers: Wake-ups that were pending.
+        store: Where it is saved.
+        ends: Our voice.
+        clock: Wall and monotonic time.
+        devices: Returns how many devices are enrolled, to pace a herd.
+
+    Attributes:
+        halted: Why the run is halted until an operator resumes it; empty if it is not.
+    """
+
+    def __init__(
+        self,
+        run: BoundRun,
+        number: int,
+        state: Course,
+        timers: tuple[Timer, ...],
+        *,
+        store: SqliteStore,
+        ends: Ends,
+        clock: Clock,
+        devices: Callable[[], int],
+    ) -> None:
+        self.run = run
+        self.number = number
+        self.state = state
+        self.chunk = CHUNK_LIMIT
+        self._store = store
+        self._ends = ends
+        self._clock = clock
+        self._devices = devices
+        self._saved = flatten(state)
+        self._opened_at: float | None = None
+        self._alarms = [self._alarm(timer) for timer in timers]
+        said = self._spoken()
+        self._is_paused = said is not None and said.phase == "pause"
+        self.halted = ""
+        self._values = self._last_values()
+        self._shown_at = -SHOW_EVERY if said is None else clock.monotonic()
+        self._shown = said.version if said is not None else -1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the half wants no answer any more: it has moved as often as it should."""
+        return self.state.round > 0 and not self.state.is_open
+
+    @property
+    def phase(self) -> Phase:
+        """What devices are told: to train, to wait, or that the run is over."""
+        if self.is_done:
+            return "stop"
+        return "pause" if self._is_paused or self.halted else "train"
+
+    def mark(self) -> Mapping[str, Any]:
+        """Return what ``rewind`` needs; every value is replaced, never changed in place."""
+        return dict(vars(self))
+
+    def rewind(self, mark: Mapping[str, Any]) -> None:
+        """Be again as at the mark; the store must be so, too."""
+        vars(self).update(mark)
+
+    @property
+    def turn(self) -> AdmissionContext:
+        """What the intake judges updates against."""
+        said, state = self.run.config.run, self.state
+        salt = announce.salt(said.seed, self.number, state.round) if said.share < 1.0 else None
+        opened = OpenRound(self.number, state.round, state.version, is_open=state.is_open)
+        return AdmissionContext(
+            opened,
+            self.run.limits,
+            is_paused=self.phase == "pause",
+            share=said.share,
+            cohort=salt,
+            releases=self.run.config.admission.releases,
+            is_personal=self.run.ask.personal,
+            oldest=self._store.oldest_round(self.number) if self.run.ask.patient else 0,
+        )
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next wake-up is due, on the monotonic clock."""
+        if self.phase == "pause":
+            return None
+        return min((alarm.at for alarm in self._alarms), default=None)
+
+    def begin(self, upto: int) -> list[Folded]:
+        """Apply what the journal has beyond the saved state, or open the first round.
+
+        Where the signing key was replaced since, everything we sign is said anew.
+        """
+        done = [self.take(entry) for entry in self._store.journal(self.number, after=upto)]
+        if self.state.round == 0:
+            done.append(self.take(self._store.record(self.number, OPEN)))
+        elif self.run.half.play is not None and self.state.is_open:
+            again = Due(self.state.round, AGAIN)  # what perished with the last process
+            done.append(self.take(self._store.record(self.number, again)))
+        if self._spoken() is None:
+            self.announced()
+        return done
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is time to show a model that moved since it was last announced."""
+        moved = self.state.version != self._shown
+        return moved and self._clock.monotonic() - self._shown_at >= SHOW_EVERY
+
+    def due(self) -> list[Event]:
+        """Return the wake-ups that are due; each stays until it is journalled."""
+        if self.phase == "pause":
+            return []
+        now = self._clock.monotonic()
+        return [alarm.timer.due for alarm in self._alarms if alarm.at <= now]
+
+    def wake(self, due: Event) -> JournalEntry:
+        """Journal a wake-up; ``take`` it next."""
+        entry = self._store.record(self.number, due)
+        self._alarms = [alarm for alarm in self._alarms if alarm.timer.due != due]
+        return entry
+
+    def abandon(self) -> JournalEntry:
+        """Journal that the open round is given up; ``take`` it next."""
+        return self._store.record(self.number, Due(self.state.round, ABANDON))
+
+    def meet(self, event: Event) -> JournalEntry | None:
+        """Journal an event if it changes something; ``take`` it next."""
+        state, effects = self.run.half.apply(self.state, event)
+        if state is self.state and not self._needed(event, effects):
+            return None
+        return self._store.record(self.number, event)
+
+    def record(self, event: Event) -> JournalEntry:
+        """Journal an event that this process brought about; ``take`` it next."""
+        return self._store.record(self.number, event)
+
+    def take(self, entry: JournalEntry) -> Folded:
+        """Apply a journalled event; save and return what it brought about.
+
+        Raises:
+            StoreError: It could not be saved. Then nothing has happened, and it may be tried again.
+        """
+        if entry.event is None:
+            return Folded()
+        state, effects = self.run.half.apply(self.state, entry.event)
+        effects = self._needed(entry.event, effects)
+        folded = self._commit(state, effects, entry.position) if effects else Folded()
+        self.state = state
+        return folded
+
+    def announced(self) -> tuple[Publication, ...]:
+        """Announce the present state again, signed and cut anew; saved."""
+        task = self._task(self.state)
+        task = replace(task, values={**self._values, **task.values})
+        said, contents = self._said(task, self.phase, self._remaining(), anew=True)
+        self._store.announce({one.topic: one.payload for one in said}, contents)
+        self._note_shown(self.state, said)
+        return said
+
+    def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
+        """Make the fleet wait, or go on; the open round's time begins anew when it goes on.
+
+        The announcement is what remembers it over a restart.
+        """
+        if self._is_paused and not is_paused:
+            self._alarms = [self._awaited(alarm.timer.due) for alarm in self._alarms]
+        self._is_paused = is_paused
+        return self.announced()
+
+    def _last_values(self) -> Scalars:
+        """Return the numbers of the newest common task, whoever signed it."""
+        payload = self._store.announcements().get(
+            topics.common(self._ends.fleet, ModelMessage.kind), b""
+        )
+        try:
+            said = decode(ModelMessage, unproved(payload))
+        except Refused:  # none yet
+            return {}
+        return said.vals if said.run == self.number else {}
+
+    def _spoken(self) -> ModelMessage | None:
+        """Return the last manifest of this run, if it was signed by the key we have now."""
+        ends, kind = self._ends, ModelMessage.kind
+        payload = self._store.announcements().get(topics.common(ends.fleet, kind), b"")
+        try:
+            sealed = unseal(
+                payload,
+                kind=kind,
+                sender=AGGREGATOR,
+                recipient=ALL,
+                fleet=ends.fleet,
+                key_of=lambda _sender, _kid: ends.signer.public,
+            )
+            said = decode(ModelMessage, sealed.body)
+        except Refused:  # none yet, or by a key that was replaced since
+            return None
+        return said if said.run == self.number else None
+
+    def _commit(self, state: Course, effects: Effects, position: int) -> Folded:
+        closed = next((e for e in effects if isinstance(e, Closed)), None)
+        wanted = [e for e in effects if isinstance(e, Due)]
+        version = self._version(closed, state) if closed else None
+        said, contents = self._told(state, effects, closed)
+        asked, bodies = self._asked(effects)
+        alarms = self._kept(closed) + [self._awaited(due) for due in wanted]
+        leaves = flatten(state)
+        self._store.commit(
+            self.number,
+            changed(self._saved, leaves),
+            position,
+            closed=version,
+            timers=[alarm.timer for alarm in alarms],
+            published={one.topic: one.payload for one in said},
+            contents=(*contents, *bodies),
+            asked=asked,
+            keep=self.run.config.store.retention,
+        )
+        self._saved, self._alarms = leaves, alarms
+        if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
+            self._opened_at = self._clock.monotonic()
+        self._note_shown(state, said)
+        _log(version)
+        return Folded(said, version, asked)
+
+    def _needed(self, event: Event, effects: Effects) -> Effects:
+        """Leave out the task of a device that came back to one it is working on.
+
+        The open one is said again; a newer one would make it give up what it has trained so far.
+        """
+        if not isinstance(event, Member):
+            return effects
+        open_ = self._store.asked(event.client, self.number)
+        oldest = self.state.version - (self.run.limits.max_staleness or 0)
+        if open_ is None or not open_.is_open or open_.base < oldest:
+            return effects
+        return tuple(e for e in effects if not (isinstance(e, Task) and e.to == event.client))
+
+    def _told(
+        self, state: Course, effects: Effects, closed: Closed | None
+    ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
+        """Return what everybody is told: the common task, or where the model stands now."""
+        task = next((e for e in effects if isinstance(e, Task) and e.to == ALL), None)
+        if task is not None:
+            dues = [e.after for e in effects if isinstance(e, Due)]
+            self._values = task.values
+            return self._said(task, "train", dues[0] if dues else self.run.rounds.deadline)
+        if closed is None:
+            return (), ()
+        if self.run.ask.personal and state.is_open:  # only informs: not oftener than need be
+            is_due = self._clock.monotonic() - self._shown_at >= SHOW_EVERY
+            return self._said(self._task(state), "train", 0.0) if is_due else ((), ())
+        return self._said(self._task(state), "stop", 0.0)
+
+    def _asked(self, effects: Effects) -> tuple[tuple[PendingTask, ...], tuple[DownloadBody, ...]]:
+        tasks = [e for e in effects if isinstance(e, Task) and e.to != ALL]
+        contract, spec = CONTRACTS[self.run.config.run.method], self.run.spec
+        return task_dispatch.recorded(tasks, contract, spec, run=self.number, chunk=self.chunk)
+
+    def _note_shown(self, state: Course, said: tuple[Publication, ...]) -> None:
+        if said:
+            self._shown, self._shown_at = state.version, self._clock.monotonic()
+
+    def _said(
+        self, task: Task, phase: Phase, after: float, *, anew: bool = False
+    ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
+        """Return slots, then the manifest; slots only where the model is another one."""
+        body = announce.body(self.run, task, number=self.number)
+        lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
+        opening = Opening(
+            serial=self._store.next_serial(),
+            until=min(self._clock.wall() + lasts, TIME_LIMIT),
+            spread=self._spread(body),
+            inline=self.run.config.admission.inline,
+            chunk=self.chunk,
+        )
+        message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
+        manifest = announce.model(self._ends, message)
+        before = self._store.content(body.id)
+        if before is not None and not anew:
+            return (manifest,), ()
+        parts = announce.slots(self._ends, body, chunk=self.chunk)
+        prefix = topics.part(self.run.config.fleet, 0)[:-1]
+        used = [t for t, payload in self._store.announcements().items() if payload and prefix in t]
+        gone = announce.cleared(self.run.config.fleet, len(parts), len(used))
+        content = DownloadBody("model", body.id, body.data, self.chunk)
+        return (*parts, *gone, manifest), (content,)
+
+    def _spread(self, body: Body) -> int:
+        pace = self.run.config.pace
+        if pace.spread != "auto":
+            return min(int(1000 * seconds(pace.spread)), SPAN_LIMIT)
+        return announce.spread(
+            self._devices(), len(body.data), down_rate=pace.down_rate, up_rate=pace.up_rate
+        )
+
+    def _task(self, state: Course) -> Task:
+        """Return what is published of a state: the vector, and numbers of the task beside it."""
+        name, ask = answered(CONTRACTS[self.run.config.run.method])
+        told = self.run.half.model(state)
+        values = {one.name: float(told[one.name]) for one in ask.numbers if one.name in told}
+        arrays = {ask.down[0] if ask.down else "w": told["p"]}
+        return Task(ALL, state.round, name, base=state.version, values=values, arrays=arrays)
+
+    def _version(self, closed: Closed, state: Course) -> Version:
+        began, report = self._opened_at, dict(closed.report)
+        if began is not None:
+            report["seconds"] = round(self._clock.monotonic() - began, 3)
+        return Version(
+            run=self.number,
+            round=closed.round,
+            version=closed.version,
+            moved=closed.moved,
+            digest=digest(state),
+            report=report,
+            time=self._clock.wall(),
+        )
+
+    def _kept(self, closed: Closed | None) -> list[_Alarm]:
+        """A closed round needs no waking."""
+        return [a for a in self._alarms if closed is None or a.timer.due.round > closed.round]
+
+    def _awaited(self, due: Due) -> _Alarm:
+        at = self._clock.wall() + int(due.after * 1000)
+        return _Alarm(self._clock.monotonic() + due.after, Timer(due, at))
+
+    def _alarm(self, timer: Timer) -> _Alarm:
+        """A saved wake-up on this process's clock; a wall clock that jumped changes little."""
+        left = (timer.at - self._clock.wall()) / 1000
+        left = min(max(left, 0.0), timer.due.after)
+        return _Alarm(self._clock.monotonic() + left, timer)
+
+    def _remaining(self) -> float:
+        due = self.next_due
+        return 0.0 if due is None else max(0.0, due - self._clock.monotonic())
+
+
+def restored(version: Version) -> Version:
+    """Return a version without its vectors' report, small enough to keep many in memory."""
+    kept = ("cohort", "why", "loss", "seconds")
+    return replace(version, report={k: v for k, v in version.report.items() if k in kept})
+
+
+def _log(version: Version | None) -> None:
+    if version is None:
+        return
+    report = version.report
+    told = {"run": version.run, "round": version.round, "version": version.version}
+    told |= {"cohort": len(report.get("cohort", ())), "seconds": report.get("seconds", "")}
+    if version.moved:
+        logger.info("round closed %s", fields(**told, loss=report.get("loss", "")))
+    else:
+        logger.warning("round abandoned %s", fields(**told, why=report.get("why", "")))

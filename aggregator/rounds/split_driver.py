@@ -1,0 +1,167 @@
+"""What happens inside rounds: the play of the run's half, its wake-ups, and the words it makes.
+
+Nothing here outlives the process. The play begins anew whenever the half's round, attempt or
+settlement is another one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edge_sdk.app.clock import Clock
+from edge_sdk.wire.contract.method import (
+    Contract,
+    Due,
+    Effects,
+    Event,
+    Member,
+    Play,
+    Played,
+    Signal,
+    Task,
+)
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.protocol import messages
+from edge_sdk.wire.protocol.array_fragments import cut
+
+Words = tuple[tuple[str, messages.TaskMessage], ...]
+"""Messages, each with the device it is for."""
+
+
+@dataclass(slots=True)
+class SplitDriver:
+    """Where the play of one run is driven.
+
+    Attributes:
+        play: The machine; None where rounds have no turns.
+        contract: Of the run's method.
+        run: Its number.
+        spec: Layout digest that every task names.
+        clock: Monotonic time.
+        owed: What a round came to, until it is in the journal.
+        mute: Tasks that could not be said, for a scalar in them was not finite.
+    """
+
+    play: Play[Any] | None
+    contract: Contract
+    run: int
+    spec: bytes
+    clock: Clock
+    owed: Played | None = None
+    mute: int = 0
+    _act: Any = None
+    _key: tuple[object, ...] = ()
+    _alarms: tuple[tuple[float, Due], ...] = ()
+    _said_to: Counter[str] = field(default_factory=Counter)
+
+    def mark(self) -> tuple[Any, ...]:
+        """Return what ``rewind`` needs."""
+        return (self.owed, self.mute, self._act, self._key, self._alarms, Counter(self._said_to))
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Be again as at the mark."""
+        self.owed, self.mute, self._act, self._key, self._alarms, self._said_to = mark
+
+    def follow(self, state: Any) -> Words:  # noqa: ANN401 - the half's own
+        """Begin anew where the half stands elsewhere than it did; return what is to be said."""
+        if self.play is None:
+            return ()
+        key = (state.round, state.attempt, state.settled, state.is_open, tuple(state.slots.items()))
+        if key == self._key:
+            return ()
+        is_same, is_same_round = self._key[:4] == key[:4], self._key[:2] == key[:2]
+        self._key = key
+        if is_same:  # only somebody's slot is another
+            self._act = self.play.placed(self._act, state)
+            return ()
+        self._act, self.owed = self.play.begin(state, self._act), None
+        if not is_same_round:
+            self._said_to.clear()
+        self._alarms = tuple(alarm for alarm in self._alarms if not alarm[1].round)
+        return self._apply(Due(state.round, "begin"))
+
+    def hear(self, event: Signal | Member) -> Words:
+        """Take an answer, or who came and went."""
+        return self._apply(event) if self._act is not None else ()
+
+    def wants(self, said: Signal, shape: tuple[int, ...]) -> bool:
+        """Whether an answer may come now."""
+        if self.play is None or self._act is None:
+            return False
+        return self.play.wants(self._act, said, shape)
+
+    def wake(self) -> Words:
+        """Take every wake-up that is due."""
+        now = self.clock.monotonic()
+        words: list[tuple[str, messages.TaskMessage]] = []
+        for alarm in [one for one in self._alarms if one[0] <= now]:
+            if alarm in self._alarms:
+                self._alarms = tuple(one for one in self._alarms if one != alarm)
+                words += self._apply(alarm[1])
+        return tuple(words)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next wake-up is due, on the monotonic clock."""
+        return min((at for at, _ in self._alarms), default=None)
+
+    def _apply(self, event: Event) -> Words:
+        assert self.play is not None
+        self._act, effects = self.play.apply(self._act, event)
+        return self._done(effects)
+
+    def _done(self, effects: Effects) -> Words:
+        words: list[tuple[str, messages.TaskMessage]] = []
+        for effect in effects:
+            if isinstance(effect, Task):
+                words += self._said(effect)
+            elif isinstance(effect, Due):
+                kept = [one for one in self._alarms if (one[1].round == 0) != (effect.round == 0)]
+                alarm = (self.clock.monotonic() + effect.after, effect)
+                self._alarms = (*kept, alarm)  # one for the round, one for what is served
+            elif isinstance(effect, Played):
+                self.owed = effect
+        return tuple(words)
+
+    def _said(self, task: Task) -> list[tuple[str, messages.TaskMessage]]:
+        """Write a task; inside a round it says how many were said to that device before it."""
+        if task.round:
+            self._said_to[task.to] += 1
+            task = replace(task, values={**task.values, "order": float(self._said_to[task.to])})
+        try:
+            return [(task.to, message) for message in written(task, self.contract, self)]
+        except Refused:
+            self.mute += 1
+            return []
+
+
+def written(task: Task, contract: Contract, about: SplitDriver) -> Iterator[messages.TaskMessage]:
+    """Write a perishable task: once without an array, else in pieces of whole rows.
+
+    Raises:
+        Refused: BAD_TENSOR.
+    """
+    ask = contract[task.ask]
+    whole: dict[str, Any] = {
+        "run": about.run,
+        "round": task.round,
+        "base": task.base,
+        "ask": task.ask,
+        "spec": about.spec,
+        "attempt": task.attempt,
+        "step": task.step,
+        "vals": {name: float(value) for name, value in task.values.items()},
+    }
+    array = next((task.arrays[name] for name in ask.down if name in task.arrays), None)
+    if array is None:
+        yield messages.TaskMessage(**whole)
+        return
+    enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
+    enc = "i4" if array.dtype.kind == "i" else enc
+    shape = tuple(map(int, array.shape))
+    pieces = list(cut(array, enc))
+    for piece in pieces:
+        yield messages.TaskMessage(**whole, enc=enc, shape=shape, **piece._asdict())

@@ -1,0 +1,231 @@
+"""From a rule's name and parameters to one function of rows that knows how few are too few."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, get_type_hints
+
+import numpy as np
+
+from aggregator.rules.parameters import Faulty, Shares
+from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
+from aggregator.rules.weights import uniform
+from edge_sdk.wire.schema import SchemaError, build
+
+NOTHING: Memory = MappingProxyType({})
+"""What a rule remembers before its first round."""
+
+DRAWS = "draws"
+"""The memory of what draws at random: how many verdicts there were."""
+
+Settings = Any
+"""A frozen dataclass made of a function's keyword-only arguments."""
+
+
+class UnknownRuleError(ValueError):
+    """A rule, or a parameter of one, that does not exist, is missing, or cannot be meant.
+
+    Attributes:
+        key: Where in the rule's table, as dotted keys: ``name``, ``f``, ``before[0].size``.
+        why: What is wrong there.
+    """
+
+    def __init__(self, key: str, why: str) -> None:
+        """Say what is wrong with which key."""
+        super().__init__(f"{key}: {why}")
+        self.key = key
+        self.why = why
+
+
+class Rule(Protocol):
+    """Rows, shares and memory to a verdict. The same rows always give the same bits."""
+
+    def __call__(self, rows: Rows, shares: Shares, memory: Memory = NOTHING, /) -> RuleVerdict:
+        """Decide, or raise ``TooFewRows``; then nothing has been remembered."""
+
+
+class RuleSpec(NamedTuple):
+    """A rule, and what a configuration of it must keep to.
+
+    Attributes:
+        function: The pure function.
+        least: The fewest rows that its settings (with ``f``) can decide on.
+        withstands: Whether any number of liars is too few to carry it off.
+    """
+
+    function: Callable[..., RuleVerdict]
+    least: Callable[[Settings], int] = lambda _settings: 1
+    withstands: bool = True
+
+
+class PreaggregationSpec(NamedTuple):
+    """A pre-aggregation, and what a configuration of it must keep to.
+
+    Attributes:
+        function: The pure function; gives rows.
+        least: The fewest rows, from its settings and how many what follows needs.
+        withstands: Whether it takes from liars so much that a mean can bear the rest.
+    """
+
+    function: Callable[..., Rows]
+    least: Callable[[Settings, int], int] = lambda _settings, needed: needed
+    withstands: bool = False
+
+
+@dataclass(frozen=True)
+class BoundRule:
+    """A rule with its parameters and what comes before it.
+
+    Attributes:
+        name: Of the rule.
+        entry: The rule.
+        settings: Its parameters, and ``f``.
+        before: Pre-aggregations in order, each with its parameters.
+    """
+
+    name: str
+    entry: RuleSpec
+    settings: Settings
+    before: tuple[tuple[PreaggregationSpec, Settings], ...] = ()
+
+    @property
+    def f(self) -> int:
+        """How many rows may be anything."""
+        return int(self.settings.f)
+
+    @property
+    def withstands(self) -> bool:
+        """Whether a single liar is too few to take the result anywhere it likes."""
+        return self.entry.withstands or any(step.withstands for step, _ in self.before)
+
+    @property
+    def least(self) -> int:
+        """The fewest clients that a verdict can be had for."""
+        needed = max(self.entry.least(self.settings), 2 * self.f + 1)
+        for step, settings in reversed(self.before):
+            needed = step.least(settings, needed)
+        return needed
+
+    def __call__(self, rows: Rows, shares: Shares, memory: Memory = NOTHING, /) -> RuleVerdict:
+        """Decide.
+
+        Raises:
+            TooFewRows: There are fewer than ``least``, or the trusted client's is missing.
+        """
+        if len(rows) < self.least:
+            raise TooFewRows(self.least, len(rows))
+        draw = int(memory[DRAWS]) if DRAWS in memory else 0
+        mixed = self._mixed(rows, draw)
+        told = not self.f and len(mixed) == len(rows)  # where some lie, nobody's claim counts
+        counted = shares if told else uniform(len(mixed))
+        given = {"rows": mixed, "shares": counted, "memory": memory}
+        verdict: RuleVerdict = _called(self.entry.function, given, self.settings)
+        kept = verdict.memory
+        if any("draw" in _parameters(step.function) for step, _ in self.before):
+            kept = {**kept, DRAWS: np.array(draw + 1)}
+        return replace(verdict, dropped={**rows.refused, **verdict.dropped}, memory=kept)
+
+    def _mixed(self, rows: Rows, draw: int) -> Rows:
+        root = getattr(self.settings, "root", None)
+        if self.before and root in rows.ids:
+            rows = rows.without(root)  # a yardstick is not mixed with what it measures
+        for step, settings in self.before:
+            rows = _called(step.function, {"rows": rows, "draw": draw, "f": self.f}, settings)
+        return rows
+
+
+def bound(
+    rules: Mapping[str, RuleSpec],
+    steps: Mapping[str, PreaggregationSpec],
+    name: str,
+    said: Mapping[str, Any],
+) -> BoundRule:
+    """Return the named rule with its parameters filled in.
+
+    Args:
+        rules: The rules by name.
+        steps: The pre-aggregations by name.
+        name: Of the rule.
+        said: Its parameters, ``f``, and ``before``: names, or tables with a ``name``.
+
+    Raises:
+        UnknownRuleError: Naming the key that does not fit.
+    """
+    entry = _found(rules, "name", "rule", name)
+    settings = _read(_settings(entry.function, is_rule=True), said, "")
+    tables = [_table(i, one) for i, one in enumerate(settings.before)]
+    found = [
+        _found(steps, f"before[{i}]", "pre-aggregation", table.pop("name"))
+        for i, table in enumerate(tables)
+    ]
+    before = tuple(
+        (step, _read(_settings(step.function), table, f"before[{i}]"))
+        for i, (step, table) in enumerate(zip(found, tables, strict=True))
+    )
+    return BoundRule(name, entry, settings, before)
+
+
+def _found(table: Mapping[str, Any], key: str, kind: str, name: object) -> Any:  # noqa: ANN401
+    if name not in table:
+        raise UnknownRuleError(key, f"unknown {kind} {name!r}; known: {', '.join(sorted(table))}")
+    return table[str(name)]
+
+
+def _table(number: int, said: object) -> dict[str, Any]:
+    if isinstance(said, str):
+        return {"name": said}
+    if isinstance(said, Mapping) and "name" in said:
+        return dict(said)
+    raise UnknownRuleError(
+        f"before[{number}]", f"expected a name or a table with one, got {said!r}"
+    )
+
+
+def _read(cls: type[Any], said: Mapping[str, Any], where: str) -> Settings:
+    try:
+        return build(cls, said, where=where)
+    except SchemaError as misfit:
+        why = str(misfit).removeprefix(f"{misfit.path}: ")
+        raise UnknownRuleError(misfit.path, why) from misfit
+
+
+@cache
+def _settings(function: Callable[..., Any], *, is_rule: bool = False) -> type[Any]:
+    """Return a dataclass of a function's keyword-only arguments, ``f`` and (a rule) ``before``."""
+    hints = get_type_hints(function, include_extras=True)
+    asked = [p for p in _parameters(function).values() if p.kind is p.KEYWORD_ONLY]
+    fields: list[Any] = [
+        (p.name, hints[p.name])
+        if p.default is p.empty
+        else (p.name, hints[p.name], field(default=p.default))
+        for p in asked
+        if p.name != "f"
+    ]
+    if is_rule:
+        needs_f = any(p.name == "f" and p.default is p.empty for p in asked)
+        fields.insert(0, ("f", Faulty) if needs_f else ("f", Faulty, field(default=0)))
+        fields.append(("before", tuple[Any, ...], field(default=())))
+    return make_dataclass(function.__name__, fields, frozen=True, kw_only=True)
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _called(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    settings: Settings,
+) -> Any:  # noqa: ANN401 - a verdict, or rows
+    """Call a function with what it asks for by name."""
+    return function(
+        **{
+            name: given[name] if name in given else getattr(settings, name)
+            for name in _parameters(function)
+        }
+    )

@@ -1,0 +1,211 @@
+"""Rules that look for a centre of all rows: geometric median, AutoGM, centred clipping."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from aggregator.rules.parameters import Radius, Shares, Times, Tolerance
+from aggregator.rules.rows import Matrix, Memory, Rows, RuleVerdict, apart
+
+_TINY = 1e-12
+_CLOSE = 0.01  # so near a row, in median distances, Weiszfeld asks whether it has arrived
+
+
+class MedianFit(NamedTuple):
+    """A weighted geometric median, as a combination of the rows.
+
+    Attributes:
+        weights: Which combination, shape ``(n,)``, summing to 1.
+        distances: Of every row to it, shape ``(n,)``.
+        objective: The weighted sum of distances after every step.
+    """
+
+    weights: Matrix
+    distances: Matrix
+    objective: tuple[float, ...]
+
+
+def geometric_median(
+    rows: Rows, shares: Shares, *, smooth: Tolerance = 1e-6, steps: Times = 100
+) -> RuleVerdict:
+    """Find the point whose summed distance to the rows, by their shares, is least.
+
+    Weiszfeld's iteration in the space of weights: after one look at the rows a step costs n²
+    instead of n d. Survives faulty rows that hold less than half of
+    the shares. O(n² d).
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        shares: What each row counts.
+        smooth: Distances below so many median distances count as that, so that a point which
+            meets a row does not stick to it.
+        steps: At most so many steps.
+
+    Example:
+        >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 1e9))})
+        >>> round(float(geometric_median(rows, np.full(3, 1 / 3)).value[0]), 3)
+        1.0
+
+    Reference:
+        Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022, algorithm 2.
+    """
+    gram, typical, floor = _start(rows, smooth)
+    fitted = weiszfeld(gram, shares, typical, floor=floor, steps=steps)
+    report = {"objective": fitted.objective[-1], "steps": float(len(fitted.objective))}
+    return RuleVerdict(rows.combine(fitted.weights), rows.named(fitted.weights), report=report)
+
+
+def autogm(
+    rows: Rows, *, spread: Radius | None = None, smooth: Tolerance = 1e-6, steps: Times = 100
+) -> RuleVerdict:
+    """Find the geometric median of weights that themselves shun far rows.
+
+    Alternates between the geometric median for weights a, and the a on the simplex that minimise
+    sum a_i d_i + (spread / 2) |a|², which gives rows beyond a water level nothing.
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        spread: The larger, the more equal the weights; left out: n times the median distance.
+        smooth: As in ``geometric_median``.
+        steps: As in ``geometric_median``; also the most alternations.
+
+    Reference:
+        Li et al., Auto-weighted Robust Federated Learning with Corrupted Data Sources, ACM TIST
+        2022, algorithm 1.
+    """
+    (gram, typical, floor), n = _start(rows, smooth), len(rows)
+    weights, before = np.full(n, 1.0 / n), np.inf
+    fitted = weiszfeld(gram, weights, typical, floor=floor, steps=steps)
+    wide = n * float(np.median(fitted.distances)) if spread is None else spread
+    for _ in range(steps):
+        weights = water_level(fitted.distances, max(wide, _TINY))
+        objective = float(weights @ fitted.distances + wide / 2 * weights @ weights)
+        if before - objective <= 1e-8 * abs(objective):
+            break
+        before = objective
+        fitted = weiszfeld(gram, weights, fitted.distances, floor=floor, steps=steps)
+    report = {"objective": objective}
+    return RuleVerdict(rows.combine(fitted.weights), rows.named(weights), report=report)
+
+
+def centred_clipping(
+    rows: Rows, memory: Memory, *, radius: Radius | None = None, steps: Times = 3
+) -> RuleVerdict:
+    """Move the last aggregate by the mean of the rows' differences, each cut to a length.
+
+    The first aggregate is zero, so rows must be updates; later it is what this rule returned in
+    the round before, which it remembers. Survives a minority if the radius fits. O(steps n d).
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        memory: ``v``, the last aggregate, shape ``(d,)``.
+        radius: Longest difference that counts in full; left out: the median distance to the last
+            aggregate.
+        steps: How often to move.
+
+    Example:
+        >>> rows = Rows.of({"a": np.array([0.5]), "b": np.array([-0.5]), "c": np.array([1e9])})
+        >>> once = centred_clipping(rows, {}, radius=1.0, steps=1)
+        >>> once.value, once.memory["v"]
+        (array([0.33333333]), array([0.33333333]))
+
+    Reference:
+        Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021,
+        algorithm 2.
+    """
+    v = np.asarray(memory.get("v", np.zeros(rows.width)))
+    n, bound = len(rows), radius
+    for _ in range(steps):
+        distances = rows.distances_to(v)
+        bound = float(np.median(distances)) if bound is None else bound
+        factors = np.minimum(1.0, bound / np.maximum(distances, _TINY)) / n
+        moved = rows.combine(factors)
+        moved += (1.0 - factors.sum()) * v
+        v = moved
+    return RuleVerdict(v, report={"radius": float(bound or 0.0)}, memory={"v": v})
+
+
+def weiszfeld(
+    gram: Matrix,
+    shares: Matrix,
+    distances: Matrix,
+    *,
+    floor: float,
+    steps: int = 100,
+    tolerance: float = 1e-8,
+) -> MedianFit:
+    """Iterate weights of rows towards their geometric median.
+
+    Args:
+        gram: Inner products of the rows about any centre, shape ``(n, n)``.
+        shares: What each row counts, shape ``(n,)``.
+        distances: Of the rows to the starting point, shape ``(n,)``.
+        floor: The least distance that counts.
+        steps: At most so many.
+        tolerance: Stop when a step is shorter than this, relative to the median distance.
+    """
+    squares, last = np.diag(gram), None
+    objective: list[float] = []
+    for _ in range(steps):
+        nearest = int(np.argmin(distances))
+        if distances[nearest] <= _CLOSE * np.median(distances) and _is_at(gram, shares, nearest):
+            weights = np.zeros(len(gram))
+            weights[nearest] = 1.0
+            distances = np.sqrt(apart(gram)[nearest])
+            return MedianFit(weights, distances, (*objective, float(shares @ distances)))
+        pull = shares / np.maximum(distances, floor)
+        weights = pull / pull.sum()
+        along = gram @ weights
+        distances = np.sqrt(np.maximum(squares - 2.0 * along + weights @ along, 0.0))
+        objective.append(float(shares @ distances))
+        if last is not None:
+            step = weights - last
+            moved = np.sqrt(max(float(step @ gram @ step), 0.0))
+            if moved <= tolerance * float(np.median(distances)):
+                break
+        last = weights
+    return MedianFit(weights, distances, tuple(objective))
+
+
+def _is_at(gram: Matrix, shares: Matrix, k: int) -> bool:
+    """Whether a row is itself the geometric median: the others' pulls do not outweigh its share.
+
+    Weiszfeld's steps towards such a row grow ever shorter and would end beside it.
+
+    Reference:
+        Vardi and Zhang, The multivariate L1-median and associated data depth, PNAS 2000, eq. 2.6.
+    """
+    distances = np.sqrt(np.maximum(np.diag(gram) - 2.0 * gram[k] + gram[k, k], 0.0))
+    here = distances <= _TINY
+    pulls = np.where(here, 0.0, shares / np.maximum(distances, _TINY))
+    pulls[k] = -pulls.sum()
+    outwards = np.sqrt(max(float(pulls @ gram @ pulls), 0.0))
+    return bool(outwards <= shares[here].sum())
+
+
+def water_level(distances: Matrix, spread: float) -> Matrix:
+    """Return the weights on the simplex that minimise sum a_i d_i + (spread / 2) |a|².
+
+    >>> water_level(np.array([0.0, 0.0, 1.0]), 1.0).tolist()
+    [0.5, 0.5, 0.0]
+    """
+    ordered = np.sort(distances)
+    levels = (np.cumsum(ordered) + spread) / np.arange(1, len(ordered) + 1)
+    beyond = np.flatnonzero(levels < ordered)
+    level = levels[beyond[0] - 1] if len(beyond) else levels[-1]
+    weights: Matrix = np.maximum(level - distances, 0.0) / spread
+    return weights
+
+
+def _start(rows: Rows, smooth: float) -> tuple[Matrix, Matrix, float]:
+    """Return inner products, where Weiszfeld's iteration begins, and the least distance.
+
+    It begins where every row counts by its median distance to the others: a far row counts for
+    little from the first step on, as it does from a coordinate-wise median, without another look
+    at the rows. Where it ends does not depend on that.
+    """
+    gram = rows.gram()
+    typical = np.sqrt(np.median(apart(gram), axis=1))
+    return gram, typical, max(smooth * float(np.median(typical)), _TINY)

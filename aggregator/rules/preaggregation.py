@@ -1,0 +1,85 @@
+"""Pre-aggregations: rows in, rows out, before a rule looks at them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.rules.parameters import Count, Faulty, Radius, Seed
+from aggregator.rules.row_maps import Dense, Grouped, Scaled
+from aggregator.rules.rows import Rows
+
+_TINY = 1e-12
+
+
+def nnm(rows: Rows, *, f: Faulty) -> Rows:
+    """Replace every row by the mean of its n - f nearest, itself among them.
+
+    What liars gain from differences among honest rows, this takes from them. n > 2 f. O(n² d).
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        f: How many of them may be anything.
+
+    Example:
+        >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 9.0))})
+        >>> mixed = nnm(rows, f=1)
+        >>> mixed.block(0, 1).ravel().tolist()
+        [0.5, 0.5, 5.0]
+
+    Reference:
+        Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity,
+        AISTATS 2023, algorithm 2.
+    """
+    distances, n = rows.distances(), len(rows)
+    np.fill_diagonal(distances, -1.0)
+    near = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
+    matrix = np.zeros((n, n))
+    np.put_along_axis(matrix, near, 1.0 / (n - f), axis=1)
+    return rows.mixed(Dense(matrix))
+
+
+def bucketing(rows: Rows, draw: int, *, size: Count = 2, seed: Seed = 0) -> Rows:
+    """Replace rows by the means of random groups; the last group may be smaller.
+
+    Every round draws another permutation, the same one when it is computed again.
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        draw: How many verdicts there were before.
+        size: Rows in a group.
+        seed: Of the permutations. Who knows it knows who shares a group with whom.
+
+    Reference:
+        Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR
+        2022, algorithm 1.
+    """
+    n = len(rows)
+    order = np.random.Generator(np.random.Philox(key=seed, counter=draw)).permutation(n)
+    return grouped(rows, order, size)
+
+
+def norm_clipping(rows: Rows, *, radius: Radius | None = None) -> Rows:
+    """Cut every row to a length: no client moves a mean by more than that over n. O(n d).
+
+    Args:
+        rows: Updates, shape ``(n, d)``.
+        radius: The length; left out: the median norm of the round.
+
+    Reference:
+        Sun et al., Can You Really Backdoor Federated Learning?, 2019, section 4.
+    """
+    norms = rows.norms()
+    bound = float(np.median(norms)) if radius is None else radius
+    return rows.mixed(Scaled(np.minimum(1.0, bound / np.maximum(norms, _TINY))))
+
+
+def grouped(rows: Rows, order: NDArray[np.intp], size: int) -> Rows:
+    """Return the means of consecutive groups of the rows in this order.
+
+    >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 9.0))})
+    >>> grouped(rows, np.arange(3), 2).block(0, 1).ravel().tolist()
+    [1.5, 9.0]
+    """
+    ids = tuple(f"bucket-{number:05}" for number in range(-(-len(order) // size)))
+    return rows.mixed(Grouped(order, size), ids)

@@ -1,0 +1,116 @@
+"""The file: one process holds it, what is no database of ours is not opened, a copy is whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from aggregator.store.errors import DatabaseBusyError, DatabaseError
+from aggregator.store.schema import prepare, put_fact
+from edge_sdk.app.permissions import make_private_file, make_private_folder, tighten
+
+RESTORED = "restored"
+"""The fact of a copy that nobody has adopted yet."""
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep every other process away from a database without opening it.
+
+    Raises:
+        DatabaseBusyError: Another process holds it.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "fleet.db"
+        >>> with alone(path), alone(path):
+        ...     pass
+        Traceback (most recent call last):
+        aggregator.store.errors.DatabaseBusyError: ...fleet.db: another process holds this database
+    """
+    make_private_folder(path.parent)
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DatabaseBusyError(
+                f"{path}: another process holds this database",
+                hint="one aggregator per state folder; stop the other one first",
+            ) from error
+        yield
+    finally:
+        os.close(lock)
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open a file of ours, or make one.
+
+    Args:
+        path: The database file.
+        read_only: Look only; makes nothing.
+
+    Returns:
+        A connection that begins no transaction by itself.
+
+    Raises:
+        StoreNewerError: A newer version wrote it.
+        DatabaseError: It is no database of ours, or cannot be opened.
+        PermissionsError: Other users may read it, and that cannot be changed.
+    """
+    mode = "ro" if read_only else "rwc"
+    if not read_only:
+        make_private_file(path)  # SQLite gives its log and its index the same mode
+        tighten_all(path)
+    try:
+        uri = f"{path.resolve().as_uri()}?mode={mode}"
+        db = sqlite3.connect(uri, uri=True, isolation_level=None)
+        try:
+            prepare(db, path, read_only=read_only)
+        except BaseException:
+            db.close()
+            raise
+    except sqlite3.Error as error:
+        raise DatabaseError(f"{path}: cannot open the database: {error}") from error
+    return db
+
+
+def copy(db: sqlite3.Connection, path: Path) -> None:
+    """Write a consistent copy, which knows that it is one; it is there whole or not at all."""
+    beside = path.with_name(f".{path.name}.part")
+    beside.unlink(missing_ok=True)
+    make_private_file(beside)
+    with closing(sqlite3.connect(beside, isolation_level=None)) as other:
+        db.backup(other)
+        put_fact(other, RESTORED, 1)
+        other.execute("PRAGMA journal_mode = DELETE")
+    beside.replace(path)
+
+
+def tighten_all(path: Path) -> None:
+    """Take the permissions of other users off a database and the files that belong to it.
+
+    Raises:
+        PermissionsError: They cannot be changed.
+    """
+    for file in (path, *path.parent.glob(f"{path.name}[-.]*")):
+        tighten(file)
+
+
+def faults(db: sqlite3.Connection) -> list[str]:
+    """Return what SQLite finds wrong with the file; nothing if it is sound."""
+    try:
+        found = [str(line) for (line,) in db.execute("PRAGMA integrity_check")]
+    except sqlite3.DatabaseError as error:  # too damaged even to look at
+        return [str(error)]
+    return [line for line in found if line != "ok"]
+
+
+def size(path: Path) -> int:
+    """Return the bytes of the file and of its write-ahead log."""
+    log = path.with_name(f"{path.name}-wal")
+    return sum(p.stat().st_size for p in (path, log) if p.exists())

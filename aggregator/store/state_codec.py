@@ -1,0 +1,158 @@
+"""A half's state as named leaves, so that only what changed is written and nothing is guessed.
+
+A leaf is an array, a number, a text, a bool or None; its name is the path of fields and keys that
+lead to it, joined by dots: ``moments.m``, ``pending.meter-0042``. Device ids contain no dots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.protocol.codec import Leaf, pack_leaves
+
+S = TypeVar("S")
+Leaves = Mapping[str, Leaf]
+
+
+class LeafError(WireError):
+    """Saved leaves that are not those of this state.
+
+    Attributes:
+        path: The leaf that does not fit.
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        """Say which leaf, and what is wrong with it."""
+        super().__init__(f"saved state, {path}: {why}")
+        self.path = path
+
+
+def flatten(state: Any) -> dict[str, Leaf]:  # noqa: ANN401 - any frozen dataclass of leaves
+    """Return the leaves of a state (a dataclass of leaves, mappings and dataclasses) by path.
+
+    Raises:
+        TypeError: Something in it is no leaf.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Two:
+        ...     round: int
+        ...     moments: dict
+        >>> flatten(Two(3, {"m": 0.5}))
+        {'round': 3, 'moments.m': 0.5}
+    """
+    return dict(_walk("", state))
+
+
+def rebuild(template: S, leaves: Leaves) -> S:
+    """Return a state shaped like ``template`` that holds the saved leaves.
+
+    What the template holds fixes kind, dtype and shape; a mapping that is empty in it (answers of
+    a round, say, or arrays by client) takes any keys. What lies deeper comes back as mappings.
+
+    Raises:
+        LeafError: A leaf is missing, left over, or of another kind or shape.
+    """
+    used: set[str] = set()
+    state: S = _fill("", template, leaves, used)
+    for path in leaves:
+        if path not in used:
+            raise LeafError(path, "is not part of this state")
+    return state
+
+
+def changed(before: Leaves, after: Leaves) -> dict[str, Leaf]:
+    """Return what must be written to get from one state to the next; None deletes a leaf.
+
+    Arrays are compared by identity: a half that leaves an array alone hands on the same object.
+
+    >>> w = np.zeros(2)
+    >>> changed({"w": w, "round": 1, "old": 0}, {"w": w, "round": 2})
+    {'round': 2, 'old': None}
+    """
+    out = {path: leaf for path, leaf in after.items() if not _same(before.get(path), leaf)}
+    return out | {path: None for path in before if path not in after}
+
+
+def digest(state: Any) -> bytes:  # noqa: ANN401 - any frozen dataclass of leaves
+    """Return 32 bytes that name every bit of a state: what an audit compares."""
+    leaves = flatten(state)
+    return hashlib.sha256(pack_leaves({path: leaves[path] for path in sorted(leaves)})).digest()
+
+
+def layout(state: Any) -> bytes:  # noqa: ANN401 - any frozen dataclass of leaves
+    """Return 16 bytes that name which leaves a fresh state has, of which kind and shape."""
+    lines = sorted(f"{path} {_form(leaf)}" for path, leaf in _walk("", state))
+    return hashlib.sha256("\n".join(lines).encode()).digest()[:16]
+
+
+def _walk(path: str, node: Any) -> list[tuple[str, Leaf]]:  # noqa: ANN401
+    children = _children(node)
+    if children is None:
+        if not isinstance(node, (np.ndarray, str, bytes, bool, int, float, np.generic)):
+            raise TypeError(f"{path}: a {type(node).__name__} is no leaf")
+        return [(path, node)]
+    return [pair for key, child in children.items() for pair in _walk(_join(path, key), child)]
+
+
+def _children(node: Any) -> Mapping[str, Any] | None:  # noqa: ANN401
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+    return node if isinstance(node, Mapping) else None
+
+
+def _fill(path: str, template: Any, leaves: Leaves, used: set[str]) -> Any:  # noqa: ANN401
+    if isinstance(template, Mapping):
+        found = [p.removeprefix(f"{path}.") for p in leaves if p.startswith(f"{path}.")]
+        if not template:
+            used.update(_join(path, key) for key in found)
+            return _nested({key: leaves[_join(path, key)] for key in found})
+        return {k: _fill(_join(path, k), child, leaves, used) for k, child in template.items()}
+    children = _children(template)
+    if children is not None:
+        built = {k: _fill(_join(path, k), child, leaves, used) for k, child in children.items()}
+        return dataclasses.replace(template, **built)
+    if path not in leaves:
+        raise LeafError(path, "is missing")
+    if _form(leaves[path]) != _form(template):
+        raise LeafError(path, f"expected {_form(template)}, got {_form(leaves[path])}")
+    used.add(path)
+    return leaves[path]
+
+
+def _nested(flat: Leaves) -> dict[str, Any]:
+    """Undo the joining of keys below a mapping: client first, then what is kept of it.
+
+    >>> _nested({"m-1.dual": 0.5, "m-1.last": 3, "m-2": 1})
+    {'m-1': {'dual': 0.5, 'last': 3}, 'm-2': 1}
+    """
+    out: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *above, last = path.split(".")
+        node = out
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return out
+
+
+def _form(leaf: Leaf) -> str:
+    if isinstance(leaf, np.ndarray):
+        return f"{leaf.dtype.str}{list(leaf.shape)}"
+    return type(leaf).__name__
+
+
+def _same(before: Leaf, after: Leaf) -> bool:
+    if isinstance(after, np.ndarray) or isinstance(before, np.ndarray):
+        return before is after
+    return type(before) is type(after) and bool(before == after)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,0 +1,1 @@
+"""The floor of all three programs: subcommands, settings and clocks."""

@@ -1,0 +1,308 @@
+"""What makes any command a good citizen: subcommands, exit codes, signals, log lines, sd_notify.
+
+Seen by all three programs. Nothing here knows what the programs do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from edge_sdk.wire.errors import LinkError, WireError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+OK, RUNTIME, USAGE, MIGRATION, TEMPORARY = 0, 1, 2, 3, 75
+"""Exit codes: all well; failed; wrong usage or configuration; state needs migration; try again."""
+
+
+class Failure(Exception):  # noqa: N818 - base of every program's own errors
+    """Something a person must read: one sentence, a hint where one can act, an exit code."""
+
+    exit_code: ClassVar[int] = RUNTIME
+
+    def __init__(self, sentence: str, *, hint: str = "") -> None:
+        """Say what is wrong in one sentence, and what to do."""
+        super().__init__(sentence)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command found out, for a person and for a program.
+
+    Attributes:
+        data: Printed with ``--json``.
+        text: Printed otherwise; nothing if empty.
+        code: The exit code.
+    """
+
+    data: Mapping[str, Any]
+    text: str = ""
+    code: int = OK
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One subcommand.
+
+    Attributes:
+        summary: One line in the program's ``--help``.
+        run: Does it; imports what it needs when called.
+        arguments: Adds the command's own arguments.
+        details: What its own ``--help`` explains beyond the summary.
+    """
+
+    summary: str
+    run: Callable[[Namespace], CommandResult]
+    arguments: Callable[[ArgumentParser], object] = lambda _parser: None
+    details: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line: a name, what it is for, and a table of subcommands.
+
+    Example:
+        >>> def hello(args):
+        ...     return CommandResult({"to": args.who}, f"hello {args.who}")
+        >>> table = {"hello": Subcommand("Greet.", hello, lambda p: p.add_argument("who"))}
+        >>> CommandLine("greet", "Greets.", table).main(["hello", "meter"])
+        hello meter
+        0
+        >>> CommandLine("greet", "Greets.", table).main(["hello", "meter", "--json"])
+        {"to": "meter"}
+        0
+    """
+
+    name: str
+    about: str
+    commands: Mapping[str, Subcommand]
+    epilogue: str = ""
+
+    def main(self, argv: list[str] | None = None) -> int:
+        """Run one subcommand and return the exit code; wrong usage exits with 2 at once."""
+        require_python(self.name)
+        sys.excepthook = _brief(self.name)
+        args = self._parser().parse_args(argv)
+        try:
+            answer = self.commands[args.command].run(args)
+        except (Failure, WireError, OSError) as error:
+            return self._complain(error)
+        except KeyboardInterrupt:
+            return 130
+        shown = json.dumps(answer.data, default=str) if args.json else answer.text
+        if shown:
+            _print(shown)
+        return answer.code
+
+    def _parser(self) -> ArgumentParser:
+        from argparse import ArgumentParser, RawDescriptionHelpFormatter  # noqa: PLC0415 - 8 ms
+
+        shape: Any = RawDescriptionHelpFormatter
+        parser = ArgumentParser(
+            self.name, description=self.about, epilog=self.epilogue, formatter_class=shape
+        )
+        parser.add_argument("--version", action=_version_action())
+        table = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        for name, command in self.commands.items():
+            told = f"{command.summary}\n\n{command.details}".strip()
+            sub = table.add_parser(
+                name, help=command.summary, description=told, formatter_class=shape
+            )
+            command.arguments(sub)
+            sub.add_argument("--json", action="store_true", help="print JSON instead of prose")
+        return parser
+
+    def _complain(self, error: Failure | WireError | OSError) -> int:
+        print(f"{self.name}: {error}", file=sys.stderr)
+        if hint := getattr(error, "hint", ""):
+            print(f"  hint: {hint}", file=sys.stderr)
+        if isinstance(error, Failure):
+            return error.exit_code
+        return TEMPORARY if isinstance(error, LinkError) else RUNTIME
+
+
+def _print(text: str) -> None:
+    """Print; a reader that left in the middle (``| head``) is no error of ours."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def require_python(name: str, version: tuple[int, ...] = sys.version_info[:2]) -> None:
+    """Exit with code 2 and one sentence on a Python that is too old.
+
+    >>> require_python("gridfed-edge", (3, 12))
+    """
+    if version < (3, 11):
+        found = ".".join(map(str, version[:2]))
+        print(f"{name}: needs Python 3.11 or newer, this is {found}", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution, or ``0`` in a bare checkout."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - 15 ms
+
+    try:
+        return version("gridfed")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _version_action() -> type[Any]:
+    from argparse import Action  # noqa: PLC0415 - only parsers need it
+
+    class Version(Action):
+        """Print the version and exit; looked up only when asked for."""
+
+        def __init__(self, option_strings: list[str], dest: str, **_: object) -> None:
+            super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+        def __call__(self, parser: ArgumentParser, *_: object) -> None:
+            print(installed_version())
+            parser.exit()
+
+    return Version
+
+
+def _brief(name: str) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    """Show an error nobody foresaw in one sentence; with ``GRIDFED_DEBUG`` set, all of it."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.environ.get("GRIDFED_DEBUG"):
+            sys.__excepthook__(kind, error, trace)
+            return
+        print(
+            f"{name}: unexpected {kind.__name__}: {error}\n"
+            "  hint: this is a defect; set GRIDFED_DEBUG=1 to see where, and report it",
+            file=sys.stderr,
+        )
+
+    return show
+
+
+class StopSignal:
+    """Whether somebody asked the program to stop."""
+
+    def __init__(self) -> None:
+        """Start with nobody having asked."""
+        self._asked = False
+
+    def is_set(self) -> bool:
+        """Whether the first signal came: finish what is at hand and leave."""
+        return self._asked
+
+    def set(self) -> None:
+        """Ask, as the first signal does."""
+        self._asked = True
+
+
+@contextmanager
+def stop_signals(
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+) -> Iterator[StopSignal]:
+    """Turn the first SIGTERM or SIGINT into ``is_set``; the second one exits at once.
+
+    The handlers that stood before are restored on the way out. Must be entered in the main thread.
+
+    Raises:
+        SystemExit: Inside the block, at the second signal, with code 1.
+    """
+    stopping = StopSignal()
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise SystemExit(RUNTIME)
+        stopping.set()
+
+    before = {number: signal.signal(number, heard) for number in signals}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def fields(**values: object) -> str:
+    """Write ``key=value`` pairs for a log line; what has blanks, quotes or an ``=`` is quoted.
+
+    >>> fields(version=41, why="link lost", seconds=0.08125)
+    'version=41 why="link lost" seconds=0.08125'
+    """
+    return " ".join(f"{key}={_word(value)}" for key, value in values.items())
+
+
+def _word(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if text and not set(text) & set(' "=\n\t') else json.dumps(text, ensure_ascii=False)
+
+
+class LogFormatter(logging.Formatter):
+    """One line per record: time, level, logger, message; a trace only where an error carries one.
+
+    Under systemd's journal the time is left out and the priority is put first.
+    """
+
+    PRIORITIES: ClassVar[Mapping[int, int]] = {50: 2, 40: 3, 30: 4, 20: 6, 10: 7}
+
+    def __init__(self, *, journal: bool = "JOURNAL_STREAM" in os.environ) -> None:
+        """Choose the form for a journal or for a terminal."""
+        super().__init__("%(levelname)s %(name)s: %(message)s")
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line (and the trace of an error below it)."""
+        line = super().format(record)
+        if self._journal:
+            return f"<{self.PRIORITIES.get(record.levelno, 6)}>{line}"
+        return f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')} {line}"
+
+
+def start_logging(level: str = "INFO") -> None:
+    """Send log lines to standard error. Programs call this; a library never does."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def notify(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell the service manager ``READY=1``, ``WATCHDOG=1``, ``STATUS=…`` or ``STOPPING=1``.
+
+    Returns:
+        Whether there was a manager to tell. A manager that does not listen is not an error.
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return False
+    import socket  # noqa: PLC0415 - only under a service manager
+
+    target = "\0" + address[1:] if address.startswith("@") else address
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.sendto("\n".join(lines).encode(), target)
+        except OSError:
+            return False
+    return True
+
+
+def watchdog_seconds(environ: Mapping[str, str] = os.environ) -> float | None:
+    """How often the service manager wants ``WATCHDOG=1`` (half its limit), or None.
+
+    >>> watchdog_seconds({"WATCHDOG_USEC": "30000000"})
+    15.0
+    """
+    limit = environ.get("WATCHDOG_USEC", "")
+    mine = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(limit) / 2e6 if limit.isdecimal() and int(limit) and mine else None

@@ -1,0 +1,123 @@
+"""File permissions: readings, vectors and keys are for their owner only, whatever the umask.
+
+Files get mode 0600 and folders 0700 when they are made. What exists with wider permissions is
+tightened; what cannot be tightened is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from edge_sdk.app.cli import USAGE, Failure
+
+FOLDER, FILE = 0o700, 0o600
+_OTHERS = 0o077
+
+
+class PermissionsError(Failure):
+    """A file or folder is open to other users, and its permissions cannot be changed."""
+
+    exit_code: ClassVar[int] = USAGE
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder with mode 0700, or tighten the permissions of an existing one.
+
+    Missing parents get mode 0755.
+
+    Raises:
+        PermissionsError: It belongs to somebody else, is shared like ``/tmp``, or lies on a file
+            system without permissions.
+        OSError: It cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "state"
+        >>> folder.mkdir(mode=0o755)
+        >>> make_private_folder(folder)
+        >>> oct(folder.stat().st_mode & 0o777)
+        '0o700'
+    """
+    for parent in reversed([p for p in path.parents if not p.exists()]):
+        parent.mkdir(mode=0o755, exist_ok=True)
+    path.mkdir(mode=FOLDER, exist_ok=True)
+    tighten(path)
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file with mode 0600 if it is missing; tighten an existing one.
+
+    An existing file is never opened: closing it would release the locks that SQLite has on it in
+    this process.
+
+    Raises:
+        PermissionsError: As ``make_private_folder``.
+        OSError: It cannot be made.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
+    except FileExistsError:
+        tighten(path)
+
+
+@contextmanager
+def open_private(path: Path, mode: str = "w", **how: Any) -> Iterator[IO[Any]]:  # noqa: ANN401 - as open takes it
+    """Open a file for writing, with mode 0600; one that is there is tightened before.
+
+    Args:
+        path: The file; a device such as ``/dev/stdout`` is opened as it is.
+        mode: As ``open`` takes it: ``w``, ``wb`` or ``ab``.
+        how: Further arguments of ``open``.
+
+    Raises:
+        PermissionsError: As ``make_private_folder``.
+        OSError: It cannot be opened.
+    """
+    if not path.exists() or path.is_file():
+        make_private_file(path)
+    with path.open(mode, **how) as file:
+        yield file
+
+
+def require_private(path: Path) -> None:
+    """Refuse a key that other users can read: it may be known to them already.
+
+    Raises:
+        PermissionsError: Naming the command that mends it.
+    """
+    if path.exists() and stat.S_IMODE(path.stat().st_mode) & _OTHERS:
+        raise PermissionsError(f"{path}: other users can read this key", hint=f"chmod 600 {path}")
+
+
+def tighten(path: Path) -> None:
+    """Take away every permission of other users; nothing if there are none, or no such file.
+
+    Raises:
+        PermissionsError: As ``make_private_folder``.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    if not mode & _OTHERS:
+        return
+    if mode & stat.S_ISVTX:
+        raise PermissionsError(
+            f"{path}: mode {mode:04o}: this folder is shared by several users",
+            hint="choose a folder of its own, for example one below it",
+        )
+    try:
+        path.chmod(mode & ~_OTHERS)
+        left = stat.S_IMODE(path.stat().st_mode)
+    except PermissionError:
+        left = mode
+    if left & _OTHERS:
+        raise PermissionsError(
+            f"{path}: mode {mode:04o} lets other users read it, and it cannot be changed",
+            hint=f"chmod go= {path} as its owner, or mount its file system with umask=077",
+        )

@@ -1,0 +1,184 @@
+"""TOML files and environment variables into frozen dataclasses, remembering who said what.
+
+Later wins: defaults, the file, ``conf.d/*.toml`` beside it in name order, the environment
+(``PREFIX_SECTION__KEY``). Tables are merged, everything else is replaced. A key that the dataclass
+does not have is an error that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from edge_sdk.app.cli import USAGE, Failure
+from edge_sdk.wire.schema import Matches, SchemaError, build
+
+T = TypeVar("T")
+
+Duration = Annotated[str, Matches(r"\d+(\.\d+)?(ms|s|m|h|d)")]
+"""A length of time as people write it: ``90s``, ``15m``, ``7d``. ``seconds`` reads it."""
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class SettingsError(Failure):
+    """A configuration file or variable that cannot be meant."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """A configuration and where each of its values came from.
+
+    Attributes:
+        value: The configuration; its paths are absolute.
+        origins: Dotted key to file name or variable; what is missing is a default.
+    """
+
+    value: T
+    origins: Mapping[str, str]
+
+
+def seconds(text: str) -> float:
+    """Read a ``Duration``.
+
+    >>> seconds("15m"), seconds("250ms")
+    (900.0, 0.25)
+    """
+    number, unit = re.fullmatch(r"([\d.]+)(\w+)", text).groups()  # type: ignore[union-attr]
+    return float(number) * _UNITS[unit]
+
+
+def load(
+    cls: type[T], path: Path, *, prefix: str = "", environ: Mapping[str, str] = os.environ
+) -> Loaded[T]:
+    """Read a configuration from a file, its ``conf.d`` and the environment.
+
+    Args:
+        cls: The frozen dataclass to build. Paths in it are taken from the file's folder.
+        path: The TOML file.
+        prefix: Variables that start with it are settings; empty reads none.
+        environ: The environment.
+
+    Raises:
+        SettingsError: A file that cannot be read, or the first key that does not fit.
+    """
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for file in (path, *sorted((path.parent / "conf.d").glob("*.toml"))):
+        _merge(tree, _parse(file), file.name, origins)
+    if prefix:
+        for name in sorted(environ):
+            if name.startswith(prefix):
+                _merge(tree, _from_variable(name, prefix, environ[name]), name, origins)
+    return Loaded(rooted(from_table(cls, tree, path.name, origins), path.parent), origins)
+
+
+def from_table(
+    cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[str, str] | None = None
+) -> T:
+    """Build a configuration from a mapping, blaming the right file for what does not fit.
+
+    Raises:
+        SettingsError: Naming the origin, the dotted key and what was expected.
+    """
+    try:
+        return build(cls, table)
+    except SchemaError as misfit:
+        origin = _origin(misfit.path, origins or {}) or where
+        raise SettingsError(f"{origin}: {misfit}") from misfit
+
+
+def rooted(config: T, folder: Path) -> T:
+    """Return the configuration with every relative path, however deep, taken from ``folder``."""
+    return _rooted(config, folder.absolute())  # type: ignore[no-any-return]
+
+
+def _rooted(value: Any, folder: Path) -> Any:  # noqa: ANN401 - walks any tree of settings
+    if isinstance(value, Path):
+        return folder / value.expanduser()
+    if isinstance(value, tuple):
+        return tuple(_rooted(item, folder) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {f.name: _rooted(getattr(value, f.name), folder) for f in fields(value) if f.init}
+        return replace(value, **changed)
+    return value
+
+
+def shown(config: object, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """List ``(key, value, origin)`` of every setting in force, passwords in addresses masked.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Broker:
+        ...     url: str
+        ...     keepalive: int = 60
+        >>> shown(Broker("mqtt://me:secret@host"), {"url": "meter.toml"})
+        [('url', 'mqtt://me:***@host', 'meter.toml'), ('keepalive', '60', 'default')]
+    """
+    rows = []
+    for key, value in _leaves(config, ""):
+        text = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", str(value))
+        rows.append((key, text, origins.get(key.partition("[")[0], "default")))
+    return rows
+
+
+def _leaves(value: object, path: str) -> list[tuple[str, object]]:
+    if is_dataclass(value) and not isinstance(value, type):
+        dot = f"{path}." if path else ""
+        pairs = [(dot + f.name.removesuffix("_"), getattr(value, f.name)) for f in fields(value)]
+    elif isinstance(value, tuple) and value and any(is_dataclass(item) for item in value):
+        pairs = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    elif isinstance(value, Mapping) and value:
+        pairs = [(f"{path}.{key}", item) for key, item in value.items()]
+    else:
+        return [(path, value)]
+    return [leaf for key, item in pairs for leaf in _leaves(item, key)]
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file}: not UTF-8 text ({error.reason})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file}: not valid TOML: {error}") from error
+
+
+def _from_variable(name: str, prefix: str, text: str) -> dict[str, Any]:
+    """Nest one variable's value: a TOML value if it reads as one, else the text itself."""
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for key in reversed(name.removeprefix(prefix).lower().split("__")):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _merge(
+    tree: dict[str, Any], more: Mapping[str, Any], name: str, origins: dict[str, str], at: str = ""
+) -> None:
+    for key, value in more.items():
+        path = f"{at}.{key}" if at else key
+        if isinstance(value, dict) and isinstance(tree.get(key, {}), dict):
+            _merge(tree.setdefault(key, {}), value, name, origins, path)
+            origins.setdefault(path, name)
+        else:
+            tree[key] = value
+            origins[path] = name
+
+
+def _origin(path: str, origins: Mapping[str, str]) -> str:
+    """Find who said the key, or the nearest table around it."""
+    while path and path not in origins:
+        path = re.sub(r"(^|[.\[])[^.\[]*$", "", path)
+    return origins.get(path, "")

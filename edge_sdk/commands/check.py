@@ -1,0 +1,189 @@
+"""Before a device runs: is everything there, and who is it?"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from edge_sdk.agent import open_sources
+from edge_sdk.app.clock import DAY
+from edge_sdk.app.permissions import make_private_folder
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.methods import METHODS
+from edge_sdk.privacy.datasheet import promise
+from edge_sdk.session import certificate_monitor
+from edge_sdk.sources import Source
+from edge_sdk.store.schema import FILE
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.training.model_runtime import series_for
+from edge_sdk.training.retention import history_of
+from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.wire.keys import (
+    KeyFileError,
+    SigningKey,
+    generate,
+    load_signing_key,
+    save_public,
+    save_signing_key,
+)
+from edge_sdk.wire.link.transport import LinkDown, LinkUp
+from edge_sdk.wire.protocol import topics
+
+_PATIENCE = 10.0  # seconds to reach a broker
+
+
+def check(config: Config) -> dict[str, str]:
+    """Check everything that can be checked without a network; say what was found.
+
+    Raises:
+        EdgeError: The first thing that is wrong.
+    """
+    key = bootstrap.load_signer(config.keys.device)
+    bootstrap.load_ring(config.keys)
+    bundle = bootstrap.open_bundle(config, None)
+    manifest = bundle.manifest
+    if unknown := set(config.accept.methods) - set(METHODS):
+        known = ", ".join(sorted(METHODS))
+        raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
+    bootstrap.check_site(config, manifest)
+    neighbours = bootstrap.check_neighbours(config)
+    shared, history = manifest.spec().shared_size, history_of(config, manifest)
+    plan = bootstrap.plan(config, manifest, config.accept.methods[0], shared)
+    sources = open_sources(config)
+    _check_streams(sources, manifest)
+    bootstrap.broker_of(config)
+    kept = _kept(config)
+    return {
+        "device key": key.kid.hex(),
+        "bundle": f"{manifest.name} version {manifest.version}, {manifest.size} scalars",
+        "reads": ", ".join(_reads(manifest)),
+        "sources": str(len(sources)),
+        "keeps": f"{history.days:.4g} days of readings, at most {history.bytes} bytes of flash "
+        f"({history.limit})",
+        **({"neighbours": str(neighbours)} if neighbours else {}),
+        **certificate_monitor.checked(config, time.time()),
+        "privacy": promise(plan),
+        **kept,
+    }
+
+
+def _kept(config: Config) -> dict[str, str]:
+    """Say what a device's state keeps of the time, and what in it could not be used."""
+    if not (config.state / FILE).exists():
+        return {}
+    with DeviceStore.open(config.state, read_only=True) as store:
+        told = {"clock": clock_told(store.fact("floor"), time.time_ns() // 1_000_000)}
+        found = {**store.set_aside(), **store.unusable()}
+    if found:
+        listed = "; ".join(f"{what} ({value})" for what, value in found.items())
+        told["set aside"] = (
+            f"{listed}: out of bounds and not used; if the device is not welcomed, or its budget "
+            "is spent by it, make a new key and enrol it again"
+        )
+    return told
+
+
+def clock_told(floor: int, wall: int) -> str:
+    """Say how the stored server time and this machine's clock agree, and what to do if they do not.
+
+    Args:
+        floor: The latest server time that was signed, Unix milliseconds; 0 if none was.
+        wall: This machine's clock, likewise.
+
+    Example:
+        >>> told = clock_told(1_803_456_000_000, 1_800_000_000_000)
+        >>> print(told.split(": ")[0].split("; ")[1])
+        stored server time 2027-02-24 08:00 UTC, 40 days ahead
+    """
+    here = f"machine's clock {_minute(wall)}"
+    if not floor:
+        return f"{here}; no server time is stored yet"
+    days, where = (abs(floor - wall) // DAY, "ahead" if floor > wall else "behind")
+    told = f"{here}; stored server time {_minute(floor)}, {days} days {where}"
+    if floor <= wall + DAY:
+        return told
+    return (
+        f"{told}: one of them is wrong. The broker's certificate is tried at both. Set this "
+        "machine's clock if it is behind; if the aggregator's was ahead, its next welcome takes "
+        "the stored time back"
+    )
+
+
+def _minute(moment: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment / 1000))
+
+
+def _reads(manifest: Manifest) -> list[str]:
+    return sorted(series_for(manifest, keep=2).streams)
+
+
+def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
+    """Refuse files that lack what the bundle reads: the device would wait for ever, in silence.
+
+    Without any source, a program of the device's own observes.
+    """
+    given = frozenset[str]().union(*(source.streams for source in sources))
+    if sources and (missing := [name for name in _reads(manifest) if name not in given]):
+        raise ConfigError(
+            f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
+            hint="columns says which column of a file is which stream",
+        )
+
+
+def reach_broker(config: Config) -> tuple[str, bool]:
+    """Try the configured broker for a while; return what happened and whether it took us."""
+    nothing = topics.status(config.fleet, config.id), b"", False
+    link = bootstrap.connect(config, lambda: nothing, is_trial=True)
+    link.open()
+    why, end = "no answer", time.monotonic() + _PATIENCE
+    try:
+        while time.monotonic() < end:
+            for happening in link.poll(0.2):
+                if isinstance(happening, LinkUp):
+                    return "reached", True
+                if isinstance(happening, LinkDown):
+                    why = happening.why
+        return f"not reached: {why}", False
+    finally:
+        link.close()
+
+
+def enrol(config: Config) -> dict[str, Any]:
+    """Make the device's key if it has none; return what the operator needs.
+
+    Raises:
+        ConfigError: The key file is there and is no key, or cannot be written.
+    """
+    path = config.keys.device
+    is_new = not path.exists()
+    try:
+        if is_new:
+            if not path.parent.exists():
+                make_private_folder(path.parent)
+            save_signing_key(path, generate())
+        key = load_signing_key(path)
+        save_public(path.with_suffix(".pub"), key.public)
+    except (KeyFileError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return {
+        "id": config.id,
+        "fleet": config.fleet,
+        "key": str(path),
+        "public": key.public.hex(),
+        "proof": key.sign(claim(config, key)).hex(),
+        "is_new": is_new,
+    }
+
+
+def claim(config: Config, key: SigningKey) -> bytes:
+    """Return what a device signs to prove its key, as `PROTOCOL.md` section 3 lays it out.
+
+    It has no sealing key and asks for no certificate: 32 zero bytes, and the digest of nothing.
+    """
+    named = b"".join(bytes([len(raw)]) + raw for raw in (config.fleet.encode(), config.id.encode()))
+    request = hashlib.sha256(b"").digest()
+    return b"gridfed/1/enrol\0" + named + key.public + bytes(32) + request

@@ -1,0 +1,89 @@
+"""``gridfed-edge tap``: the process that stands between a charger and its back office."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_sdk.app.cli import notify
+from edge_sdk.app.settings import from_table
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError, EdgeError
+from edge_sdk.sources.byte_links import SourceAddress
+from edge_sdk.sources.factory import OcppSection
+from edge_sdk.sources.ocpp_proxy import BackOffice, OcppProxy
+from edge_sdk.sources.spool import SpoolWriter
+
+
+def section_of(config: Config, number: int | None) -> OcppSection:
+    """Find the ``[[source]]`` that the tap is for.
+
+    Raises:
+        Failure: There is none, or more than one and none is named.
+    """
+    rows = [(n, row) for n, row in enumerate(config.source) if row.get("type") == "ocpp"]
+    meant = [row for n, row in rows if number in (None, n)]
+    if len(meant) != 1:
+        raise ConfigError(
+            f"a tap is for one [[source]] of type ocpp; there are {len(rows)}",
+            hint="name one by its number: --source 1",
+        )
+    section = from_table(OcppSection, meant[0], "source ocpp")
+    if not section.spool or not section.office:
+        raise ConfigError("source ocpp: a tap needs 'office' and 'spool'")
+    return section
+
+
+def run(section: OcppSection, ready: Callable[[str], object]) -> dict[str, int]:
+    """Take chargers to their back office until SIGTERM or SIGINT.
+
+    Args:
+        section: Where from, where to, where notes are kept.
+        ready: Told the address once chargers may come.
+
+    Returns:
+        What was heard and passed over.
+
+    Raises:
+        EdgeError: The port is taken, or a certificate cannot be used.
+    """
+    office = BackOffice.parse(section.office, Path(section.ca_file) if section.ca_file else None)
+    tap = OcppProxy(office, SpoolWriter(Path(section.spool), "ocpp", section.spool_bytes))
+    here = SourceAddress.parse(section.listen)
+    try:
+        asyncio.run(_serve(tap, here, _server_tls(section), ready))
+    except OSError as error:
+        raise EdgeError(f"{section.listen}: {error.strerror or error}") from error
+    return dict(tap.counts)
+
+
+async def _serve(
+    tap: OcppProxy, here: SourceAddress, tls: ssl.SSLContext | None, ready: Callable[[str], object]
+) -> None:
+    def told(url: str) -> None:
+        notify("READY=1", f"STATUS={url}")
+        ready(url)
+
+    serving = asyncio.create_task(tap.serve(here.host, here.port, told, tls))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        notify("STOPPING=1")
+
+
+def _server_tls(section: OcppSection) -> ssl.SSLContext | None:
+    if not section.cert_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(section.cert_file, section.key_file or None)
+    except OSError as error:
+        raise ConfigError(f"{section.cert_file}: {error}") from error
+    return context

@@ -1,0 +1,1 @@
+"""Time series, windows, forecasts and prediction intervals of one device."""

@@ -1,0 +1,174 @@
+"""Forecasts from a device's own vector, and what to say when its window is not complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from edge_sdk.forecasting.calendar_features import DAY, Floats, Ints
+from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
+from edge_sdk.forecasting.series import STREAMS
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.methods.training_context import Graph
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+SourceOf = Literal["model", "without graph", "last day", "none"]
+
+POINT = (0.5,)
+"""The levels of a model that says one value a step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forecast:
+    """What comes next.
+
+    Attributes:
+        times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``.
+        values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
+        unit: Of the values.
+        source: ``model``; ``without graph``, the model of a split method that nobody helped;
+            ``last day``, the same slots a day (or days) earlier; or ``none``.
+        interval: Lower and upper ends, shape ``(horizon, 2)``, where the model says quantiles.
+        coverage: The share of readings that shall lie inside; None without an interval.
+        quantiles: As the model told them, in order, shape ``(horizon, levels)``; not calibrated.
+        levels: Theirs, rising.
+        calibrated: On how many earlier readings the interval was put to the test; 0 is as told.
+    """
+
+    times: Ints
+    values: Floats
+    unit: str
+    source: SourceOf
+    interval: Floats | None = None
+    coverage: float | None = None
+    quantiles: Floats | None = None
+    levels: tuple[float, ...] = POINT
+    calibrated: int = 0
+
+    @property
+    def median(self) -> Floats:
+        """The values: the middle of what is to be expected."""
+        return self.values
+
+
+def predict(
+    graph: Graph,
+    p: Vector,
+    frame: ChannelFrame,
+    levels: Sequence[float] = POINT,
+    held: tuple[ConformalCalibration, CoverageTarget] | None = None,
+) -> Forecast:
+    """Forecast what follows the newest row, by the best means there is.
+
+    The model needs a complete window and must answer with finite numbers; otherwise the same slots
+    of the last day known stand in, and if these were not measured either, nothing is claimed.
+
+    Args:
+        graph: The bundle's forecast graph.
+        p: The whole vector.
+        frame: Channels and scale.
+        levels: Of the quantiles that the graph tells.
+        held: How far the interval is moved, and to what it is held; None leaves it as it was told.
+    """
+    times = _times(frame)
+    if frame.is_ready:
+        newest = np.array([len(frame) - 1], np.int64)
+        told = fan(graph, p, frame, newest, levels)[0]
+        if np.isfinite(told).all():
+            return _by_model(times, told, frame, tuple(levels), held)
+    values, source = _last_day(frame)
+    return Forecast(times, values, frame.target.unit, source)
+
+
+def _by_model(
+    times: Ints,
+    told: Floats,
+    frame: ChannelFrame,
+    levels: tuple[float, ...],
+    held: tuple[ConformalCalibration, CoverageTarget] | None,
+) -> Forecast:
+    values, unit = told[:, levels.index(0.5)], frame.target.unit
+    if len(levels) == 1:
+        return Forecast(times, values, unit, "model")
+    if held is None:
+        ends, coverage = told[:, [0, -1]], levels[-1] - levels[0]
+        return Forecast(times, values, unit, "model", ends, coverage, told, levels)
+    calibration, aim = held
+    ends, tried = calibration.served(told, aim), calibration.tried
+    return Forecast(times, values, unit, "model", ends, aim.coverage, told, levels, tried)
+
+
+def fan(
+    graph: Graph,
+    p: Vector,
+    frame: ChannelFrame,
+    origins: Ints,
+    levels: Sequence[float] = POINT,
+    *,
+    size: int = 512,
+) -> Floats:
+    """Forecast every level from every origin, in the series' unit, ``(origins, horizon, levels)``.
+
+    Levels are put in order where the model told them crossed: sorting never raises the sum of their
+    pinball losses (Chernozhukov et al. 2010, doi:10.3982/ECTA7880, proposition 4). What cannot be
+    negative, is not.
+
+    Args:
+        graph: The bundle's forecast graph: p, x to yhat.
+        p: The whole vector.
+        frame: Channels and scale.
+        origins: Rows with complete windows before them.
+        levels: As many as the graph tells.
+        size: Windows in one call of the graph.
+    """
+    horizon, wide = frame.window.horizon, len(levels)
+    told = np.empty((len(origins), horizon, wide))
+    for start in range(0, len(origins), size):
+        some = origins[start : start + size]
+        yhat = np.asarray(graph(p=p, x=frame.inputs(some))[0]).reshape(len(some), horizon, wide)
+        for i in range(wide):
+            told[start : start + size, :, i] = frame.restore(yhat[:, :, i], some)
+    told.sort(axis=2)
+    return np.maximum(told, least(frame))
+
+
+def rolling(
+    graph: Graph,
+    p: Vector,
+    frame: ChannelFrame,
+    origins: Ints,
+    levels: Sequence[float] = POINT,
+    *,
+    size: int = 512,
+) -> Floats:
+    """Forecast the median from every origin, in the series' unit, ``(len(origins), horizon)``."""
+    told = fan(graph, p, frame, origins, levels, size=size)
+    return np.asarray(told[:, :, list(levels).index(0.5)])
+
+
+def least(frame: ChannelFrame) -> float:
+    """Return what no value of the target lies below: zero where values add up (energy, volume)."""
+    stream = STREAMS.get(frame.target.stream)
+    return 0.0 if stream is not None and stream.adds else -np.inf
+
+
+def _times(frame: ChannelFrame) -> Ints:
+    step, horizon = frame.window.step_seconds, frame.window.horizon
+    begin = frame.times[-1] + step if len(frame) else 0
+    return np.asarray(begin + np.arange(horizon, dtype=np.int64) * step)
+
+
+def _last_day(frame: ChannelFrame) -> tuple[Floats, SourceOf]:
+    """Repeat the same slots of the last day that lies wholly before the forecast."""
+    horizon, rows = frame.window.horizon, len(frame)
+    day = max(1, DAY // frame.window.step_seconds)
+    ahead = np.arange(horizon)
+    at = rows + ahead - day * (ahead // day + 1)
+    if rows and at[0] >= 0:
+        values = frame.last[at]
+        if np.isfinite(values).all():
+            return values, "last day"
+    return np.full(horizon, np.nan), "none"

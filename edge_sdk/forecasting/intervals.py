@@ -1,0 +1,187 @@
+"""A device's intervals: a model's quantiles along its rows, and the calibration that follows them.
+
+A calibration is judged on readings that its model had not seen: the shell brings it up to date
+before every round that learns. Only its beginning cannot be: it is made on the newest windows there
+are, by the model as it is, and made again whenever the model moves, until it has lived through as
+many rows of its own. Where the newest readings are held back from learning, that is honest too.
+
+Where a server's graph helps with forecasts, and sometimes does not answer, there are intervals of
+two kinds, and each has a calibration of its own: misses of the one say nothing of the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget, rolled
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.wire.contract.method import Array
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+Tell = Callable[[Ints], Floats]
+"""Origins to quantiles in the series' unit: ``(n,)`` to ``(n, horizon, levels)``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedCalibration:
+    """A calibration, and what it belongs to.
+
+    Attributes:
+        calibration: Up to its newest row.
+        bundle: Digest of the bundle whose quantiles it moves.
+        model: Digest of the vector it was begun with.
+        since: Number of the newest row when it was begun.
+        aided: The same for intervals that a server's graph helped with; None before the first.
+    """
+
+    calibration: ConformalCalibration
+    bundle: bytes
+    model: bytes
+    since: int
+    aided: ConformalCalibration | None = None
+
+    def arrays(self) -> dict[str, Array]:
+        """Return it as named arrays, to be saved; ``from_arrays`` is the way back."""
+        own = {"bundle": self.bundle, "model": self.model}
+        marks = {name: np.frombuffer(digest, np.uint8) for name, digest in own.items()}
+        aided = {} if self.aided is None else self.aided.arrays()
+        more = {f"aided_{name}": array for name, array in aided.items()}
+        return {**self.calibration.arrays(), **marks, "since": np.array(self.since), **more}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> SavedCalibration:
+        """Rebuild from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        bundle, model = (arrays[name].tobytes() for name in ("bundle", "model"))
+        more = {n.partition("_")[2]: a for n, a in arrays.items() if n.startswith("aided_")}
+        aided = ConformalCalibration.from_arrays(more) if more else None
+        return cls(
+            ConformalCalibration.from_arrays(arrays), bundle, model, int(arrays["since"]), aided
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalTracker:
+    """What a calibration needs to know of a device.
+
+    Attributes:
+        aim: What the interval is held to.
+        warm: Rows it begins with.
+        bundle: Digest of the bundle in use.
+    """
+
+    aim: CoverageTarget
+    warm: int
+    bundle: bytes
+
+    def follow(
+        self, kept: SavedCalibration | None, frame: ChannelFrame, vector: Vector, tell: Tell
+    ) -> SavedCalibration:
+        """Bring a calibration up to the newest row, or begin one.
+
+        Rows that it slept through are caught up on with the present model, the newest ``warm`` of
+        them at most.
+
+        Args:
+            kept: What was kept; None to begin.
+            frame: Channels and readings; at least one row.
+            vector: The present model.
+            tell: Its quantiles.
+        """
+        numbers = row_numbers(frame)
+        model = hashlib.sha256(vector.tobytes()).digest()
+        if kept is None or self._is_void(kept, model, int(numbers[-1])):
+            fresh, aided = (
+                ConformalCalibration.new(frame.window.horizon),
+                self._still(kept, numbers),
+            )
+            kept = SavedCalibration(fresh, self.bundle, model, int(numbers[-1]), aided)
+        first = int(np.searchsorted(numbers, kept.calibration.upto, side="right"))
+        rows = np.arange(max(first, len(frame) - self.warm), len(frame), dtype=np.int64)
+        after, _ = self._walk(kept.calibration, frame, rows, tell)
+        return replace(kept, calibration=after)
+
+    def aid(
+        self, kept: SavedCalibration, frame: ChannelFrame, told: Floats | None
+    ) -> SavedCalibration:
+        """Bring the calibration of helped intervals up to the newest row.
+
+        Only what was served counts here, for nobody knows what a server that was silent would have
+        said. It begins with the ends where the other one has them. That the model moves makes it no
+        worse: no interval was told of a reading that had been learned from.
+
+        Args:
+            kept: What was kept.
+            frame: Channels and readings; at least one row.
+            told: Quantiles that are about to be served from the newest row; None if none are.
+        """
+        numbers, one = row_numbers(frame), kept.aided
+        if one is None:
+            one = replace(
+                ConformalCalibration.new(frame.window.horizon), moved=kept.calibration.moved
+            )
+        rows = np.arange(len(frame), dtype=np.int64)[numbers > one.upto][-self.warm :]
+        nothing = np.full((len(rows), frame.window.horizon, 1), np.nan)
+        one, _ = rolled(one, numbers[rows], frame.raw[rows], nothing, self.aim)
+        return replace(kept, aided=one if told is None else one.waiting(told, self.aim))
+
+    def served(self, frame: ChannelFrame, origins: Ints, tell: Tell) -> Floats:
+        """Return the intervals that would have been served from origins, ``(n, horizon, 2)``.
+
+        The calibration begins ``warm`` rows before the first of them and sees every reading when it
+        came; the model is the same throughout.
+        """
+        if not len(origins):
+            return np.empty((0, frame.window.horizon, 2))
+        begin = max(int(origins[0]) - self.warm, 0)
+        rows = np.arange(begin, int(origins[-1]) + 1, dtype=np.int64)
+        _, ends = self._walk(ConformalCalibration.new(frame.window.horizon), frame, rows, tell)
+        return np.asarray(ends[origins - begin])
+
+    def _still(self, kept: SavedCalibration | None, numbers: Ints) -> ConformalCalibration | None:
+        """Return the helped calibration of one that is begun anew, where it is still good."""
+        if kept is None or kept.aided is None or kept.bundle != self.bundle:
+            return None
+        return kept.aided if kept.aided.upto <= int(numbers[-1]) else None
+
+    def _is_void(self, kept: SavedCalibration, model: bytes, newest: int) -> bool:
+        """Whether it belongs to another bundle, to a clock that was wrong, or to a young model."""
+        calibration = kept.calibration
+        is_young = calibration.upto - kept.since < self.warm
+        return (
+            kept.bundle != self.bundle
+            or calibration.upto > newest
+            or (is_young and kept.model != model)
+        )
+
+    def _walk(
+        self, calibration: ConformalCalibration, frame: ChannelFrame, rows: Ints, tell: Tell
+    ) -> tuple[ConformalCalibration, Floats]:
+        whole = rows[complete(frame)[rows]]
+        some = tell(whole)
+        told = np.full((len(rows), *some.shape[1:]), np.nan)
+        told[np.searchsorted(rows, whole)] = some
+        return rolled(calibration, row_numbers(frame)[rows], frame.raw[rows], told, self.aim)
+
+
+def row_numbers(frame: ChannelFrame) -> Ints:
+    """Return every row's number, Unix seconds over the step, ``(T,)``."""
+    return np.asarray(frame.times // frame.window.step_seconds)
+
+
+def complete(frame: ChannelFrame) -> Array:
+    """Return from which rows the model can forecast: those with a whole window, ``(T,)`` bool."""
+    lookback = frame.window.lookback
+    bad = np.concatenate([[0], np.cumsum(~np.isfinite(frame.channels).all(axis=1))])
+    good = np.zeros(len(frame), np.bool_)
+    if len(frame) >= lookback:
+        good[lookback - 1 :] = bad[lookback:] == bad[:-lookback]
+    return good

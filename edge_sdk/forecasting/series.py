@@ -1,0 +1,296 @@
+"""Readings become a regular series: one grid in UTC, one column a stream, gaps left open."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TWO_YEARS_HOURLY = 2 * 366 * 24
+
+
+class Flag(IntFlag):
+    """What a source knows against its own reading."""
+
+    NONE = 0
+    SUSPECT = 1  # the meter says so itself; not learned from
+    ESTIMATED = 2
+    CLOCK_UNSYNCED = 4
+
+
+_SUSPECT = int(Flag.SUSPECT)  # a plain number: asked of every reading
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One timestamped measurement.
+
+    Attributes:
+        stream: A canonical name, see ``STREAMS``.
+        time: Unix seconds, UTC: the start of the interval for a sum, the moment otherwise.
+        value: In the stream's unit.
+        flags: Bits of ``Flag``.
+        seconds: Length of the interval a sum spans, where it may be shorter than the grid's step.
+    """
+
+    stream: str
+    time: float
+    value: float
+    flags: int = 0
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a canonical name means.
+
+    Attributes:
+        unit: Of its values.
+        adds: Whether a longer interval's value is the sum of its parts (energy, volume).
+    """
+
+    unit: str
+    adds: bool
+
+
+STREAMS: Mapping[str, Stream] = MappingProxyType(
+    {
+        "elec.import.energy": Stream("kWh", adds=True),
+        "elec.export.energy": Stream("kWh", adds=True),
+        "elec.import.power": Stream("kW", adds=False),
+        "elec.export.power": Stream("kW", adds=False),
+        "gas.import.volume": Stream("m³", adds=True),
+        "ev.demand.energy": Stream("kWh", adds=True),
+        "ev.session.energy": Stream("kWh", adds=True),
+        "cell.internet.activity": Stream("1", adds=True),
+        "cell.traffic.dl.volume": Stream("Mbit", adds=True),
+        "cell.traffic.ul.volume": Stream("Mbit", adds=True),
+        "cell.prb.dl.util": Stream("%", adds=False),
+        "cell.prb.ul.util": Stream("%", adds=False),
+        "cell.throughput.dl": Stream("Mbit/s", adds=False),
+        "cell.throughput.ul": Stream("Mbit/s", adds=False),
+        "cell.users.active": Stream("1", adds=False),
+        "cell.users.connected": Stream("1", adds=False),
+        "site.power": Stream("kW", adds=False),
+        "weather.temperature": Stream("°C", adds=False),
+        "weather.wind_speed": Stream("m/s", adds=False),
+        "weather.irradiance": Stream("W/m²", adds=False),
+    }
+)
+"""The names that sources map their own identifiers to. A name not listed here is an instant."""
+
+
+class ReadingOutcome(StrEnum):
+    """What became of a reading; every one is counted under its word."""
+
+    NEW = "new"
+    AGAIN = "again"  # the same value for the same slot: a repeat
+    CHANGED = "changed"  # the last write wins
+    PART = "part"  # of a sum whose other parts are still to come
+    LATE = "late"  # older than what is kept
+    FUTURE = "future"
+    UNUSED = "unused"  # no channel reads this stream
+    SUSPECT = "suspect"
+    NOT_FINITE = "not finite"
+    OFF_GRID = "off grid"  # a sum over an interval that is not the grid's
+
+
+class SeriesRow(NamedTuple):
+    """One value on the grid, as a store keeps it: ``slot`` is Unix seconds // step."""
+
+    stream: str
+    slot: int
+    value: float
+    flags: int = 0
+
+
+class Series:
+    """A bounded, regular series of several streams, on slots of ``step`` seconds since 1970 UTC.
+
+    A slot that nobody measured is NaN. Readings may come late, twice, or in any order.
+
+    Args:
+        step: Seconds a slot.
+        streams: The streams to keep; all others are counted and dropped.
+        capacity: Slots kept; the oldest go first.
+
+    Example:
+        >>> series = Series(3600, ["elec.import.energy"])
+        >>> for hour, kwh in [(10, 1.0), (12, 3.0), (10, 1.0), (12, 2.5)]:
+        ...     print(series.add(Reading("elec.import.energy", hour * 3600, kwh)))
+        new
+        new
+        again
+        changed
+        >>> series.values("elec.import.energy")
+        array([1. , nan, 2.5])
+    """
+
+    def __init__(
+        self, step: int, streams: Iterable[str], *, capacity: int = TWO_YEARS_HOURLY
+    ) -> None:
+        if step < 1 or capacity < 1:
+            raise ValueError(f"step and capacity must be positive, got {step} and {capacity}")
+        self.step = step
+        self.capacity = capacity
+        self.counts: Counter[ReadingOutcome] = Counter()
+        self._columns = {name: np.full(0, np.nan) for name in streams}
+        self._sums = {name for name in self._columns if name in STREAMS and STREAMS[name].adds}
+        self._base = 0  # slot of the columns' first element
+        self._first = 0  # first slot that counts
+        self._end = 0  # one past the last
+        self._pending: dict[tuple[str, int], SeriesRow] = {}
+        self._parts: dict[tuple[str, int], dict[float, float]] = {}
+
+    def __len__(self) -> int:
+        """How many slots lie between the oldest and the newest kept reading."""
+        return self._end - self._first
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams it keeps."""
+        return tuple(self._columns)
+
+    def times(self) -> NDArray[np.int64]:
+        """Start of every slot in Unix seconds, shape ``(len(self),)``."""
+        return np.arange(self._first, self._end, dtype=np.int64) * self.step
+
+    def values(self, stream: str) -> NDArray[np.float64]:
+        """Copy a stream's values, NaN where nothing was observed, shape ``(len(self),)``.
+
+        Raises:
+            KeyError: A stream that is not kept.
+        """
+        column = self._columns[stream]
+        return column[self._first - self._base : self._end - self._base].copy()
+
+    def add(self, reading: Reading, *, latest: float = math.inf) -> ReadingOutcome:
+        """Merge one reading and say what became of it; never raises for what a source read.
+
+        Args:
+            reading: To merge.
+            latest: Later readings are refused: the device's clock and a tolerance. Without it one
+                timestamp of the year 2099 would push everything out.
+        """
+        seen = self._judge(reading, latest)
+        if seen is None:
+            slot = math.floor(reading.time / self.step)
+            seen = self._merge(reading, slot)
+        self.counts[seen] += 1
+        return seen
+
+    def load(self, rows: Iterable[SeriesRow]) -> None:
+        """Take saved rows in; they are not pending again. Rows of other streams are left out."""
+        for row in rows:
+            if row.stream in self._columns and self._reach(row.slot):
+                self._columns[row.stream][row.slot - self._base] = row.value
+
+    @property
+    def oldest(self) -> int:
+        """The first slot that a reading may still have; older ones are late."""
+        return self._end - self.capacity
+
+    def observed(self) -> int:
+        """Return how many slots have a reading of every stream."""
+        columns = [self.values(stream) for stream in self._columns]
+        return int(np.isfinite(columns).all(axis=0).sum()) if len(self) else 0
+
+    @property
+    def unsaved(self) -> int:
+        """How many rows are pending."""
+        return len(self._pending)
+
+    def pending(self) -> tuple[SeriesRow, ...]:
+        """Return what has changed since it was last ``saved``, to be written in one transaction."""
+        return tuple(self._pending.values())
+
+    def saved(self, rows: Iterable[SeriesRow]) -> None:
+        """Forget that these rows are pending, unless they changed again in the meantime."""
+        for row in rows:
+            if self._pending.get((row.stream, row.slot)) == row:
+                del self._pending[row.stream, row.slot]
+
+    def _judge(self, reading: Reading, latest: float) -> ReadingOutcome | None:
+        if reading.stream not in self._columns:
+            return ReadingOutcome.UNUSED
+        if not (math.isfinite(reading.value) and math.isfinite(reading.time)):
+            return ReadingOutcome.NOT_FINITE
+        if reading.flags & _SUSPECT:
+            return ReadingOutcome.SUSPECT
+        if reading.time > latest or abs(reading.time) >= 2**53:
+            return ReadingOutcome.FUTURE
+        return None
+
+    def _merge(self, reading: Reading, slot: int) -> ReadingOutcome:
+        value: float | None = reading.value
+        if reading.stream in self._sums:
+            span = self.step if reading.seconds is None else reading.seconds
+            offset = reading.time - slot * self.step
+            if span <= 0 or self.step % span or offset % span:
+                return ReadingOutcome.OFF_GRID
+            value = self._summed(reading, slot, round(self.step / span))
+        if value is None:
+            return ReadingOutcome.PART
+        return self._put(SeriesRow(reading.stream, slot, value, int(reading.flags)))
+
+    def _summed(self, reading: Reading, slot: int, wanted: int) -> float | None:
+        """Add up a slot's parts; None until all of them came. A few open slots are remembered."""
+        if wanted == 1:
+            return reading.value
+        parts = self._parts.setdefault((reading.stream, slot), {})
+        parts[reading.time] = reading.value
+        if len(self._parts) > 8 * len(self._columns):
+            del self._parts[next(iter(self._parts))]
+        return math.fsum(parts.values()) if len(parts) >= wanted else None
+
+    def _put(self, row: SeriesRow) -> ReadingOutcome:
+        if not self._reach(row.slot):
+            return ReadingOutcome.LATE
+        column, at = self._columns[row.stream], row.slot - self._base
+        before = column[at]
+        if before == row.value:
+            return ReadingOutcome.AGAIN
+        column[at] = row.value
+        self._pending[row.stream, row.slot] = row
+        return ReadingOutcome.NEW if math.isnan(before) else ReadingOutcome.CHANGED
+
+    def _reach(self, slot: int) -> bool:
+        """Make room for a slot; False when it is older than what may be kept."""
+        if self._first <= slot < self._end:
+            return True
+        if not len(self):
+            self._base = self._first = slot
+            self._end = slot + 1
+        elif slot < self._first:
+            if self._end - slot > self.capacity:
+                return False
+            self._first = slot
+        elif slot >= self._end:
+            self._end = slot + 1
+            self._first = max(self._first, self._end - self.capacity)
+        room = next(iter(self._columns.values())).size
+        if self._first < self._base or self._end > self._base + room:
+            self._move(room)
+        return True
+
+    def _move(self, room: int) -> None:
+        """Copy the kept slots into arrays with space on the side that grows: moves stay rare."""
+        used = self._end - self._first
+        spare = used // 4
+        base = self._first - (spare if self._first < self._base else 0)
+        size = max(64, used + spare, min(room, self.capacity))
+        for name, old in self._columns.items():
+            new = np.full(size, np.nan)
+            low = max(self._first, self._base)
+            high = min(self._end, self._base + old.size)
+            if low < high:
+                new[low - base : high - base] = old[low - self._base : high - self._base]
+            self._columns[name] = new
+        self._base = base

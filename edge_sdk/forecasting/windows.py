@@ -1,0 +1,276 @@
+"""A series as the model sees it: channels, scale, windows, minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.calendar_features import Floats, Ints, calendar, local_seconds
+from edge_sdk.forecasting.series import Series
+from edge_sdk.methods.training_context import Batch
+from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
+
+FILL = 2
+"""How many missing steps an input is carried forward over; a longer gap masks the window."""
+
+PARTS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"all": (0.0, 1.0), "train": (0.0, 0.8), "test": (0.8, 0.9), "validation": (0.9, 1.0)}
+)
+"""Chronological parts of a series; in the order of the paper, the *middle* tenth is the test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The target's own unit interval: ``low`` becomes 0 and ``high`` becomes 1."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Scale:
+        """Span what was observed. A constant (or empty) series gets the width 1, never 0.
+
+        >>> Scale.of(np.array([2.0, np.nan, 6.0])), Scale.of(np.full(3, 5.0))
+        (Scale(low=2.0, high=6.0), Scale(low=5.0, high=6.0))
+        """
+        seen = values[np.isfinite(values)]
+        if not seen.size:
+            return cls(0.0, 1.0)
+        low, high = float(seen.min()), float(seen.max())
+        return cls(low, high if high - low > 1e-9 * max(1.0, abs(high)) else low + 1.0)
+
+    @property
+    def width(self) -> float:
+        """Units of the series in one scaled unit."""
+        return self.high - self.low
+
+    def shrink(self, values: Floats) -> Floats:
+        """Turn values in the series' unit into scaled ones."""
+        return (values - self.low) / self.width
+
+
+def filled(values: Floats, limit: int = FILL) -> Floats:
+    """Carry each observed value forward over at most ``limit`` missing ones.
+
+    >>> filled(np.array([np.nan, 1.0, np.nan, np.nan, np.nan, 5.0]))
+    array([nan,  1.,  1.,  1., nan,  5.])
+    """
+    rows = np.arange(len(values))
+    last = np.maximum.accumulate(np.where(np.isfinite(values), rows, -1))
+    near = (last >= 0) & (rows - last <= limit)
+    return np.where(near, values[np.maximum(last, 0)], np.nan)
+
+
+@dataclass(frozen=True)
+class ChannelFrame:
+    """All channels of one device, and where complete windows lie.
+
+    Row ``o`` is an *origin* when rows ``o - lookback + 1 .. o`` are complete; its targets are rows
+    ``o + 1 .. o + horizon``.
+
+    Attributes:
+        window: Lookback, horizon, step.
+        target: What is forecast, and in which form.
+        times: Start of each row, Unix seconds, shape ``(T,)``.
+        channels: Scaled inputs, shape ``(T, C)``, float32, NaN where unknown.
+        raw: The target as observed, shape ``(T,)``, NaN in gaps.
+        last: The target carried forward over short gaps, shape ``(T,)``.
+        scale: Of the target.
+    """
+
+    window: Window
+    target: Target
+    times: Ints
+    channels: NDArray[np.float32]
+    raw: Floats
+    last: Floats
+    scale: Scale
+
+    @classmethod
+    def of(
+        cls,
+        series: Series,
+        manifest: Manifest,
+        *,
+        site: Mapping[str, float] = MappingProxyType({}),
+        zone: tzinfo = UTC,
+        scale: Scale | None = None,
+        part: str = "train",
+    ) -> ChannelFrame:
+        """Build the channels that a manifest asks for.
+
+        Args:
+            series: On the manifest's step.
+            manifest: Says what the channels are.
+            site: Static features by name.
+            zone: For calendar features.
+            scale: A scale that was fixed earlier. A model learns on one scale, so a device keeps
+                the first one it trained on.
+            part: Whose minimum and maximum give the device's scale otherwise.
+
+        Raises:
+            ConfigError: A static feature that ``site`` lacks.
+            ValueError: Another step than the manifest's, or an unknown calendar word.
+        """
+        if series.step != manifest.window.step_seconds:
+            wanted = manifest.window.step_seconds
+            raise ValueError(f"the series has {series.step} s steps, the bundle {wanted} s")
+        times, raw = series.times(), series.values(manifest.target.stream)
+        if scale is None:
+            scale = _scale_of(manifest.target, raw, part)
+        last = filled(raw)
+        local = local_seconds(times, zone)
+        columns = [
+            _column(feature, series, site, local, scale.shrink(last))
+            for feature in manifest.features
+        ]
+        channels = np.stack(columns, 1).astype(np.float32)
+        return cls(manifest.window, manifest.target, times, channels, raw, last, scale)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.times)
+
+    def origins(self, part: str = "all", *, observed: bool = True, reach_back: bool = True) -> Ints:
+        """List the origins whose targets *all* lie in a part.
+
+        Args:
+            part: A key of ``PARTS``.
+            observed: Only windows whose targets were all observed: what one may learn from.
+            reach_back: Inputs may lie before the part (never after it).
+        """
+        start, stop = (int(len(self) * share) for share in PARTS[part])
+        lookback, horizon = self.window.lookback, self.window.horizon
+        first = max(lookback, start + (0 if reach_back else lookback)) - 1
+        rows = np.arange(first, stop - horizon, dtype=np.int64)
+        good = self._incomplete[rows + 1] == self._incomplete[rows + 1 - lookback]
+        if observed:
+            good &= self._unseen[rows + 1 + horizon] == self._unseen[rows + 1]
+        return np.asarray(rows[good])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the newest window is complete, so that the model can forecast from it."""
+        lookback = self.window.lookback
+        return len(self) >= lookback and bool(
+            self._incomplete[-1] == self._incomplete[-lookback - 1]
+        )
+
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest window: its last row's start over the step; None if it lacks."""
+        if not self.is_ready:
+            return None
+        return int(self.times[-1]) // self.window.step_seconds
+
+    def inputs(self, origins: Ints) -> NDArray[np.float32]:
+        """Gather input windows in one copy, shape ``(B, lookback, channels)``."""
+        lookback, width = self.window.lookback, self.channels.shape[1]
+        flat = sliding_window_view(self.channels.reshape(-1), lookback * width)[::width]
+        return np.asarray(flat[origins - lookback + 1].reshape(-1, lookback, width))
+
+    def truth(self, origins: Ints) -> Floats:
+        """Gather the targets in the series' unit, NaN where unobserved, ``(B, horizon)``."""
+        return np.asarray(self.raw[origins[:, None] + 1 + np.arange(self.window.horizon)])
+
+    def targets(self, origins: Ints) -> NDArray[np.float32]:
+        """Gather the targets as the model learns them: scaled, as a level or as a change."""
+        base = self.last[origins, None] if self.target.form == "change" else self.scale.low
+        return ((self.truth(origins) - base) / self.scale.width).astype(np.float32)
+
+    def restore(self, yhat: NDArray[np.float32], origins: Ints) -> Floats:
+        """Undo ``targets``: what the model said, in the series' unit, ``(B, horizon)``."""
+        base = self.last[origins, None] if self.target.form == "change" else self.scale.low
+        return np.asarray(base + self.scale.width * yhat.astype(np.float64))
+
+    @cached_property
+    def _incomplete(self) -> Ints:
+        bad = ~np.isfinite(self.channels).all(1)
+        return np.concatenate([[0], np.cumsum(bad)])
+
+    @cached_property
+    def _unseen(self) -> Ints:
+        return np.concatenate([[0], np.cumsum(~np.isfinite(self.raw))])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawable:
+    """The windows one may learn from: a frame and its origins.
+
+    Attributes:
+        frame: Channels and targets.
+        origins: Rows to draw from.
+    """
+
+    frame: ChannelFrame
+    origins: Ints
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return len(self.origins)
+
+    def take(self, origins: Ints) -> Batch:
+        """Gather the windows at these origins."""
+        return Batch(self.frame.inputs(origins), self.frame.targets(origins))
+
+    def draw(self, rng: np.random.Generator, size: int) -> Batch:
+        """Draw ``size`` windows without repetition, or all of them when there are fewer."""
+        if len(self) <= size:
+            return self.take(self.origins)
+        return self.take(self.origins[rng.choice(len(self), size, replace=False)])
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the numbers of the first and last window; None without any."""
+        if not len(self):
+            return None
+        ends = self.frame.times[self.origins[[0, -1]]] // self.frame.window.step_seconds
+        return int(ends[0]), int(ends[1])
+
+    def named(self, ids: Ints) -> tuple[NDArray[np.bool_], Batch]:
+        """Return which windows of these numbers there are, ``(B,)``, and those windows.
+
+        A window's number is the start of its origin's row over the step.
+        """
+        first = self.frame.times[0] // self.frame.window.step_seconds if len(self.frame) else 0
+        rows = np.asarray(ids, np.int64) - first
+        here = np.isin(rows, self.origins)
+        return here, self.take(rows[here])
+
+
+def _scale_of(target: Target, raw: Floats, part: str) -> Scale:
+    if target.scale == "fixed" and target.low is not None and target.high is not None:
+        return Scale(target.low, target.high)
+    start, stop = (int(len(raw) * share) for share in PARTS[part])
+    return Scale.of(raw[start:stop])
+
+
+def _column(
+    feature: Feature, series: Series, site: Mapping[str, float], local: Ints, target: Floats
+) -> Floats:
+    """One channel: the target and its lags on the device's scale, the rest on public ones."""
+    if feature.kind == "target":
+        return target
+    if feature.kind == "lag" and feature.lag_steps is not None:
+        return _lagged(target, feature.lag_steps - 1)
+    if feature.kind == "stream" and feature.stream is not None:
+        values = filled(series.values(feature.stream))
+    elif feature.kind == "calendar" and feature.what is not None:
+        values = calendar(feature.what, local, series.step)
+    elif feature.name in site:
+        values = np.full(len(local), float(site[feature.name]))
+    else:
+        raise ConfigError(f"the bundle needs the static feature {feature.name!r} ({feature.unit})")
+    return np.asarray((values - feature.low) / (feature.high - feature.low))
+
+
+def _lagged(values: Floats, rows: int) -> Floats:
+    """Shift later by some rows: the first ones are unknown."""
+    return np.concatenate([np.full(min(rows, len(values)), np.nan), values])[: len(values)]

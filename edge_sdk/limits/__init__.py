@@ -1,0 +1,1 @@
+"""Resource limits of a device: memory, flash, link bytes and wake time."""

@@ -1,0 +1,55 @@
+"""The bytes a day a device may use: its fleet says how many in the welcome, it keeps to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+DAY = 86_400_000  # ms
+
+
+@dataclass(frozen=True, slots=True)
+class DailyQuota:
+    """What was used of the present day, by server time; saved, so that a restart forgets little.
+
+    Attributes:
+        day: Days since 1970, UTC; 0 before any server time is known.
+        used: Payload bytes of this day, both directions.
+
+    Example:
+        What is used before the clock is known counts for the first day that is known; a new day
+        begins at nothing, and a clock that goes back begins none. A day that lies further ahead was
+        a mistake, and is corrected.
+
+        >>> used = DailyQuota().use(400, now=None).use(100, now=20_000 * DAY)
+        >>> used, used.is_spent(500), used.is_spent(501)
+        (DailyQuota(day=20000, used=500), True, False)
+        >>> used.use(7, now=20_001 * DAY)
+        DailyQuota(day=20001, used=7)
+        >>> used.use(7, now=19_999 * DAY)
+        DailyQuota(day=20000, used=507)
+        >>> used.use(7, now=19_960 * DAY)
+        DailyQuota(day=19960, used=507)
+    """
+
+    day: int = 0
+    used: int = 0
+
+    def use(self, size: int, now: int | None) -> DailyQuota:
+        """Return the allowance after so many more bytes.
+
+        Args:
+            size: Bytes.
+            now: Server time in Unix milliseconds; None if it is not known.
+        """
+        today = self.day if now is None else now // DAY
+        is_mistaken = self.day > today + 1
+        day = today if is_mistaken else max(self.day, today)
+        before = self.used if is_mistaken or day == self.day or not self.day else 0
+        return replace(self, day=day, used=before + size)
+
+    def is_spent(self, quota: int | None) -> bool:
+        """Whether nothing but receipts, commands and status may follow today.
+
+        A quota of None, before the first welcome, forbids nothing.
+        """
+        return quota is not None and self.used >= quota

@@ -1,0 +1,100 @@
+"""Solving ``A q = p`` where A is only known by what it makes of a vector, in float64.
+
+Never more products than said: a device answers with the best it has found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Wide = NDArray[np.float64]
+Product = Callable[[Wide], Wide]
+"""From v to A v; A is symmetric."""
+
+
+class Solution(NamedTuple):
+    """What was found.
+
+    Attributes:
+        q: Shape ``(d,)``.
+        residual: ``|p - A q| / |p|`` as far as it is known.
+        why: Why it ended: ``small``, ``count``, ``negative`` (a direction in which A curves down).
+    """
+
+    q: Wide
+    residual: float
+    why: str
+
+
+def conjugate(product: Product, p: Wide, iterations: int = 10, tolerance: float = 1e-3) -> Solution:
+    """Solve by conjugate gradients, from zero.
+
+    It ends when the residual is a ``tolerance`` of ``|p|``, after so many products, or at a
+    direction of negative curvature; what was found before that direction is returned.
+
+    Example:
+        >>> curved = np.array([2.0, 4.0])
+        >>> found = conjugate(lambda v: curved * v, np.array([2.0, 2.0]), tolerance=1e-9)
+        >>> found.q.round(9).tolist(), found.why
+        ([1.0, 0.5], 'small')
+        >>> conjugate(lambda v: -v, np.ones(1)).why
+        'negative'
+    """
+    q, rest = np.zeros_like(p), p.copy()
+    way, square, first = rest.copy(), float(rest @ rest), float(p @ p)
+    for _ in range(iterations):
+        if square <= tolerance**2 * first:
+            return Solution(q, _share(square, first), "small")
+        turned = product(way)
+        curve = float(way @ turned)
+        if not curve > 0.0:
+            return Solution(q, _share(square, first), "negative")
+        step = square / curve
+        q, rest = q + step * way, rest - step * turned
+        after = float(rest @ rest)
+        way, square = rest + (after / square) * way, after
+    why = "small" if square <= tolerance**2 * first else "count"
+    return Solution(q, _share(square, first), why)
+
+
+def neumann(product: Product, p: Wide, iterations: int, step: float) -> Solution:
+    """Return ``step sum_(k < K) (I - step A)^k p``, of which each term is a plain step.
+
+    It approaches the solution while ``step`` is below 2 over the largest eigenvalue, from below
+    where A is positive; short of it, it is a solution of a more damped A.
+
+    Example:
+        >>> found = [neumann(lambda v: 3.5 * v, np.ones(1), k, 0.25) for k in (1, 3, 10)]
+        >>> [float(one.q[0].round(8)) for one in found]
+        [0.25, 0.28515625, 0.28571429]
+    """
+    term, q = p, p.copy()
+    for _ in range(iterations - 1):
+        term = term - step * product(term)
+        q = q + term
+    left = float(np.linalg.norm(term - step * product(term)))
+    return Solution(step * q, left / max(float(np.linalg.norm(p)), 1e-300), "count")
+
+
+def steepest(product: Product, begin: Wide, iterations: int = 10) -> float:
+    """Return about how large the largest eigenvalue is, by modulus (power iteration).
+
+    >>> round(steepest(lambda v: np.array([1.0, 5.0]) * v, np.ones(2), 30), 6)
+    5.0
+    """
+    way, size = begin / max(float(np.linalg.norm(begin)), 1e-300), 0.0
+    for _ in range(iterations):
+        turned = product(way)
+        size = float(np.linalg.norm(turned))
+        if not size > 0.0:
+            return 0.0
+        way = turned / size
+    return size
+
+
+def _share(square: float, first: float) -> float:
+    return float(np.sqrt(square / first)) if first > 0.0 else 0.0

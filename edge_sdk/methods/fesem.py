@@ -1,0 +1,70 @@
+"""Local steps from the centre this device belongs to: FeSEM's device half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.methods.update_variants import weights
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterState:
+    """What a device of one cluster has learned.
+
+    Attributes:
+        fitted: Its own model, as plain local steps leave it.
+        answered: How often it has answered.
+    """
+
+    fitted: LocalState
+    answered: int = 0
+
+    @property
+    def p(self) -> Vector:
+        """Its whole vector, personal layers included."""
+        return self.fitted.p
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        return {**self.fitted.arrays(), "answered": np.array(self.answered)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> ClusterState:
+        """Rebuild a state from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        return cls(LocalState.from_arrays(arrays), int(arrays["answered"]))
+
+
+def centred(local: TrainingContext, settings: LocalSgd) -> Half[ClusterState]:
+    """Answer ``train`` with the weights that local steps from the task's centre have led to.
+
+    The centre pulls back as FedProx's received model does. Every step draws a minibatch of its own,
+    whatever the bundle recommends: the weights decide who is like whom, and steps over one
+    minibatch say more about it than about the device. When the run is over, a device that has
+    answered keeps the model it has: the final model of all is the average over clusters that it
+    does not belong to. One that never did takes it over.
+    """
+    inner = weights(local, replace(settings, minibatch="fresh"))
+
+    def apply(state: ClusterState, event: Event) -> tuple[ClusterState, Effects]:
+        if isinstance(event, Task) and event.ask == END and state.answered:
+            return state, ()
+        fitted, effects = inner.apply(state.fitted, event)
+        if fitted is state.fitted:
+            return state, ()
+        return replace(state, fitted=fitted, answered=state.answered + len(effects)), effects
+
+    def model(state: ClusterState) -> Mapping[str, Array]:
+        return inner.model(state.fitted)
+
+    return Half(lambda p: ClusterState(inner.init(p)), apply, model)

@@ -1,0 +1,93 @@
+"""What a device makes of its neighbours' models: their average, or one that doubts them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.contract.method import Scalars
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+PLAIN, CLIPPED, TRIMMED = 0.0, 1.0, 2.0
+"""The values of a task's ``robust``."""
+
+Matrix = NDArray[np.float64]
+
+
+def taken(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vector:
+    """Mix one's own vector with the neighbours', as the task's ``robust`` says.
+
+    Args:
+        own: Shape ``(P,)``.
+        theirs: A row for each neighbour that counts, shape ``(n, P)``.
+        weights: What each of them counts, shape ``(n,)``; the rest to 1 is one's own.
+        values: Numbers of the task: ``robust``, and its ``radius`` or ``trim``.
+
+    Returns:
+        Shape ``(P,)``, in the dtype of ``own``; computed in float64.
+    """
+    robust = values.get("robust", PLAIN)
+    if robust == CLIPPED:
+        mixed = clipped(own, theirs, weights, float(values.get("radius", np.inf)))
+    elif robust == TRIMMED:
+        mixed = trimmed(own, theirs, int(values.get("trim", 0)))
+    else:
+        mixed = average(own, theirs, weights)
+    return mixed.astype(own.dtype)
+
+
+def average(own: Vector, theirs: Matrix, weights: Matrix) -> Matrix:
+    """Return ``w_own own + sum_j w_j theirs_j``, where ``w_own`` is what the others leave of 1.
+
+    >>> average(np.array([0.0]), np.array([[3.0], [6.0]]), np.array([0.5, 0.25])).tolist()
+    [3.0]
+    """
+    mine = own.astype(np.float64)
+    mixed: Matrix = (1.0 - float(weights.sum())) * mine + weights @ theirs
+    return mixed
+
+
+def clipped(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matrix:
+    """Take over of each neighbour at most ``radius`` (Euclidean) of how it differs from oneself.
+
+    A liar moves this device by at most its weight times the radius in one exchange. With an
+    infinite radius it is the average. The link is not the same seen from both ends any more where
+    they differ by more, so the average over all devices moves.
+
+    >>> far = np.array([[3.0, 4.0]])
+    >>> clipped(np.zeros(2), far, np.array([0.5]), 1.0).round(12).tolist()
+    [0.3, 0.4]
+
+    Reference:
+        He, Karimireddy and Jaggi, Byzantine-Robust Decentralized Learning via ClippedGossip, 2022,
+        equation (4).
+    """
+    mine = own.astype(np.float64)
+    differ = theirs - mine
+    lengths = np.sqrt(np.einsum("ij,ij->i", differ, differ))
+    factors = np.minimum(1.0, radius / np.maximum(lengths, 1e-300))
+    mixed: Matrix = mine + (weights * factors) @ differ
+    return mixed
+
+
+def trimmed(own: Vector, theirs: Matrix, trim: int) -> Matrix:
+    """Average, number by number, oneself and the neighbours without ``trim`` at either end.
+
+    Every one that is left counts the same. Where so few neighbours are there that none would be
+    left, one's own vector stays.
+
+    >>> theirs = np.array([[1.0], [2.0], [99.0]])
+    >>> trimmed(np.array([4.0]), theirs, 1).tolist(), trimmed(np.array([4.0]), theirs, 2).tolist()
+    ([3.0], [4.0])
+
+    Reference:
+        Fang, Yang and Bajwa, BRIDGE: Byzantine-Resilient Decentralized Gradient Descent, 2022,
+        algorithm 1 with the trimmed mean.
+    """
+    mine = own.astype(np.float64)
+    left = len(theirs) - 2 * trim
+    if left < 1:
+        return mine
+    inner = np.sort(theirs, axis=0)[trim : trim + left]
+    mixed: Matrix = (mine + inner.sum(axis=0)) / (left + 1)
+    return mixed

@@ -1,0 +1,208 @@
+"""Local steps from one's own model, drawn to a mixture of models like it: PFL's device half."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
+from edge_sdk.methods.optim import Optimiser, OptimiserState
+from edge_sdk.methods.proximal_step import OPTIMISERS
+from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task, Update
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+LAST, OWN, FLEET = 0.0, 1.0, 2.0
+"""The values of a task's ``choice``: which model a device forecasts with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PersonalState:
+    """What a device has learned, and which of its models it has chosen.
+
+    Attributes:
+        p: Its whole vector, where the next round begins.
+        kept: The chosen model, a whole vector; None while that is ``p``.
+        answered: The round it answered last; 0 before any.
+        tune: Steps to take from the chosen model when the run is over.
+        rate: Their rate.
+        moments: What its optimiser remembers.
+    """
+
+    p: Vector
+    kept: Vector | None = None
+    answered: int = 0
+    tune: int = 0
+    rate: float = 0.0
+    moments: OptimiserState | None = None
+
+    @property
+    def chosen(self) -> Vector:
+        """The whole vector to forecast with."""
+        return self.p if self.kept is None else self.kept
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
+        out |= {"tune": np.array(self.tune), "tune_rate": np.array(self.rate)}
+        if self.kept is not None:
+            out["kept"] = self.kept
+        if self.moments is not None:
+            taken, first, second = self.moments
+            out |= {"taken": np.array(taken), "first": first, "second": second}
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> PersonalState:
+        """Rebuild a state from what ``arrays`` returned.
+
+        Raises:
+            KeyError: An array is missing.
+        """
+        moments = None
+        if "taken" in arrays:
+            moments = OptimiserState(int(arrays["taken"]), arrays["first"], arrays["second"])
+        tune, rate = int(arrays["tune"]), float(arrays["tune_rate"])
+        return cls(arrays["p"], arrays.get("kept"), int(arrays["answered"]), tune, rate, moments)
+
+
+def personal(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
+    """Answer ``train`` with the shared weights that steps from one's *own* model have led to.
+
+    The task's ``w`` is the mixture for this device. It only draws, by ``prox`` times the distance;
+    the first task of all is also where the device begins. The model to forecast with is the last;
+    or the one that did best on windows held back, by this device's own loss (``choice`` ``OWN``) or
+    by the fleet's, which tells in ``kept`` of which round the models were best (``FLEET``): with
+    the next task, or the final model.
+
+    When the run is over, the chosen model is tuned for as many steps as a round has, without any
+    pull (``tune``), and kept as it was if that does it no good. Nothing of it leaves.
+
+    Personal layers are drawn by nothing and leave nowhere. A device without windows answers
+    nothing; neither does one whose steps left the finite numbers, which begins anew at the mixture.
+    """
+    spec = local.spec
+
+    def apply(state: PersonalState, event: Event) -> tuple[PersonalState, Effects]:
+        match event:
+            case Task(ask=ask, arrays={"w": w}) if w.shape != (spec.shared_size,):
+                return state, ()
+            case Task(ask=ask, arrays={"w": w}) if ask == TRAIN:
+                return _answered(local, settings, state, event, w)
+            case Task(ask=ask, arrays={"w": w}) if ask == END and not state.answered:
+                return replace(state, p=spec.place(state.p, w)), ()
+            case Task(ask=ask) if ask == END and state.answered:
+                return _tuned(local, settings, _kept(state, event.values), event), ()
+        return state, ()
+
+    return Half(PersonalState, apply, model=lambda state: {"p": state.chosen})
+
+
+def _answered(
+    local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task, w: Vector
+) -> tuple[PersonalState, Effects]:
+    asked, spec = task.values, local.spec
+    state = _told(state, asked)
+    begins_there = not state.answered or asked.get("received", 0.0) == 1.0
+    begun = replace(state, p=spec.place(state.p, w)) if begins_there else state
+    if asked.get("fresh", 0.0) == 1.0:
+        begun = replace(begun, moments=None)
+    moved, report = _trained(local, settings, begun, task, w)
+    if not report:
+        return (state if state.answered else begun), ()
+    if not (np.isfinite(moved.p).all() and math.isfinite(report["loss"])):
+        return replace(state, p=spec.place(state.p, w), moments=None), ()
+    moved, loss = _chosen(local, moved, asked.get("choice", LAST))
+    tune = asked.get("tune", 0.0) == 1.0
+    steps = int(asked.get("steps", settings.steps)) if tune else 0
+    moved = replace(moved, answered=task.round, tune=steps, rate=_rate(settings, asked))
+    if loss is not None and math.isfinite(loss):
+        report["validation"] = loss
+    return moved, (Update(local.client, task.round, task.base, spec.shared(moved.p), report),)
+
+
+def _told(state: PersonalState, asked: Scalars) -> PersonalState:
+    """Take over what the fleet chose, and let go of a choice where there is none any more."""
+    choice = asked.get("choice", LAST)
+    if choice == FLEET:
+        return _kept(state, asked)
+    return replace(state, kept=None) if choice == LAST and state.kept is not None else state
+
+
+def _kept(state: PersonalState, asked: Scalars) -> PersonalState:
+    """Keep the model of the last answer if the fleet chose its round."""
+    is_ours = bool(state.answered) and asked.get("kept", 0.0) == state.answered
+    return replace(state, kept=state.p) if is_ours else state
+
+
+def _chosen(
+    local: TrainingContext, moved: PersonalState, choice: float
+) -> tuple[PersonalState, float | None]:
+    """Choose between the model kept so far and the new one; also the loss, if the fleet chooses.
+
+    Both are judged on the windows held back now: what was the best last year may not be so today.
+    """
+    if choice == LAST:
+        return moved, None
+    loss = local.judged(moved.p)
+    if choice != OWN:
+        return moved, loss
+    before = None if moved.kept is None else local.judged(moved.kept)
+    if loss is None:
+        return replace(moved, kept=None), None
+    return (moved if before is not None and before < loss else replace(moved, kept=moved.p)), None
+
+
+def _trained(
+    local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task, w: Vector
+) -> tuple[PersonalState, dict[str, float]]:
+    """Take the steps of a round; an empty report says that there was nothing to learn from."""
+    asked, spec, p = task.values, local.spec, state.p
+    wanted, prox = int(asked.get("steps", settings.steps)), asked.get("prox", settings.prox)
+    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
+    optimiser = rated(_rate(settings, asked))
+    moments, losses, used = _fitting(optimiser, state), [], 0
+    for batch in local.batches(max(wanted, 1), task.round, fresh=True):
+        loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
+        losses.append(float(loss))
+        used += len(batch)
+        if wanted:
+            drawn = g + spec.lift((spec.shared(p) - w) * p.dtype.type(prox)) if prox else g
+            p, moments = optimiser.update(p, drawn, moments)
+    report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
+    return replace(state, p=p, moments=moments), report
+
+
+def _tuned(
+    local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task
+) -> PersonalState:
+    """Take a round of steps from the chosen model without a pull, once; take it if it is good."""
+    base = replace(state, p=state.chosen, kept=None, tune=0, moments=None)
+    if not state.tune:
+        return base if state.kept is not None else state
+    alone = replace(task, values={"steps": float(state.tune), "rate": state.rate, "prox": 0.0})
+    tuned, report = _trained(local, settings, base, alone, local.spec.shared(base.p))
+    if not report or not np.isfinite(tuned.p).all():
+        return base
+    before, after = local.judged(base.p), local.judged(tuned.p)
+    if before is not None and after is not None and not after <= before:
+        return base
+    return replace(tuned, moments=None)
+
+
+def _rate(settings: LocalSgd, asked: Scalars) -> float:
+    return float(asked.get("rate", settings.rate))
+
+
+def _fitting(optimiser: Optimiser, state: PersonalState) -> OptimiserState:
+    """Return the memory of the rounds before, or a fresh one where another optimiser made it."""
+    fresh, kept = optimiser.init(state.p), state.moments
+    if kept is None or (kept.first.shape, kept.second.shape) != (
+        fresh.first.shape,
+        fresh.second.shape,
+    ):
+        return fresh
+    return kept

@@ -1,0 +1,143 @@
+"""Who a device's neighbours are, and by which numbers it learns among them.
+
+The operator writes it into the device's configuration, or an aggregator that hosts the topology
+says it in a signed ``begin``. Nothing a neighbour says changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from edge_sdk.app.settings import Duration, seconds
+from edge_sdk.methods.gossip import ATC, DGD
+from edge_sdk.methods.peer_mixing import CLIPPED, PLAIN, TRIMMED
+from edge_sdk.shared_math.mixing_matrix import metropolis_row
+from edge_sdk.wire.contract.method import Scalars
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.messages import NEIGHBOURS_LIMIT
+from edge_sdk.wire.schema import Between, Length, Matches, SchemaError
+from edge_sdk.wire.small_order import weakness
+
+Hex = Annotated[str, Matches(r"[0-9a-fA-F]{64}")]
+Keys = Annotated[Mapping[str, Hex], Length(0, NEIGHBOURS_LIMIT)]
+Weight = Annotated[float, Between(1e-9, 1.0)]
+Count = Annotated[int, Between(1, 65536)]
+
+FOREVER = 2**31
+EVERY, DEADLINE = "15m", "2m"
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursSection:
+    """Learning with neighbours and without a server: who they are, and how. No keys: none of it."""
+
+    keys: Keys = field(default_factory=dict)  # each neighbour's id, and its key: 64 hex digits
+    weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: by degrees
+    epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it, everywhere, to start trackers anew
+    steps: Count = 1  # local steps from one exchange to the next, that of the exchange included
+    rate: Annotated[float, Between(0.0, 1e3)] = 1e-3  # length of a step
+    fading: bool = False  # divide it by the square root of the step's number
+    order: Literal["dgd", "atc"] = "dgd"  # step beside the mixing, or before it
+    robust: Literal["none", "clip", "trim"] = "none"  # what a lying neighbour can do; dfl_sgd only
+    radius: Annotated[float, Between(1e-12, 1e12)] = 1.0  # clip: most that one neighbour moves us
+    trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1  # trim: neighbours left out at each end
+    insist: bool = False  # dfl_sgd: never give up waiting for a neighbour's word, as dfl_gt
+    every: Duration = EVERY  # from one exchange to the next
+    deadline: Duration = DEADLINE  # after which a neighbour is missing
+    last: Annotated[int, Between(1, FOREVER)] | None = None  # steps in all; left out: no end
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What an exchange is set up with.
+
+    Attributes:
+        epoch: Which start.
+        keys: Raw public keys by neighbour.
+        weights: What each counts; empty: found from degrees in every exchange.
+        values: Numbers of the half's tasks.
+        every: Seconds from one exchange to the next.
+        deadline: Seconds after which a neighbour is missing.
+        last: Steps in all.
+    """
+
+    epoch: int
+    keys: Mapping[str, bytes]
+    weights: Mapping[str, float]
+    values: Scalars
+    every: float
+    deadline: float
+    last: int = FOREVER
+
+    @property
+    def steps(self) -> int:
+        """Local steps from one exchange to the next."""
+        return max(1, int(self.values.get("steps", 1)))
+
+    def weight(self, degrees: Mapping[str, int], name: str) -> float:
+        """Return what a neighbour counts here, from its own degree and ours: the same at its end.
+
+        >>> hood = PeerSettings(1, {"b": b"", "c": b""}, {}, {}, 1.0, 1.0)
+        >>> hood.weight({"b": 5, "c": 1}, "b") == hood.weight({"b": 5}, "b") == 1 / 6
+        True
+        """
+        if self.weights:
+            return self.weights[name]
+        everybody = {other: degrees.get(other, 1) for other in self.keys}
+        return metropolis_row(len(self.keys), everybody)[1][name]
+
+
+def of_section(section: NeighboursSection, method: str) -> PeerSettings:
+    """Return what a configuration says.
+
+    Raises:
+        SchemaError: Weights that are not those of the neighbours, a robust mixing of trackers, or a key
+            for which anybody can sign.
+    """
+    if section.weights and section.weights.keys() != section.keys.keys():
+        raise SchemaError(
+            "neighbours.weights", "one for each of neighbours.keys, or none", "others"
+        )
+    if method == "dfl_gt" and section.robust != "none":
+        said = "none with dfl_gt: trackers that are cut no longer add up to the gradients"
+        raise SchemaError("neighbours.robust", said, section.robust)
+    keys = {name: bytes.fromhex(key) for name, key in sorted(section.keys.items())}
+    for name, key in keys.items():
+        if found := weakness(key):
+            raise SchemaError(
+                f"neighbours.keys.{name}", "a sound Ed25519 public key", f"one that {found}"
+            )
+    values: dict[str, float] = {
+        "steps": float(section.steps),
+        "rate": section.rate,
+        "fading": float(section.fading),
+        "order": ATC if section.order == "atc" else DGD,
+    }
+    if section.insist and method == "dfl_sgd":
+        values |= {"insist": 1.0}
+    if section.robust == "clip":
+        values |= {"robust": CLIPPED, "radius": section.radius}
+    elif section.robust == "trim":
+        values |= {"robust": TRIMMED, "trim": float(section.trim)}
+    return PeerSettings(
+        section.epoch,
+        keys,
+        dict(section.weights),
+        values,
+        seconds(section.every),
+        seconds(section.deadline),
+        section.last or FOREVER,
+    )
+
+
+def of_task(task: m.TaskMessage) -> PeerSettings:
+    """Return what an aggregator that hosts the topology says; ``round`` is the epoch."""
+    values = {"robust": PLAIN, **task.vals}
+    every = values.pop("every", seconds(EVERY))
+    deadline = values.pop("deadline", seconds(DEADLINE))
+    last = int(values.pop("last", FOREVER))
+    weights = dict(zip(task.peers, task.weights, strict=False))
+    keys = dict(zip(task.peers, task.keys, strict=True))
+    return PeerSettings(task.round, keys, weights, values, every, deadline, last)

@@ -1,0 +1,123 @@
+"""BAFDP's regulariser: how wide a ball of distributions is guarded against, and its moving budget.
+
+The device minimises ``g(w) + rho G(w)``: the loss, and how fast it changes with the data, times the
+radius ``rho = scale (eta + c3 / eps)``. The first part of the radius is for samples being few, the
+second for the noise they carry.
+
+The budget eps falls under ``-c3 G / eps^2`` alone, as long as its dual is 0; so it always climbs to
+its cap, and the "optimised privacy level" is a schedule that ends there. The guarantee to report is
+the one at the cap. The paper's eps of 0.126 beside a cap of 10 cannot come out of its equations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edge_sdk.wire.contract.method import Scalars
+
+
+@dataclass(frozen=True, slots=True)
+class WassersteinGuard:
+    """What a device guards against, and how its budget moves.
+
+    Attributes:
+        eta: Radius for samples being few, before scaling.
+        noise: c3, the noise at a budget of 1.
+        scale: Multiplies both; the paper has 1, at which the regulariser outweighs the loss.
+        rate: Step of the budget (alpha_eps).
+        dual: Its dual (lambda), which the server keeps.
+        lowest: Floor of the budget: below it ``c3 / eps^2`` explodes.
+        cap: The paper's a.
+    """
+
+    eta: float
+    noise: float
+    scale: float
+    rate: float
+    dual: float
+    lowest: float
+    cap: float
+
+    @classmethod
+    def of(cls, asked: Scalars, count: int, width: int) -> WassersteinGuard:
+        """Read a task's numbers on a device with so many samples of so many numbers each."""
+        eta = asked.get("radius")
+        if eta is None:
+            level = asked.get("radius_level", 0.0)
+            eta = sampled_radius(max(count, 1), width, level, asked.get("radius_tail", 2.0))
+        own = width if asked.get("noise_by_width", 0.0) else 1
+        return cls(
+            eta=eta,
+            noise=noise_constant(own, asked.get("noise", 0.0)),
+            scale=asked.get("radius_scale", 1.0),
+            rate=asked.get("eps_rate", 0.0),
+            dual=asked.get("eps_dual", 0.0),
+            lowest=asked.get("eps_min", 0.0),
+            cap=asked.get("eps_cap", math.inf),
+        )
+
+    def rho(self, eps: float) -> float:
+        """Return the weight of the regulariser at a budget; 0 before there is one."""
+        return self.scale * (self.eta + self.noise / eps) if eps > 0.0 else 0.0
+
+    def clipped(self, eps: float) -> float:
+        """Return a budget inside its range."""
+        return min(max(eps, self.lowest), self.cap)
+
+    def next_eps(self, eps: float, slope: float) -> float:
+        """Return the budget after one step at weights whose loss has the slope G in the data.
+
+        Source:
+            BAFDP (19), for the scaled radius.
+
+        Example:
+            >>> still = WassersteinGuard(eta=0, noise=1, scale=1, rate=0.5, dual=0, lowest=0.01, cap=10)
+            >>> eps = still.next_eps(1.0, 1.0), still.next_eps(1.5, 1.0)
+            >>> [round(value, 8) for value in eps]
+            [1.5, 1.72222222]
+        """
+        fall = self.dual - self.scale * self.noise * slope / eps**2
+        return self.clipped(eps - self.rate * fall)
+
+
+def sampled_radius(count: int, width: int, level: float, tail: float = 2.0) -> float:
+    """Return BAFDP's eta: how far so many samples may lie from what they were drawn from.
+
+    ``(level / count)^(1/max(width, 2))``, and with fewer samples than the level ``(level /
+    count)^(1/tail)``. Both are far above what helps a forecast, so a run scales them down.
+
+    Args:
+        count: Samples the device learns from, at least 1.
+        width: Numbers in one sample, inputs and targets together.
+        level: ``ln(c1 / gamma) / c2`` for a confidence of 1 - gamma; c1 and c2 are unknown
+            constants of the distribution, 2 and 1 where nothing better is known.
+        tail: The paper's beta, above 1: how light the distribution's tail is.
+
+    Source:
+        BAFDP (8), after Fournier and Guillin, On the rate of convergence in Wasserstein distance of
+        the empirical measure, 2015.
+
+    Example:
+        >>> level = math.log(2 / 0.05)
+        >>> [round(sampled_radius(n, d, level), 8) for n, d in ((1000, 7), (1000, 30))]
+        [0.44917285, 0.82965299]
+        >>> [round(sampled_radius(n, 7, level), 7) for n in (3, 1)]
+        [1.1088852, 1.9206456]
+    """
+    power = 1.0 / max(width, 2) if count >= level else 1.0 / tail
+    return float((level / count) ** power)
+
+
+def noise_constant(width: int, per_number: float) -> float:
+    """Return BAFDP's c3: the standard deviation of the input noise at a budget of 1.
+
+    The classical Gaussian mechanism's, ``sqrt(2 ln(1.25/delta))`` times the range of a number, for
+    one sample of so many numbers. It only says how far the regulariser reaches; what noise a device
+    really adds is its privacy mechanism's business.
+
+    >>> unit = math.sqrt(2 * math.log(1.25 / 1e-5))
+    >>> [round(noise_constant(d, unit), 8) for d in (1, 7, 30)]
+    [4.84480526, 12.81814988, 26.53609129]
+    """
+    return math.sqrt(width) * per_number

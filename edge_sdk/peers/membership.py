@@ -1,0 +1,106 @@
+"""A device among its neighbours: who they are now, and the exchange of models that a run has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_sdk.app.settings import seconds
+from edge_sdk.config import Config
+from edge_sdk.peers.driver import LINK, PeerDriver, PeerShell
+from edge_sdk.privacy.ledger import BudgetSpent
+from edge_sdk.session.session import Session
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.active_run import Work
+from edge_sdk.training.bootstrap import NEIGHBOURS, hood_of
+from edge_sdk.training.training_transaction import TrainingTransaction
+from edge_sdk.wire.contract.method import Task
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.outbox import RetryPolicy
+
+_LONGEST = 900.0  # s between two questions to a neighbour that does not answer
+
+
+class PeerMembership:
+    """Sets the exchange up with every run and neighbourhood, and drives it.
+
+    Attributes:
+        neighbours: The exchange; None where the run's method has none.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: DeviceStore,
+        session: Session,
+        work: Work,
+        answering: TrainingTransaction,
+    ) -> None:
+        """Gather as the run in force asks for.
+
+        Raises:
+            ConfigError: A neighbourhood that cannot work, with the key at fault.
+        """
+        self._config, self._store, self._session = config, store, session
+        self._work, self._answering = work, answering
+        self.neighbours: PeerDriver | None = None
+        self.gather()
+
+    def gather(self) -> None:
+        """Set up the exchange with the neighbours that the run's method has, if it has some.
+
+        Raises:
+            ConfigError: As the constructor.
+        """
+        role, seen = self._work.learner.role, self._session.seen
+        self.neighbours = None
+        hood = hood_of(self._config, self._store, role.method, seen.run)
+        if hood is None:
+            self._session.meet({})
+            return
+        self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in hood.keys])
+        learned = self._store.learned()
+        is_ours = learned is not None and learned.run == seen.run
+        self.neighbours = PeerDriver(
+            hood,
+            role.method,
+            me=self._config.id,
+            run=seen.run,
+            spec=self._work.learner.spec,
+            session=self._session,
+            store=self._store,
+            shell=PeerShell(
+                state=lambda: self._work.state,
+                think=self._think,
+                take_over=self._work.stand,
+                keep=self._answering.keep,
+            ),
+            pace=RetryPolicy(max(seconds(self._config.pace.answer), hood.deadline / 4), _LONGEST),
+            kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
+        )
+
+    def exchange(self) -> None:
+        """Go on with the neighbours; a device that may tell nothing more only listens."""
+        session = self._session
+        if session.begin is not None:
+            task, session.begin = session.begin, None
+            if self.neighbours is None or task.round > self.neighbours.hood.epoch:
+                self._store.file_paper(NEIGHBOURS, encode(task))
+                self.gather()
+        if self.neighbours is None:
+            return
+        try:
+            self.neighbours.serve()
+        except BudgetSpent as error:
+            self._work.spending.stop(error)
+
+    def within(self, timeout: float) -> float:
+        """Return how long to wait at most, so that the exchange goes on in time."""
+        if self.neighbours is None:
+            return timeout
+        return max(0.0, min(timeout, self.neighbours.next_due - self._session.now))
+
+    def _think(self, state: Any, task: Task) -> Any:  # noqa: ANN401 - the half's own type
+        """Let the half think; what the canary finds at fault changes nothing."""
+        candidate = self._work.learner.play(state, task)[0]
+        return state if self._work.fault_of(candidate, state) else candidate

@@ -1,0 +1,281 @@
+"""What is promised and what is not, in plain words and as a data sheet, from the running plan.
+
+The sheet answers what NIST SP 800-226, "Guidelines for evaluating differential privacy guarantees"
+(2025), says a claim must name: unit, mechanism, parameters, composition, trust, randomness, limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.ledger import COARSER, PrivacyAccount
+from edge_sdk.privacy.noise_calibration import NO_CLAIM, NoisePlan
+
+UNIT: Mapping[str, str] = {
+    "reading": "reading",
+    "window": "window of readings",
+    "day": "day of readings",
+    "device": "device's whole contribution",
+}
+UNPROTECTED = (
+    "no privacy mechanism is active: everything leaves as computed, and what it tells about this "
+    "device's readings is not bounded"
+)
+NEVER = (
+    "that this device takes part, when it sends, how often, and how large its messages are",
+    "what the readings on this device itself say to whoever holds it: they are kept as they are",
+    (
+        "federated learning, layers that stay here, and robust aggregation: they are no privacy "
+        "mechanisms, and nothing is claimed for them"
+    ),
+)
+"""What no mechanism here protects."""
+
+
+def unit_of(plan: NoisePlan) -> str:
+    """Name what one claim is about."""
+    if plan.mechanism.point == "input" and plan.limit.unit == "device":
+        return f"stretch of {plan.facts.keep} slots of readings"
+    return UNIT[plan.limit.unit]
+
+
+def promise(plan: NoisePlan) -> str:
+    """Say in one sentence what a mechanism promises."""
+    mechanism, point = plan.mechanism, plan.mechanism.point
+    if mechanism.name == "none":
+        return UNPROTECTED
+    if plan.is_paper:
+        return f"{mechanism.name} noise at the {point}: {NO_CLAIM}"
+    how = {
+        "input": "training, and the newest window where a method sends it, see each reading only "
+        "with noise that was drawn once and is kept",
+        "gradient": f"the gradient of every window is clipped to {mechanism.clip or 0:g} and "
+        "every step gets gaussian noise",
+        "update": f"every update is clipped to {mechanism.clip or 0:g} and gets "
+        f"{mechanism.name} noise",
+        "sign": f"only noisy signs leave ({mechanism.name})",
+    }[point]
+    limit = plan.limit
+    serving = (
+        "; live forecasts use the clean readings, are not covered, and stay here"
+        if point == "input"
+        else ""
+    )
+    outside = plan.section.budget.outside
+    after = f" after the first {outside} updates" if outside else ""
+    return (
+        f"{how}; over everything that leaves{after}, one {unit_of(plan)} is "
+        f"(epsilon {limit.epsilon:g}, delta {limit.delta:g})-private{serving}"
+    )
+
+
+def table(account: PrivacyAccount) -> list[dict[str, Any]]:
+    """Return what was charged so far, a line a kind, and what it is worth by itself."""
+    return [
+        {
+            "unit": charge.unit,
+            "at": charge.point,
+            "mechanism": charge.mechanism,
+            "multiplier": finite(charge.multiplier),
+            "draws": charge.count,
+            "releases": charge.releases,
+            "epsilon": finite(_alone(charge, account)),
+        }
+        for charge in account.charges
+    ]
+
+
+def explained(plan: NoisePlan, account: PrivacyAccount) -> str:
+    """Explain the budget to a person: what is promised, what is spent, what is left, what is not.
+
+    Example:
+        >>> from edge_sdk.privacy.ledger import PrivacyLimit
+        >>> from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+        >>> plan = NoisePlan(PrivacySection(MechanismSection("none")), PrivacyLimit(), 0.0, 0.0, None)
+        >>> print(explained(plan, PrivacyAccount()).splitlines()[0])
+        no privacy mechanism is active: everything leaves as computed, and what it tells about ...
+    """
+    limit, said = account.limit, account.summary(plan.release())
+    lines = [promise(plan)]
+    if not account.is_kept:
+        lines.append("this does not hold for what has left already: more was told than is allowed")
+    lines.append(f"{said['releases']} updates released so far")
+    if plan.section.budget.outside:
+        lines.append(f"the first {plan.section.budget.outside} of them are outside the claim")
+    if plan.mechanism.name != "none":
+        lines.append(
+            f"they are worth epsilon {_shown(said['epsilon'])} for one {unit_of(plan)}, at "
+            f"delta {limit.delta:g}; {_shown(said['allowed'])} is allowed"
+        )
+        lines.append(f"updates left: {_left(said['left'], plan)}")
+        lines += _odds(said["allowed"])
+    rows = table(account)
+    if rows:
+        lines += ["", "unit      at        mechanism      noise/sens.   draws  releases  epsilon"]
+    lines += [
+        f"{row['unit']:<9} {row['at']:<9} {row['mechanism']:<14} {_noise(row['multiplier']):>11} "
+        f"{row['draws']:>7} {row['releases']:>9}  {_shown(row['epsilon'])}"
+        for row in rows
+    ]
+    lines += ["", "not protected:", *(f"- {what}" for what in gaps(plan))]
+    return "\n".join(lines)
+
+
+def gaps(plan: NoisePlan) -> list[str]:
+    """List what is not protected with this plan."""
+    point, found = plan.mechanism.point, list(NEVER)
+    if point == "input":
+        public = ", ".join(plan.mechanism.public)
+        found += [
+            "live forecasts: they are computed from clean readings, and must not be sent on",
+            "which readings exist: gaps and the count of windows are taken to be public",
+            "calendar, constants of the site" + (f", and the streams {public}" if public else ""),
+        ]
+    if point == "gradient":
+        found.append(
+            f"a reading as such: it lies in up to {plan.facts.occurrences} windows of a minibatch"
+            if plan.limit.unit == "window"
+            else "several readings together"
+        )
+    if plan.is_paper:
+        found.insert(0, "anything: the noise is as large as a paper prints, and no claim is made")
+    return found
+
+
+def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, Any]:
+    """Return the privacy data sheet of this device as it is configured now."""
+    mechanism, limit, budget = plan.mechanism, plan.limit, plan.section.budget
+    honest = plan.section.mode == "honest"
+    return {
+        "device software": f"gridfed {version}, numpy {np.__version__}",
+        "claim": promise(plan),
+        "claim holds for what has left": account.is_kept if honest else None,
+        "formal claim": honest,
+        "unit of privacy": unit_of(plan) if honest else "none",
+        "neighbouring inputs": mechanism.neighbours if honest else "none",
+        "trust model": "local: noise is added on the device, nobody else is trusted with readings",
+        "mechanism": mechanism.name,
+        "attached at": mechanism.point,
+        "calibration": NO_CLAIM if plan.is_paper else mechanism.calibration,
+        "bounded by": _bounds(plan),
+        "noise over the bound": finite(plan.noise) if mechanism.name != "none" else None,
+        "noise over what one unit can move": finite(plan.cost) if honest else None,
+        "epsilon of one release": _one(plan),
+        "epsilon so far": account.summary()["epsilon"],
+        "epsilon allowed": account.summary()["allowed"],
+        "delta": limit.delta,
+        "releases so far": account.told,
+        "releases outside the claim": budget.outside,
+        "releases left": account.left(plan.release()),
+        "composition": "Gaussian releases exactly (one with noise / sqrt(T)); pure ones by "
+        "addition, or advanced composition where that is less",
+        "sampling": "no amplification is claimed: who takes part is neither secret nor Poisson",
+        "randomness": "os.urandom; never a seed",
+        "floating point": "values on a grid of 2^-20 of the sensitivity"
+        if mechanism.grid
+        else "noise is sampled in float64; its last bits are not protected",
+        "resend": "the same bytes: noise is stored with what it hides",
+        "measured numbers beside updates": "told" if plan.tells else "withheld",
+        "ledger": "charged and synced before anything is sent; it only grows",
+        "after a lost store": "the account goes on from the aggregator's count of releases; "
+        "readings older than the loss are not learned from"
+        if mechanism.point == "input"
+        else "the account goes on from the aggregator's count of releases",
+        "after a restored disk image": f"{budget.at_start} releases are charged at every start"
+        if budget.at_start
+        else "releases that nobody saw are not counted: do not restore one",
+        "not protected": gaps(plan),
+        "charges": table(account),
+    }
+
+
+def as_text(said: Mapping[str, Any]) -> str:
+    """Print a data sheet for people."""
+    lines = []
+    for key, value in said.items():
+        if key == "charges":
+            continue
+        if isinstance(value, list):
+            lines += [f"{key}:", *(f"- {item}" for item in value)]
+        else:
+            is_amount = key in {"releases left", "epsilon allowed"}
+            lines.append(f"{key}: {'no limit' if value is None and is_amount else _shown(value)}")
+    return "\n".join(lines)
+
+
+def finite(value: float) -> float | None:
+    """Return a number, or None for one that JSON does not know."""
+    return value if math.isfinite(value) else None
+
+
+def _alone(charge: PrivacyCharge, account: PrivacyAccount) -> float:
+    if charge.is_free:
+        return 0.0
+    unit = account.limit.unit
+    unit = unit if charge.unit == unit or charge.unit in COARSER[unit] else charge.unit
+    return PrivacyAccount((charge,), account.limit).epsilon(unit)
+
+
+def _one(plan: NoisePlan) -> float | None:
+    if plan.mechanism.name == "none":
+        return None
+    return finite(PrivacyAccount((plan.charge(),), plan.limit).epsilon())
+
+
+def _bounds(plan: NoisePlan) -> str:
+    mechanism = plan.mechanism
+    match mechanism.point:
+        case "input":
+            spans = [f"{stream} in [{a:g}, {b:g}]" for stream, (a, b) in plan.ranges.items()]
+            return ", ".join(spans) if not plan.is_paper else "nothing"
+        case "sign" if mechanism.bound is not None:
+            return f"every coordinate within {mechanism.bound:g}"
+        case "none":
+            return "nothing"
+    norm = "L1" if mechanism.name == "laplace" else "Euclidean"
+    return f"{norm} norm of {mechanism.clip:g}" if mechanism.clip else "one bit a coordinate"
+
+
+def _left(left: int | None, plan: NoisePlan) -> str:
+    if plan.mechanism.point == "input" and not plan.is_paper:
+        return "as many as are asked; they are computed from readings that have their noise"
+    if left is None:
+        return "no limit"
+    return str(left) if left else "none; the device goes on learning for itself"
+
+
+def _odds(epsilon: float | None) -> list[str]:
+    """Say what an epsilon means to somebody who bets."""
+    if epsilon is None:
+        return []
+    if epsilon > 10.0:
+        return [
+            (
+                "an epsilon above 10 is a label of a noise level and no meaningful protection: "
+                f"whoever looks on may become surer by a factor of up to e^{epsilon:g}"
+            )
+        ]
+    return [
+        (
+            "whoever sees it all may become surer of any guess by a factor of "
+            f"{math.exp(epsilon):.3g} at most"
+        )
+    ]
+
+
+def _noise(multiplier: float | None) -> str:
+    """Show what noise hides behind; what is computed from noisy data needs none of its own."""
+    return "-" if not multiplier else f"{multiplier:.6g}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unbounded"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

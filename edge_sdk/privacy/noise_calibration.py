@@ -1,0 +1,275 @@
+"""From the ``[privacy]`` section to one kind of noise, with every number it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from edge_sdk.privacy import analytic_gaussian
+from edge_sdk.privacy.event import PrivacyCharge
+from edge_sdk.privacy.ledger import PrivacyLimit
+from edge_sdk.privacy.pure_dp import epsilon_of_sign
+from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+from edge_sdk.shared_math import paper_noise
+from edge_sdk.wire.contract.manifest import Manifest
+
+NO_CLAIM = "paper calibration, no formal DP claim"
+CARRIED = 2
+"""Gaps that an input is carried forward over (``edge_sdk.forecasting.windows.FILL``)."""
+
+UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "none": ("device", "day", "window", "reading"),
+        "input": ("reading", "day", "device"),
+        "gradient": ("window", "reading"),
+        "update": ("device",),
+        "sign": ("device",),
+    }
+)
+"""What a claim can be about, by the point where noise is put in; the first is the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a plan must know of the device beside its privacy section.
+
+    Attributes:
+        manifest: Of the bundle.
+        keep: Slots of history: the most records there can be.
+        max_steps: Local steps in one round at most.
+        shared: Scalars of one update.
+    """
+
+    manifest: Manifest
+    keep: int
+    max_steps: int
+    shared: int
+
+    @property
+    def slots_a_day(self) -> int:
+        """Readings of one stream in a day."""
+        return max(1, round(86_400 / self.manifest.window.step_seconds))
+
+    @property
+    def occurrences(self) -> int:
+        """In how many windows of a minibatch one reading of the target can occur.
+
+        As an input, carried forward over gaps and as every lag, and as a target.
+        """
+        window, batch = self.manifest.window, self.manifest.training.batch
+        lags = sum(1 for feature in self.manifest.features if feature.kind == "lag")
+        return min(batch, (window.lookback + CARRIED) * (1 + lags) + window.horizon)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Every stream that the bundle reads, the target first."""
+        target = self.manifest.target.stream
+        others = {f.stream for f in self.manifest.features if f.stream} - {target}
+        return target, *sorted(others)
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePlan:
+    """One mechanism, calibrated.
+
+    Attributes:
+        section: As it was configured.
+        limit: The budget; infinite in ``paper`` mode, where nothing is claimed.
+        noise: Of one draw, in units of the clip, of one coordinate's bound, or of the range.
+        cost: Multiplier that one draw is booked with, for one unit of the claim.
+        facts: What it was made for.
+        ranges: Public range of every perturbed stream (input).
+        extra: More noise over the range for now, where epsilon is below its final value (input).
+    """
+
+    section: PrivacySection
+    limit: PrivacyLimit
+    noise: float
+    cost: float
+    facts: DeviceFacts
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    extra: float = 0.0
+
+    @property
+    def mechanism(self) -> MechanismSection:
+        """The mechanism's own part of the section."""
+        return self.section.mechanism
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether nothing is claimed."""
+        return self.section.mode == "paper"
+
+    @property
+    def tells(self) -> bool:
+        """Whether measured numbers may stand beside an update."""
+        if self.section.metrics != "auto":
+            return self.section.metrics == "told"
+        return self.mechanism.point in {"none", "input"}
+
+    @property
+    def hides_answers(self) -> bool:
+        """Whether noise is all that hides the readings in an answer; then so is its absence."""
+        return self.mechanism.point in {"gradient", "update", "sign"}
+
+    @property
+    def booked(self) -> str:
+        """The word of the ledger for this mechanism."""
+        mechanism = self.mechanism
+        if mechanism.name == "sign_gaussian" and mechanism.clip is not None:
+            return "gaussian"  # a sign is computed from what a Gaussian mechanism gave
+        return mechanism.name
+
+    def charge(self, time: int = 0, *, count: int = 1, releases: int = 0) -> PrivacyCharge:
+        """Describe some draws of this noise for the ledger."""
+        point = self.mechanism.point
+        return PrivacyCharge(
+            time, self.limit.unit, point, self.booked, self.cost, 1.0, count, releases
+        )
+
+    def release(self, time: int = 0, *, draws: int = 1) -> PrivacyCharge:
+        """Describe one numbered message: what it costs beyond what was charged before."""
+        if self.mechanism.point == "input" and self.cost:
+            return PrivacyCharge(time, self.limit.unit, "input", "after", math.inf, releases=1)
+        return self.charge(time, count=draws, releases=1)
+
+    def unseen(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
+        """Charge releases that only the aggregator remembers: a store before this one was lost.
+
+        What noise they had is unknown; the device's own configuration is the best guess.
+        """
+        if releases <= 0:
+            return ()
+        draws = self.facts.max_steps if self.mechanism.point == "gradient" else 1
+        one = self.release(time, draws=draws)
+        return (replace(one, count=one.count * releases, releases=releases),)
+
+    def most(self, told: int | None) -> int | None:
+        """Return how many releases are allowed, by the configuration and by the operator."""
+        limits = [n for n in (self.section.budget.releases, told) if n is not None]
+        return min(limits, default=None)
+
+
+def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
+    """Calibrate the noise that a sound section asks for (``terms.refuse`` has looked at it).
+
+    Example:
+        >>> from edge_sdk.privacy.settings import BudgetSection
+        >>> update = MechanismSection("gaussian", point="update", clip=1.0)
+        >>> budget = BudgetSection(epsilon=10.0, releases=100)
+        >>> facts = DeviceFacts(None, keep=8760, max_steps=4, shared=1000)
+        >>> plan = planned(PrivacySection(update, "honest", budget), facts)
+        >>> f"{plan.cost:.4f} {plan.noise:.4f}"  # two updates lie at most 2 clips apart
+        '4.9989 9.9978'
+    """
+    mechanism, budget = section.mechanism, section.budget
+    unit = budget.unit or UNITS[mechanism.point][0]
+    is_limited = section.mode != "paper" and budget.epsilon is not None
+    limit = PrivacyLimit(unit, budget.epsilon or math.inf if is_limited else math.inf, budget.delta)
+    noise, cost, extra, ranges = 0.0, 0.0, 0.0, {}
+    match mechanism.point:
+        case "input":
+            ranges = {**mechanism.ranges, facts.streams[0]: mechanism.range[:2]}
+            noise, cost = _at_input(section, facts, unit)
+            if mechanism.epsilon is not None and cost:
+                now = _calibrated(mechanism, mechanism.epsilon, budget.delta) * noise / cost
+                extra = analytic_gaussian.extra_sigma(now, noise)
+        case "gradient" | "update":
+            apart = 2.0 if mechanism.neighbours == "replace" else 1.0
+            windows = facts.occurrences if unit == "reading" else 1
+            noise, cost = _at_model(section, facts, apart * windows)
+        case "sign":
+            noise, cost = _at_sign(section, facts)
+    return NoisePlan(section, limit, noise, cost, facts, ranges, extra)  # type: ignore[arg-type]
+
+
+def _at_input(section: PrivacySection, facts: DeviceFacts, unit: str) -> tuple[float, float]:
+    """Return noise over a stream's range, and over what one unit can move in these units."""
+    mechanism, budget = section.mechanism, section.budget
+    streams = 1 + len(mechanism.ranges)
+    days = {"reading": 1, "day": facts.slots_a_day * streams, "device": facts.keep * streams}
+    apart = float(days[unit]) if mechanism.name == "laplace" else math.sqrt(days[unit])
+    if section.mode == "paper":
+        z = mechanism.multiplier or analytic_gaussian.classical_sigma(
+            budget.epsilon or 1.0, budget.delta
+        )
+        return z, 0.0
+    if mechanism.multiplier is not None:
+        return mechanism.multiplier, mechanism.multiplier / apart
+    cost = _calibrated(mechanism, budget.epsilon or 0.0, budget.delta)
+    return cost * apart, cost
+
+
+def _at_model(section: PrivacySection, facts: DeviceFacts, apart: float) -> tuple[float, float]:
+    """Return noise over the clip, and over what one unit can move."""
+    mechanism, budget = section.mechanism, section.budget
+    draws = facts.max_steps if mechanism.point == "gradient" else 1
+    if mechanism.calibration in PAPERS:
+        noise = PAPERS[mechanism.calibration](section) / (mechanism.clip or 1.0)
+    elif mechanism.multiplier is not None:
+        noise = mechanism.multiplier
+    elif mechanism.epsilon is not None:
+        noise = apart * _calibrated(mechanism, mechanism.epsilon, budget.delta)
+    else:
+        times = draws * (budget.releases or 1)
+        grown = times if mechanism.name == "laplace" else math.sqrt(times)
+        noise = apart * grown * _calibrated(mechanism, budget.epsilon or 0.0, budget.delta)
+    return noise, noise / apart
+
+
+def _at_sign(section: PrivacySection, facts: DeviceFacts) -> tuple[float, float]:
+    """Return noise over the clip or bound (of a flip: its epsilon), and the booked multiplier."""
+    mechanism = section.mechanism
+    if mechanism.name == "sign_flip":
+        epsilon = mechanism.epsilon or 0.0
+        return epsilon, 1.0 / (facts.shared * epsilon)
+    noise = mechanism.multiplier or 0.0
+    if mechanism.clip is not None:
+        return noise, noise / 2.0
+    return noise, 1.0 / (facts.shared * epsilon_of_sign(1.0, noise))
+
+
+def _calibrated(mechanism: MechanismSection, epsilon: float, delta: float) -> float:
+    if mechanism.name == "laplace":
+        return 1.0 / epsilon
+    if mechanism.calibration == "classical":
+        return analytic_gaussian.classical_sigma(epsilon, delta)
+    return analytic_gaussian.sigma_for(epsilon, delta)
+
+
+def _nbafl(section: PrivacySection) -> float:
+    told, clip = section.mechanism.paper, section.mechanism.clip or 1.0
+    return paper_noise.nbafl_uplink(
+        section.mechanism.epsilon or 0.0,
+        section.budget.delta,
+        clip=clip,
+        samples=int(told["samples"]),
+        uploads=int(told.get("uploads", 1)),
+    )
+
+
+def _udp(section: PrivacySection) -> float:
+    told, clip = section.mechanism.paper, section.mechanism.clip or 1.0
+    reach = paper_noise.udp_sensitivity(
+        rate=told["rate"], steps=int(told["steps"]), clip=clip, samples=int(told["samples"])
+    )
+    return paper_noise.udp(
+        section.mechanism.epsilon or 0.0,
+        section.budget.delta,
+        sensitivity=reach,
+        rounds=int(told["rounds"]),
+        sampled=told.get("sampled", 1.0),
+    )
+
+
+PAPERS = MappingProxyType({"nbafl": _nbafl, "udp": _udp})
+"""The papers' own formulas: labels and no guarantees. What is booked is what was really added."""
+PAPER_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = MappingProxyType(
+    {
+        "nbafl": (frozenset({"samples"}), frozenset({"uploads"})),
+        "udp": (frozenset({"samples", "rate", "steps", "rounds"}), frozenset({"sampled"})),
+    }
+)
+"""What each formula needs, and what it may be told besides."""

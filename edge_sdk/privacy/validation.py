@@ -1,0 +1,336 @@
+"""What no mechanism can keep is refused before anything connects, with the key at fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.privacy.noise_calibration import (
+    PAPER_KEYS,
+    PAPERS,
+    UNITS,
+    DeviceFacts,
+    NoisePlan,
+    planned,
+)
+from edge_sdk.privacy.settings import MechanismSection, PrivacySection
+from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, GRADIENT
+from edge_sdk.wire.contract.method import Contract, Up, answered
+
+POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "none": ("none",),
+        "gaussian": ("input", "gradient", "update"),
+        "laplace": ("input", "update"),
+        "sign_gaussian": ("sign",),
+        "sign_flip": ("sign",),
+    }
+)
+"""Where each mechanism can be attached."""
+
+_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "none": frozenset(),
+        "input": frozenset(
+            {"range", "ranges", "public", "multiplier", "epsilon", "calibration", "grid"}
+        ),
+        "gradient": frozenset(
+            {"range", "clip", "multiplier", "epsilon", "calibration", "neighbours"}
+        ),
+        "update": frozenset(
+            {"clip", "multiplier", "epsilon", "calibration", "neighbours", "grid", "paper"}
+        ),
+        "sign": frozenset({"clip", "bound", "multiplier", "epsilon"}),
+    }
+)
+
+Complaint = tuple[str, str]
+"""A key below ``[privacy]``, and what is wrong with it."""
+
+
+def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
+    """Return the calibrated mechanism of a section.
+
+    Raises:
+        ConfigError: The first thing that cannot be meant, or cannot be kept.
+
+    Example:
+        >>> section = PrivacySection(MechanismSection("gaussian", point="update"), "honest")
+        >>> plan_of(section, DeviceFacts(None, keep=8760, max_steps=4, shared=1000))
+        Traceback (most recent call last):
+        edge_sdk.errors.ConfigError: privacy.budget.epsilon: missing; say how much may be told ...
+    """
+    for check in _CHECKS:
+        for key, why in check(section, facts):
+            raise ConfigError(f"privacy.{key}: {why}", hint="see docs/privacy.md")
+    plan = planned(section, facts)
+    if section.mechanism.name != "none" and not plan.is_paper:
+        _refuse_less_than_one(plan)
+    return plan
+
+
+def refuse_method(plan: NoisePlan, method: str, contract: Contract) -> None:
+    """Refuse a method that this mechanism cannot protect, or that it would break.
+
+    Raises:
+        ConfigError: Naming the key.
+    """
+    for key, why in _clashes(plan, contract):
+        raise ConfigError(f"privacy.{key}: method {method!r} {why}", hint="see docs/privacy.md")
+
+
+def _refuse_less_than_one(plan: NoisePlan) -> None:
+    from edge_sdk.privacy.ledger import PrivacyAccount  # noqa: PLC0415 - only where a budget is checked
+
+    one = plan.charge(count=_draws(plan))
+    worth = PrivacyAccount(limit=plan.limit).plus(one).epsilon()
+    if worth > plan.limit.epsilon * (1.0 + 1e-9):
+        raise ConfigError(
+            f"privacy.budget.epsilon: one release alone is worth {worth:.4g} a {plan.limit.unit}, "
+            f"and {plan.limit.epsilon:g} is allowed in all",
+            hint="more noise, a larger budget, or fewer steps in accept.max_steps",
+        )
+
+
+def _draws(plan: NoisePlan) -> int:
+    return plan.facts.max_steps if plan.mechanism.point == "gradient" else 1
+
+
+def _attachment(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
+    name, point, mode = section.mechanism.name, section.mechanism.point, section.mode
+    if point not in POINTS[name]:
+        yield "mechanism.point", f"{name} belongs at {' or '.join(POINTS[name])}, not {point!r}"
+    for key in _said(section.mechanism) - _KEYS[point] - {"name", "point"}:
+        yield f"mechanism.{key}", f"means nothing for {name} at {point!r}"
+    if name == "none" and mode != "none":
+        yield "mode", f"{mode!r} needs a mechanism; with none, nothing is promised"
+    if name != "none" and mode == "none":
+        yield "mode", "say 'honest', or 'paper' for a paper's noise level and no formal claim"
+    if section.budget.amplification:
+        yield (
+            "budget.amplification",
+            (
+                "who takes part is chosen by the server or by order of arrival: "
+                "neither secret nor Poisson sampling, so nothing may be claimed for it"
+            ),
+        )
+
+
+def _numbers(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
+    mechanism, budget = section.mechanism, section.budget
+    for key, value in (("mechanism", mechanism.epsilon), ("budget", budget.epsilon)):
+        if value is not None and not (value > 0.0 and math.isfinite(value)):
+            yield f"{key}.epsilon", f"must be above 0, got {value}"
+    if not 0.0 < budget.delta < 1.0:
+        yield "budget.delta", f"must lie between 0 and 1, got {budget.delta}"
+    elif mechanism.name != "none" and budget.delta >= 1.0 / facts.keep:
+        yield (
+            "budget.delta",
+            (
+                f"{budget.delta:g} is not below 1/{facts.keep} (learn.keep): it would allow to "
+                "tell one reading in full"
+            ),
+        )
+    if budget.unit is not None and budget.unit not in UNITS[mechanism.point]:
+        known = ", ".join(UNITS[mechanism.point])
+        yield "budget.unit", f"at {mechanism.point!r} a claim is about: {known}"
+    if mechanism.name != "none" and section.mode == "honest" and budget.epsilon is None:
+        yield "budget.epsilon", "missing; say how much may be told in all"
+
+
+def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
+    """How much noise must be said exactly once."""
+    mechanism, budget = section.mechanism, section.budget
+    if mechanism.multiplier is not None and mechanism.epsilon is not None:
+        yield "mechanism.multiplier", "stands beside epsilon; say one of them"
+    has_own = mechanism.multiplier is not None or mechanism.epsilon is not None
+    match mechanism.point:
+        case "input" if mechanism.multiplier is None and budget.epsilon is None:
+            yield "budget.epsilon", "missing; the noise of a reading is calibrated from it"
+        case "input" if mechanism.epsilon is not None:
+            yield from _moving(section, mechanism.epsilon)
+        case "gradient" | "update" if not has_own and budget.releases is None:
+            yield (
+                "budget.releases",
+                "missing; say how many updates the budget is for, or mechanism.multiplier",
+            )
+        case "sign" if mechanism.name == "sign_flip" and mechanism.epsilon is None:
+            yield "mechanism.epsilon", "missing; it is what one coordinate's sign may tell"
+        case "sign" if mechanism.name == "sign_gaussian" and mechanism.multiplier is None:
+            yield "mechanism.multiplier", "missing; noise over clip, or over bound"
+
+
+def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
+    """An epsilon at the input is the present one, on its way up to the budget's."""
+    if section.mechanism.name != "gaussian" or section.mode == "paper":
+        yield "mechanism.epsilon", "at the input only honest gaussian noise can become less"
+    elif epsilon > (section.budget.epsilon or 0.0):
+        yield "mechanism.epsilon", f"{epsilon:g} is above budget.epsilon, where it ends"
+
+
+def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
+    """What bounds how far one unit can move what is released."""
+    mechanism = section.mechanism
+    needs_range = mechanism.point == "input" and section.mode != "paper"
+    if mechanism.point == "gradient" and facts.manifest.target.scale == "device":
+        needs_range = True  # the scale of a device's own readings is a release of its own
+    if needs_range and not _is_range(mechanism.range):
+        unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
+        yield "mechanism.range", f"give [low, high] for {stream} in {unit}, known to everybody"
+    if mechanism.point in {"gradient", "update"} and mechanism.clip is None:
+        yield "mechanism.clip", "missing; without a largest norm no noise hides anything"
+    if mechanism.name == "sign_gaussian" and (mechanism.clip is None) == (mechanism.bound is None):
+        yield "mechanism.clip", "say clip (a norm), or bound (of each coordinate), not both"
+    if mechanism.name == "sign_flip" and _said(mechanism) & {"clip", "bound", "multiplier"}:
+        yield "mechanism.clip", "a flipped sign needs epsilon and nothing else"
+    if mechanism.point == "input" and section.mode != "paper":
+        yield from _streams(mechanism, facts)
+
+
+def _streams(mechanism: MechanismSection, facts: DeviceFacts) -> Iterator[Complaint]:
+    target, *others = facts.streams
+    for stream, span in mechanism.ranges.items():
+        if stream not in others:
+            yield f"mechanism.ranges.{stream}", "the bundle does not read this stream beside target"
+        if not _is_range(span):
+            yield f"mechanism.ranges.{stream}", "give [low, high] with low below high"
+    if target in mechanism.public:
+        yield "mechanism.public", f"{target} is what is to be hidden"
+    for stream in others:
+        if (stream in mechanism.ranges) == (stream in mechanism.public):
+            yield (
+                "mechanism.public",
+                (
+                    f"{stream} is read too: list it here if it is nobody's secret, "
+                    "or give its range in mechanism.ranges, not both"
+                ),
+            )
+
+
+def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
+    mechanism = section.mechanism
+    kind, is_paper = mechanism.calibration, section.mode == "paper"
+    if kind != "analytic" and mechanism.name != "gaussian":
+        yield "mechanism.calibration", f"{kind} is for gaussian noise"
+    if kind in PAPERS and not (is_paper and mechanism.point == "update"):
+        yield (
+            "mechanism.calibration",
+            f"{kind} is a paper's noise level: point = 'update' and mode = 'paper' (no claim)",
+        )
+    if kind in PAPERS:
+        yield from _formula(mechanism)
+        if section.budget.epsilon is not None:
+            why = f"{kind} bounds nothing; its own epsilon goes into mechanism"
+            yield "budget.epsilon", why
+    elif mechanism.paper:
+        yield "mechanism.paper", f"means nothing with calibration {kind!r}"
+    epsilon = mechanism.epsilon
+    if mechanism.point == "input":
+        epsilon = section.budget.epsilon
+    if kind == "classical" and not is_paper:
+        if epsilon is None:
+            yield "mechanism.epsilon", "missing; the classical formula is for one release"
+        elif epsilon > 1.0:
+            yield (
+                "mechanism.calibration",
+                (
+                    f"the classical formula holds for epsilon up to 1, not {epsilon:g}; "
+                    "say 'analytic', or mode = 'paper' for no claim"
+                ),
+            )
+
+
+def _formula(mechanism: MechanismSection) -> Iterator[Complaint]:
+    needed, allowed = PAPER_KEYS[mechanism.calibration]
+    for key in sorted(needed - set(mechanism.paper)):
+        yield f"mechanism.paper.{key}", f"missing; {mechanism.calibration} needs it"
+    for key in sorted(set(mechanism.paper) - needed - allowed):
+        yield f"mechanism.paper.{key}", f"unknown; known: {', '.join(sorted(needed | allowed))}"
+    for key, value in mechanism.paper.items():
+        if not (value > 0.0 and math.isfinite(value)):
+            yield f"mechanism.paper.{key}", f"must be above 0, got {value}"
+    if mechanism.epsilon is None:
+        yield "mechanism.epsilon", "missing; it is the paper's own epsilon"
+
+
+def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
+    point = section.mechanism.point
+    if section.metrics == "told" and point in {"gradient", "update", "sign"}:
+        yield (
+            "metrics",
+            (
+                f"a loss or count without noise beside an update with noise at the {point} tells "
+                "what the noise hides; say 'withheld' or 'auto'"
+            ),
+        )
+
+
+def _minibatches(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
+    mechanism, is_honest = section.mechanism, section.mode == "honest"
+    if is_honest and mechanism.point == "gradient" and mechanism.neighbours == "add-remove":
+        yield (
+            "mechanism.neighbours",
+            (
+                "one window more or less changes which windows are drawn for a minibatch, so no "
+                "clip bounds what it moves; say 'replace'"
+            ),
+        )
+
+
+def _graphs(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
+    if section.mechanism.point == "gradient" and CLIPPED_GRADIENT not in facts.manifest.graphs:
+        yield (
+            "mechanism.point",
+            (
+                f"bundle {facts.manifest.name} has no graph {CLIPPED_GRADIENT!r}, which clips the "
+                "gradient of each window; use a bundle that has one, or noise at input or update"
+            ),
+        )
+
+
+_CHECKS: tuple[Callable[[PrivacySection, DeviceFacts], Iterator[Complaint]], ...] = (
+    _attachment,
+    _numbers,
+    _amount,
+    _sensitivity,
+    _calibrations,
+    _reports,
+    _minibatches,
+    _graphs,
+)
+
+
+def _clashes(plan: NoisePlan, contract: Contract) -> Iterator[Complaint]:
+    point, (_, ask) = plan.mechanism.point, answered(contract)
+    graphs = {graph for one in contract.values() for graph in one.graphs}
+    if point == "gradient" and graphs - {GRADIENT}:
+        strange = ", ".join(sorted(graphs - {GRADIENT}))
+        yield "mechanism.point", f"asks for {strange}, whose result is not clipped window by window"
+    if point == "sign" and ask.up != Up.SIGNS:
+        yield "mechanism.point", f"answers {ask.up.value!r}, not signs"
+    if point == "update" and ask.up == Up.SIGNS:
+        yield "mechanism.point", "answers signs: put the noise at 'sign'"
+    if point != "sign" and ask.enc == "b1":
+        yield "mechanism.point", "tells signs that a mechanism at 'sign' must make noisy first"
+    if point in {"update", "sign"} and ask.mirrored:
+        yield "mechanism.point", "computes on both ends with what was sent: put noise at 'input'"
+    if point not in {"none", "input"} and any(a.up is Up.SIGNAL for a in contract.values()):
+        why = "sends activations and their gradients, which nothing here hides: noise at 'input'"
+        yield "mechanism.point", why
+    every = (number for one in contract.values() for number in one.report)
+    withheld = [n.name for n in every if n.measured and n.needed]
+    if withheld and not plan.tells:
+        yield "metrics", f"needs {withheld[0]!r}, a measured number that stays here"
+
+
+def _is_range(span: tuple[float, ...]) -> bool:
+    return len(span) == 2 and math.isfinite(span[0]) and -math.inf < span[0] < span[1] < math.inf
+
+
+def _said(mechanism: MechanismSection) -> set[str]:
+    """Return the keys that differ from their defaults."""
+    plain = MechanismSection(mechanism.name)
+    names = MechanismSection.__dataclass_fields__
+    return {name for name in names if getattr(mechanism, name) != getattr(plain, name)}

@@ -1,0 +1,233 @@
+"""Read an exported graph without onnx: nodes, constants, feeds and results, and nothing else.
+
+What it does not understand it refuses when it loads, never when it runs: weights kept in another
+file, functions, nested graphs, other operator sets and element types.
+Source: ``onnx.proto3`` of ONNX 1.17 (field numbers), IR versions 8 to 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edge_sdk.runtime import protobuf_reader
+from edge_sdk.runtime.graph import GraphError
+from edge_sdk.wire.contract.method import Array
+
+Attribute = int | float | str | tuple[int, ...]
+
+OPSETS: Final = range(13, 18)
+"""What the numpy operators implement; 13 moved axes of ``Squeeze`` to an input, 18 those of
+``ReduceMean``."""
+MOST_NODES: Final = 65_536
+MOST_DIMENSIONS: Final = 8
+
+_KINDS: Final[Mapping[int, str]] = {1: "<f4", 6: "<i4", 7: "<i8", 9: "?", 11: "<f8"}
+_FLOAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """One operator of a graph; an input left out has the empty name."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A named float32 input or output; a size that is open until it runs is None."""
+
+    name: str
+    sizes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxModel:
+    """A whole file, decoded. Nodes are in an order in which they can run."""
+
+    nodes: tuple[OnnxNode, ...]
+    constants: Mapping[str, Array]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+def read(data: bytes) -> OnnxModel:
+    """Decode an ``.onnx`` file.
+
+    Raises:
+        GraphError: It is damaged, or has something that exported graphs do not have.
+    """
+    graph, opset = None, 0
+    for number, value in protobuf_reader.fields(memoryview(data)):
+        if number == 7:
+            if graph is not None:  # another reader would run both
+                raise GraphError("the file has several graphs")
+            graph = protobuf_reader.view(value)
+        elif number == 8:
+            said = _opset(protobuf_reader.view(value))
+            if opset and said:
+                raise GraphError("the file names its operator set several times")
+            opset = said or opset
+        elif number in (20, 25):
+            raise GraphError("functions and training sections are not supported")
+    if graph is None:
+        raise GraphError("the file has no graph")
+    if opset not in OPSETS:
+        raise GraphError(f"operator set {opset}; {OPSETS[0]} to {OPSETS[-1]} are supported")
+    return _graph(graph)
+
+
+def _opset(data: memoryview) -> int:
+    """Return the version of the standard set; another set counts once a node uses it."""
+    domain, version = "", 0
+    for number, value in protobuf_reader.fields(data):
+        if number == 1:
+            domain = protobuf_reader.text(value)
+        elif number == 2:
+            version = protobuf_reader.number(value)
+    return 0 if domain not in ("", "ai.onnx") else version
+
+
+def _graph(data: memoryview) -> OnnxModel:
+    nodes: list[OnnxNode] = []
+    constants: dict[str, Array] = {}
+    feeds: list[TensorInfo] = []
+    results: list[TensorInfo] = []
+    for number, value in protobuf_reader.fields(data):
+        if number == 1:
+            nodes.append(_node(protobuf_reader.view(value)))
+            if len(nodes) > MOST_NODES:
+                raise GraphError(f"more than {MOST_NODES} nodes")
+        elif number == 5:
+            name, array = _tensor(protobuf_reader.view(value))
+            if name in constants:
+                raise GraphError(f"constant {name!r} is in the file twice")
+            constants[name] = array
+        elif number in (11, 12):
+            (feeds if number == 11 else results).append(_feed(protobuf_reader.view(value)))
+        elif number == 15:
+            raise GraphError("sparse constants are not supported")
+    given = tuple(feed for feed in feeds if feed.name not in constants)
+    return OnnxModel(tuple(nodes), constants, given, tuple(results))
+
+
+def _node(data: memoryview) -> OnnxNode:
+    kind, inputs, outputs, attributes = "", list[str](), list[str](), dict[str, Attribute]()
+    for number, value in protobuf_reader.fields(data):
+        if number in (1, 2):
+            (inputs if number == 1 else outputs).append(protobuf_reader.text(value))
+        elif number == 4:
+            kind = protobuf_reader.text(value)
+        elif number == 5:
+            name, found = _attribute(protobuf_reader.view(value))
+            if name in attributes:
+                raise GraphError(f"operator {kind or '?'}: attribute {name!r} is in it twice")
+            attributes[name] = found
+        elif number == 7 and protobuf_reader.text(value) not in ("", "ai.onnx"):
+            raise GraphError(f"an operator of the set {protobuf_reader.text(value)!r}")
+    return OnnxNode(kind, tuple(inputs), tuple(outputs), attributes)
+
+
+def _attribute(data: memoryview) -> tuple[str, Attribute]:
+    name = ""
+    found: Attribute | None = None
+    several: list[int] = []
+    for number, value in protobuf_reader.fields(data):
+        if number == 1:
+            name = protobuf_reader.text(value)
+        elif number == 2:
+            found = protobuf_reader.real(value)
+        elif number == 3:
+            found = protobuf_reader.number(value)
+        elif number == 4:
+            found = protobuf_reader.text(value)
+        elif number == 8:
+            several += protobuf_reader.numbers(value)
+        elif number in (5, 6, 7, 9, 10, 11):
+            raise GraphError(f"attribute {name!r}: tensors, floats and graphs are not supported")
+    return name, tuple(several) if found is None else found
+
+
+def _tensor(data: memoryview) -> tuple[str, Array]:
+    name, kind, sizes, raw, plain = "", 0, list[int](), None, list[int]()
+    for number, value in protobuf_reader.fields(data):
+        if number == 1:
+            sizes += protobuf_reader.numbers(value)
+        elif number == 2:
+            kind = protobuf_reader.number(value)
+        elif number in (5, 7):
+            plain += protobuf_reader.numbers(value)
+        elif number in (4, 10):  # packed or one at a time: the same bytes
+            raw = (raw or b"") + bytes(protobuf_reader.view(value))
+        elif number == 8:
+            name = protobuf_reader.text(value)
+        elif number == 9:
+            raw = bytes(protobuf_reader.view(value))
+        elif number in (13, 14) and value not in (0, b""):
+            raise GraphError("constants in another file are not supported")
+    return name, _array(name, kind, sizes, raw, plain)
+
+
+def _array(name: str, kind: int, sizes: list[int], raw: bytes | None, plain: list[int]) -> Array:
+    if kind not in _KINDS:
+        raise GraphError(f"constant {name!r}: element type {kind} is not supported")
+    if len(sizes) > MOST_DIMENSIONS or min(sizes, default=0) < 0:
+        raise GraphError(f"constant {name!r}: an impossible shape")
+    dtype = np.dtype(_KINDS[kind])
+    flat = (
+        np.array(plain, dtype) if raw is None else np.frombuffer(raw[: _whole(raw, dtype)], dtype)
+    )
+    if flat.size != math.prod(sizes) or (raw is not None and flat.nbytes != len(raw)):
+        raise GraphError(f"constant {name!r}: {flat.size} values for shape {sizes}")
+    array: Array = flat.reshape(sizes)
+    array.flags.writeable = False
+    return array
+
+
+def _whole(raw: bytes, dtype: np.dtype[np.generic]) -> int:
+    return len(raw) - len(raw) % dtype.itemsize
+
+
+def _feed(data: memoryview) -> TensorInfo:
+    name, kind, sizes = "", 0, list[int | None]()
+    for number, value in protobuf_reader.fields(data):
+        if number == 1:
+            name = protobuf_reader.text(value)
+        elif number == 2:
+            kind, sizes = _type(protobuf_reader.view(value))
+    if kind != _FLOAT:
+        raise GraphError(f"{name!r}: feeds and results are float32")
+    return TensorInfo(name, tuple(sizes))
+
+
+def _type(data: memoryview) -> tuple[int, list[int | None]]:
+    kind, sizes = 0, list[int | None]()
+    for number, value in protobuf_reader.fields(data):
+        if number == 1 and kind:
+            raise GraphError("a feed or result has several types")
+        for inner, part in (
+            protobuf_reader.fields(protobuf_reader.view(value)) if number == 1 else ()
+        ):
+            if inner == 1:
+                kind = protobuf_reader.number(part)
+            elif inner == 2:
+                sizes = [
+                    _size(protobuf_reader.view(d))
+                    for n, d in protobuf_reader.fields(protobuf_reader.view(part))
+                    if n == 1
+                ]
+    return kind, sizes
+
+
+def _size(data: memoryview) -> int | None:
+    """Return a fixed size, or None for a named or unknown one."""
+    return next(
+        (protobuf_reader.number(v) for n, v in protobuf_reader.fields(data) if n == 1), None
+    )

@@ -1,0 +1,109 @@
+"""The table of operators in numpy: what an exported graph may use where no engine has a wheel.
+
+An entry is *built* once, when the graph loads, with what is known by then: attributes, and inputs
+that are constants. What it returns is called at every run with all inputs. So a slice whose ends
+are constants costs one indexing at run time, and an attribute that is not understood is refused
+before a customer's device depends on it.
+
+Source of the meanings: the ONNX operator specification, operator sets 13 to 17.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge_sdk.runtime.graph import GraphError
+from edge_sdk.runtime.onnx_reader import Attribute, OnnxNode
+from edge_sdk.wire.contract.method import Array
+
+Run = Callable[..., Any]
+"""Inputs in order to the result, or to a tuple of results where an operator has several."""
+
+
+LARGEST = 1 << 27
+"""The most numbers that one array may have: 512 MiB of float32, far more than any device has."""
+
+
+def bounded(sizes: Iterable[int]) -> None:
+    """Refuse an array before it is made; a damaged graph asks for more than the machine has.
+
+    >>> bounded((1 << 20, 1 << 10))
+    Traceback (most recent call last):
+    edge_sdk.runtime.graph.GraphError: an array of 1073741824 numbers, at most 134217728 are made
+    """
+    count = math.prod(sizes)
+    if count > LARGEST:
+        raise GraphError(f"an array of {count} numbers, at most {LARGEST} are made")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorSite:
+    """Where an operator is used, as its builder sees it.
+
+    Attributes:
+        attributes: Every attribute it takes, with the specification's value where none is written.
+        known: Each input's value where it is a constant, else None; also None for one left out.
+        given: Whether each input is there.
+        results: How many results it has here.
+    """
+
+    attributes: Mapping[str, Any]
+    known: tuple[Array | None, ...]
+    given: tuple[bool, ...]
+    results: int
+
+    def constant(self, index: int) -> Array | None:
+        """Return an input that is known before the first run, or None."""
+        return self.known[index] if index < len(self.known) else None
+
+    def has(self, index: int) -> bool:
+        """Whether an optional input is there."""
+        return index < len(self.given) and self.given[index]
+
+
+Build = Callable[[OperatorSite], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A row of the table: how to build it, and its attributes with their usual values."""
+
+    build: Build
+    defaults: Mapping[str, Any]
+
+
+OPERATORS: Final[dict[str, Operator]] = {}
+
+
+def operator(kind: str, **defaults: Attribute | None) -> Callable[[Build], Build]:
+    """Enter a builder into the table, with its attributes' usual values."""
+
+    def enter(build: Build) -> Build:
+        OPERATORS[kind] = Operator(build, defaults)
+        return build
+
+    return enter
+
+
+def build(node: OnnxNode, known: tuple[Array | None, ...]) -> Run:
+    """Build one node.
+
+    Args:
+        node: What the file says.
+        known: Each input's value where it is a constant, else None.
+
+    Raises:
+        GraphError: The operator, or one of its attributes, is not in the table.
+    """
+    row = OPERATORS.get(node.kind)
+    if row is None:
+        raise GraphError(f"operator {node.kind} is not one that numpy runs here")
+    unknown = sorted(node.attributes.keys() - row.defaults.keys())
+    if unknown:
+        raise GraphError(f"operator {node.kind}: attribute {unknown[0]!r} is not supported")
+    given = tuple(bool(name) for name in node.inputs)
+    attributes = {**row.defaults, **node.attributes}
+    return row.build(OperatorSite(attributes, known, given, len(node.outputs)))

@@ -1,0 +1,337 @@
+"""What comes down to all, as pure decisions: whose keys, which run, which model, and its parts.
+
+Announcements are retained and may be replayed, so every one carries a number that only rises.
+Nothing here fetches or stores; the shell does (`PROTOCOL.md` sections 7 and 10.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import numpy as np
+
+from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
+from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import kid_of
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, ROOT
+from edge_sdk.wire.protocol.messages import (
+    CHUNK_LIMIT,
+    SERIAL_LEAP,
+    BundleMessage,
+    ChunkMessage,
+    HaveMessage,
+    KeysMessage,
+    ModelMessage,
+    PartMessage,
+    TaskMessage,
+)
+from edge_sdk.wire.protocol.transfer import Receiving
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Whose signature counts: root's, which is pinned, and what root announced.
+
+    Attributes:
+        root: The operator's raw public key.
+        pinned: An aggregator key the operator put into the configuration, or None.
+        announced: The newest ``keys`` announcement, or None.
+    """
+
+    root: bytes
+    pinned: bytes | None = None
+    announced: KeysMessage | None = None
+
+    def key(self, sender: str, kid: bytes, now: int | None) -> bytes | None:
+        """Find the key in force for a sender; without a clock, validity is not judged."""
+        if sender == ROOT:
+            return self.root if kid_of(self.root) == kid else None
+        if sender != AGGREGATOR:
+            return None
+        for public, start, end in self._online():
+            if kid_of(public) == kid and (now is None or start <= now < end):
+                return public
+        if self.announced is None and self.pinned and kid_of(self.pinned) == kid:
+            return self.pinned
+        return None
+
+    def is_in_force(self, now: int) -> bool:
+        """Whether some announced key is valid at a time: a welcome cannot tell another one."""
+        known = self._online()
+        return not known or any(start <= now < end for _, start, end in known)
+
+    def accept(self, keys: KeysMessage) -> KeyRing:
+        """Take a newer list over; the old one is revoked by it.
+
+        Raises:
+            Refused: ROLLBACK for an older list.
+        """
+        if self.announced is not None and keys.serial < self.announced.serial:
+            raise Refused(Reason.ROLLBACK, f"keys {keys.serial}")
+        return replace(self, announced=keys)
+
+    def _online(self) -> tuple[tuple[bytes, int, int], ...]:
+        if self.announced is None:
+            return ()
+        return tuple(
+            zip(self.announced.sign, self.announced.from_, self.announced.until, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class BodyDownload:
+    """A body that is being collected: first from retained slots, after a while on request.
+
+    Attributes:
+        manifest: What announced it.
+        receiving: The chunks so far.
+        opens: When the slots are subscribed: the fleet does not fetch all at once.
+        asks: From when on what is missing is asked for.
+        is_open: Whether the slots are subscribed.
+    """
+
+    manifest: ModelMessage | BundleMessage | TaskMessage
+    receiving: Receiving
+    opens: float
+    asks: float
+    is_open: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        manifest: ModelMessage | BundleMessage | TaskMessage,
+        *,
+        opens: float,
+        patience: float,
+        rng: Random,
+    ) -> BodyDownload:
+        """Plan to fetch what a manifest announces; all but the common model is asked for at once.
+
+        Raises:
+            Refused: MALFORMED or TOO_LARGE sizes.
+        """
+        chunk = CHUNK_LIMIT if isinstance(manifest, BundleMessage) else manifest.chunk or 0
+        wait = patience if isinstance(manifest, ModelMessage) else 0.0
+        digest, size = manifest.digest or b"", manifest.size or 0
+        receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
+        return cls(manifest, receiving, opens, opens + wait)
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the body also lies in retained slots."""
+        return isinstance(self.manifest, ModelMessage)
+
+    def take(self, message: PartMessage | ChunkMessage, now: float) -> None:
+        """Take a chunk in; one of another body is passed over.
+
+        Raises:
+            Refused: BAD_CHUNK for a wrong index or length.
+        """
+        if message.id == self.receiving.id:
+            self.receiving.add(message.id, message.i, message.blob, now)
+
+    def ask(self, now: float) -> HaveMessage | None:
+        """Return what to ask for now, if anything."""
+        report = self.receiving.report(now) if now >= self.asks else None
+        if report is None:
+            return None
+        return HaveMessage(id=self.receiving.id, have=report.having, win=report.window)
+
+    @property
+    def next_due(self) -> float:
+        """When it wants the shell's attention again."""
+        if not self.is_open and self.has_slots:
+            return self.opens
+        return max(self.asks, self.receiving.next_due)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestAnnouncements:
+    """The newest of what was announced and used; saved, so that a restart cannot be led back.
+
+    Attributes:
+        serial: Of the newest ``model`` manifest.
+        run: Announced by root.
+        version: Newest version of the common model this device used in that run; -1 for none.
+        round: Last round it trained in that run; -1 for none.
+        attempt: Which attempt of that round.
+        step: Which turn inside that round.
+    """
+
+    serial: int = 0
+    run: int = 0
+    version: int = -1
+    round: int = -1
+    attempt: int = 0
+    step: int = 0
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """The last task it worked on: only a larger one is news."""
+        return self.round, self.attempt, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestExpectation:
+    """What this device is set up for, to hold a manifest against."""
+
+    spec: bytes  # layout digest of the shared vector
+    size: int  # its scalars
+    contract: Contract
+    max_steps: int  # of the device's own configuration
+    signed: Mapping[str, float] = field(default_factory=dict)  # limits of the bundle, by number
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """The most that a task may name of each number: the bundle's limits, and our own."""
+        steps = min(self.max_steps, self.signed.get("steps", self.max_steps))
+        return {**self.signed, "steps": steps}
+
+    @property
+    def name(self) -> str:
+        """The ask that is answered with an update."""
+        return answered(self.contract)[0]
+
+    @property
+    def ask(self) -> Ask:
+        """What that ask carries."""
+        return answered(self.contract)[1]
+
+
+def judge_model(
+    model: ModelMessage, seen: NewestAnnouncements, wanted: ManifestExpectation
+) -> None:
+    """Refuse a manifest that this device must not follow, whatever its signature.
+
+    Raises:
+        Refused: ROLLBACK (older serial or version), WRONG_RUN, WRONG_SPEC, WRONG_ENCODING, or
+            BAD_SCALAR for numbers outside the contract or beyond what this device accepts.
+    """
+    check_serial(model.serial, seen.serial)
+    if model.serial < seen.serial:
+        raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
+    if model.run != seen.run:
+        raise Refused(Reason.WRONG_RUN, f"run {model.run}, expected {seen.run}")
+    if model.version < seen.version and not wanted.ask.personal:  # then it only informs, and late
+        raise Refused(Reason.ROLLBACK, f"version {model.version}")
+    if model.spec != wanted.spec or model.part != "shared":
+        raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
+    if model.enc != "f4":
+        raise Refused(Reason.WRONG_ENCODING, model.enc)
+    judge_numbers(model.vals, wanted.ask, wanted.limits)
+
+
+def check_serial(said: int, known: int) -> None:
+    """Refuse an announcement whose number leaps to where no aggregator gets.
+
+    Raises:
+        Refused: FROM_FUTURE.
+    """
+    if said > known + SERIAL_LEAP:
+        raise Refused(Reason.FROM_FUTURE, f"announcement {said} after {known}")
+
+
+def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
+    """Refuse a task that this device must not work on, whatever its signature.
+
+    Raises:
+        Refused: WRONG_RUN; UNKNOWN_KIND for what the method does not ask of one device; WRONG_SPEC;
+            ROLLBACK for an older version than was used already; MALFORMED if it brings no vectors
+            where the contract has some, or brings some where it has none; BAD_SCALAR.
+    """
+    if task.run != seen.run:
+        raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {seen.run}")
+    ask = wanted.contract.get(task.ask)
+    if ask is None or not ask.personal:
+        raise Refused(Reason.UNKNOWN_KIND, f"ask {task.ask!r}")
+    if task.spec != wanted.spec:
+        raise Refused(Reason.WRONG_SPEC, task.spec.hex())
+    if task.base < seen.version:
+        raise Refused(Reason.ROLLBACK, f"version {task.base}")
+    if bool(ask.down) != (task.digest is not None):
+        raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
+    judge_numbers(task.vals, ask, wanted.limits)
+
+
+def vectors(
+    names: tuple[str, ...], joined: Vector, size: int, *, stacked: bool = False
+) -> dict[str, Vector]:
+    """Part the vectors of a content, one after the other as the contract lists them.
+
+    The last ones may be missing: a contract lists what a task can bring. If ``stacked``, the last
+    is a stack of all vectors that remain.
+
+    Raises:
+        Refused: WRONG_SIZE: not a whole number of them, or too many.
+
+    Example:
+        >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
+        >>> {name: vector.tolist() for name, vector in found.items()}
+        {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
+        >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
+        ['z']
+        >>> vectors(("c", "phi"), np.zeros(8, np.float32), 2, stacked=True)["phi"].shape
+        (3, 2)
+    """
+    count = len(joined) // size if size else 0
+    if count * size != len(joined) or not 1 <= count <= (count if stacked else len(names)):
+        raise Refused(Reason.WRONG_SIZE, f"{len(joined)} scalars for {', '.join(names)}")
+    if stacked and count >= len(names):
+        single = (len(names) - 1) * size
+        found = dict(zip(names, np.split(joined[:single], max(len(names) - 1, 1)), strict=False))
+        return {**found, names[-1]: joined[single:].reshape(-1, size)}
+    return dict(zip(names, np.split(joined, count), strict=False))
+
+
+def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, float]) -> None:
+    """Refuse numbers outside the contract, or beyond what this device and its bundle accept.
+
+    Args:
+        values: The numbers of a task.
+        ask: What the contract says of them.
+        limits: The most that each may be, by name; no limit besides the contract's where left out.
+
+    Raises:
+        Refused: BAD_SCALAR.
+
+    Example:
+        >>> ask = CONTRACTS["fedavg"]["train"]
+        >>> judge_numbers({"steps": 64.0, "rate": 1000.0}, ask, {"steps": 64, "rate": 1.0})
+        Traceback (most recent call last):
+        edge_sdk.wire.errors.Refused: BAD_SCALAR: rate=1000 above 1, the most accepted here
+    """
+    known = {number.name: number for number in ask.numbers}
+    for name, value in values.items():
+        if name not in known or not known[name].admits(value):
+            raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
+    for name, most in limits.items():
+        if (value := values.get(name, 0.0)) > most:
+            why = f"{name}={value:g} above {most:g}, the most accepted here"
+            raise Refused(Reason.BAD_SCALAR, why)
+
+
+def judge_bundle(
+    bundle: BundleMessage, newest: BundleMessage | None, methods: Callable[[str], bool]
+) -> None:
+    """Refuse an announcement that is older than what was followed, or asks for the unknown.
+
+    Raises:
+        Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for
+            a method this device does not accept; WRONG_ENCODING if the method's answers may not
+            have theirs; PLAIN_REFUSED if the run wants sealed messages, which this version cannot
+            make.
+    """
+    if newest is not None:
+        older = bundle.serial < newest.serial or bundle.run < newest.run
+        if older or (bundle.name == newest.name and bundle.version < newest.version):
+            raise Refused(Reason.ROLLBACK, f"bundle announcement {bundle.serial}")
+    if not methods(bundle.method):
+        raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
+    contract = CONTRACTS.get(bundle.method)
+    if (answered(contract)[1].enc if contract else "f4") not in bundle.encs:
+        raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
+    if bundle.seal:
+        raise Refused(Reason.PLAIN_REFUSED, ", ".join(bundle.seal))

@@ -1,0 +1,77 @@
+"""What met a defect of this program is passed over from then on, also after a restart.
+
+A retained message comes again at every connect, so a device that ends because of one would end at
+every start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+
+from edge_sdk.app.cli import Failure, fields
+from edge_sdk.errors import StoreFull
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.errors import WireError
+
+logger = logging.getLogger(__name__)
+
+MOST = 64  # digests that are remembered, the newest
+SIZE = 32
+PAPER = "set aside"
+COUNT = "internal errors"
+
+
+def is_defect(error: Exception) -> bool:
+    """Whether an error is a defect of this program, and not the disk, the link or the operator.
+
+    >>> is_defect(KeyError("w")), is_defect(OSError()), is_defect(MemoryError())
+    (True, False, False)
+    """
+    is_of_the_file = any(kind.__module__ == "sqlite3" for kind in type(error).__mro__)
+    return not isinstance(error, (Failure, WireError, OSError, MemoryError)) and not is_of_the_file
+
+
+def digest_of(*parts: object) -> bytes:
+    """Return what identifies a message by its body, or a round by its numbers.
+
+    >>> digest_of("task", 1, 7) == digest_of("task", 1, 7), digest_of("task", 17) == digest_of("t")
+    (True, False)
+    """
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
+class SetAside:
+    """The digests, in the device's own store, and how many defects were met.
+
+    Args:
+        store: Where they are kept.
+        counts: Where defects are counted, under ``COUNT``.
+    """
+
+    def __init__(self, store: DeviceStore, counts: Counter[str]) -> None:
+        self._store, self._counts = store, counts
+        kept = store.paper(PAPER) or b""
+        self._digests = [kept[at : at + SIZE] for at in range(0, len(kept), SIZE)]
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether this is to be passed over; counted if so."""
+        is_held = digest in self._digests
+        self._counts["passed over"] += is_held
+        return is_held
+
+    def add(self, what: str, digest: bytes, error: Exception) -> None:
+        """Remember a digest, count the defect, and log its trace.
+
+        A full disk remembers nothing beyond this process.
+        """
+        self._counts[COUNT] += 1
+        if digest in self._digests:  # neither flash nor log is worn by what fails at every turn
+            return
+        self._digests = [*self._digests, digest][-MOST:]
+        logger.error("internal error %s", fields(what=what, error=error), exc_info=error)
+        try:
+            self._store.file_paper(PAPER, b"".join(self._digests))
+        except StoreFull:
+            self._counts["disk full"] += 1

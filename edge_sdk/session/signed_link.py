@@ -1,0 +1,257 @@
+"""The letter box: sealed envelopes out through the link's window, proved messages in."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from edge_sdk.app.cli import fields
+from edge_sdk.session.poison_messages import is_defect
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import Signer, kid_of
+from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
+from edge_sdk.wire.link.transport import Message as Publish
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.codec import decode, encode
+from edge_sdk.wire.protocol.envelope import (
+    AGGREGATOR,
+    ALL,
+    ROOT,
+    KeyOf,
+    digest,
+    kind_of,
+    prove,
+    seal,
+    unseal,
+    wrap,
+)
+from edge_sdk.wire.protocol.messages import FROM_DEVICES, Message, StatusMessage
+from edge_sdk.wire.protocol.outbox import OutboxEntry
+
+logger = logging.getLogger(__name__)
+
+Will = tuple[str, bytes, bool]
+"""Topic, payload, retained: what the broker says for us when we are gone."""
+
+_ROOT_KINDS = frozenset({"keys", "bundle"})
+_PEERS = frozenset({"peer", "settle"})
+_PERISHABLE = frozenset({"chunk", "have", "signal"})
+_EXPIRY = 600  # seconds after which a broker may drop what is perishable
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedMessage:
+    """A message whose sender is proved, and the bytes it was made of."""
+
+    message: Message
+    body: bytes
+    ref: bytes
+    sender: str = AGGREGATOR
+
+
+@dataclass(frozen=True, slots=True)
+class _Going:
+    topic: str
+    payload: bytes
+    retain: bool = False
+    qos: int = 1
+    expiry: int | None = None
+
+
+class SignedLink:
+    """One device's side of the link. What has no room waits here, in order.
+
+    Attributes:
+        refused: How many arrivals were refused, by reason.
+        unknown: How many header keys were passed over.
+        bytes_up: Payload bytes handed to the link.
+        bytes_down: Payload bytes that arrived.
+        hears_peers: Whether neighbours are listened to.
+    """
+
+    link: Transport
+
+    def __init__(self, signer: Signer, *, fleet: str, device: str) -> None:
+        """Stand between a device and its link, which is put into ``link`` before any use."""
+        self.refused: Counter[Reason] = Counter()
+        self.unknown = 0
+        self.bytes_up = self.bytes_down = 0
+        self.hears_peers = False
+        self._signer, self._fleet, self._device = signer, fleet, device
+        self._going: deque[_Going] = deque()
+        self._arrived: deque[Happening] = deque()
+
+    def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
+        """Serve the link and yield what happened; a message is acknowledged after its turn.
+
+        What cannot be proved or read is counted, acknowledged and gone. What could not be dealt
+        with, because the disk was full, comes again: a link that came up then would else be
+        believed down for as long as it stands.
+        """
+        self._arrived.extend(self.link.poll(0.0 if self._arrived else timeout))
+        while self._arrived:
+            happening = self._arrived[0]
+            if isinstance(happening, Publish):
+                try:
+                    if happening.payload:  # an empty one clears a retained slot
+                        yield self._open(happening, key_of)
+                except Refused as refused:
+                    self.refused[refused.reason] += 1
+                except Exception as error:
+                    if not is_defect(error):
+                        raise
+                    self.refused[Reason.INTERNAL] += 1
+                    if self.refused[Reason.INTERNAL] == 1:  # a retained one comes at every connect
+                        logger.exception("internal error %s", fields(what=happening.topic))
+                self.bytes_down += len(happening.payload)
+                self.link.acknowledge(happening)
+            else:
+                yield happening
+            self._arrived.popleft()
+
+    def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
+        """Seal a message to the aggregator and queue it; return its bytes."""
+        topic = topics.up(self._fleet, self._device, message.kind, worker)
+        expiry = _EXPIRY if message.kind in _PERISHABLE else None
+        payload = self.sealed(message)
+        self._queue(_Going(topic, payload, qos=qos, expiry=expiry))
+        return len(payload)
+
+    def tell(self, neighbour: str, message: Message) -> int:
+        """Seal a message to a neighbour and queue it; return its bytes, 0 without a link."""
+        if not self.link.is_up:
+            return 0
+        payload = self.sealed(message, recipient=neighbour)
+        topic = topics.peer(self._fleet, self._device, neighbour)
+        self._queue(_Going(topic, payload, expiry=_EXPIRY))
+        return len(payload)
+
+    def send(self, kind: str, body: bytes, proof: bytes) -> None:
+        """Queue a body that was sealed before: the same bytes as every time.
+
+        Raises:
+            ValueError: As ``sealed``.
+        """
+        if kind not in FROM_DEVICES:
+            raise ValueError(f"a device must not send {kind!r}")
+        payload = wrap(body, kind=kind, sender=self._device, proof=proof)
+        self._queue(_Going(topics.up(self._fleet, self._device, kind), payload))
+
+    def owned(self, entry: OutboxEntry) -> OutboxEntry:
+        """Prove an entry of the outbox anew if its key is not ours any more; its bytes stay."""
+        if entry.proof.startswith(kid_of(self._signer.public)):
+            return entry
+        proof = prove(
+            digest(entry.body),
+            kind=entry.kind,
+            sender=self._device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            signer=self._signer,
+        )
+        return replace(entry, proof=proof)
+
+    def announce(self, status: StatusMessage) -> None:
+        """Queue our retained status."""
+        topic = topics.status(self._fleet, self._device)
+        self._queue(_Going(topic, self.sealed(status), retain=True))
+
+    def will(self, status: StatusMessage) -> Will:
+        """Return what the broker should say when we are gone."""
+        return topics.status(self._fleet, self._device), self.sealed(status), True
+
+    def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
+        """Write and sign a message, to the aggregator if to nobody else.
+
+        Raises:
+            ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
+        """
+        if message.kind not in FROM_DEVICES:
+            raise ValueError(f"a device must not send {message.kind!r}")
+        return seal(
+            encode(message),
+            kind=message.kind,
+            sender=self._device,
+            recipient=recipient,
+            fleet=self._fleet,
+            signer=self._signer,
+        )
+
+    def subscribe(self) -> None:
+        """Ask for everything a device always listens to."""
+        self.link.subscribe(*topics.device_filters(self._fleet, self._device))
+        if self.hears_peers:
+            self.link.subscribe(topics.peers_filter(self._fleet, self._device))
+
+    def fetch_parts(self, *, wanted: bool) -> None:
+        """Listen to the slots of the common model, or stop."""
+        change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
+        change(topics.parts_filter(self._fleet))
+
+    def drain(self) -> None:
+        """Hand the link as much as it has room for."""
+        while self._going and self.link.is_up:
+            going = self._going[0]
+            if going.qos and self.link.room() <= 0:
+                return
+            if not self.link.publish(
+                going.topic,
+                going.payload,
+                retain=going.retain,
+                qos=going.qos,
+                expiry=going.expiry,
+            ):
+                return
+            self.bytes_up += len(going.payload)
+            self._going.popleft()
+
+    def forget(self) -> None:
+        """Drop what was queued for a connection that is gone; the outbox knows what is owed."""
+        self._going.clear()
+
+    def _queue(self, going: _Going) -> None:
+        if self.link.is_up:
+            self._going.append(going)
+            self.drain()
+
+    def _open(self, publish: Publish, key_of: KeyOf) -> VerifiedMessage:
+        address = topics.parse(publish.topic)
+        if address is None or address.fleet != self._fleet:
+            raise Refused(Reason.MALFORMED, "an unknown topic")
+        if address.direction == "peer":
+            return self._open_peer(publish, address, key_of)
+        recipient = ALL if address.direction == "all" else self._device
+        sender = ROOT if recipient == ALL and address.kind in _ROOT_KINDS else AGGREGATOR
+        proved = unseal(
+            publish.payload,
+            kind=address.kind,
+            sender=sender,
+            recipient=recipient,
+            fleet=self._fleet,
+            key_of=key_of,
+        )
+        message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
+        return VerifiedMessage(message, proved.body, proved.ref)
+
+    def _open_peer(
+        self, publish: Publish, address: topics.TopicAddress, key_of: KeyOf
+    ) -> VerifiedMessage:
+        """Prove what a neighbour says; whether it is one is for ``key_of`` to know."""
+        kind = kind_of(publish.payload)
+        if kind not in _PEERS or address.tail != self._device:
+            raise Refused(Reason.UNKNOWN_KIND, f"{kind} from a neighbour")
+        proved = unseal(
+            publish.payload,
+            kind=kind,
+            sender=address.id,
+            recipient=self._device,
+            fleet=self._fleet,
+            key_of=key_of,
+        )
+        message = decode(proved.kind, proved.body, on_unknown=self._count_unknown)
+        return VerifiedMessage(message, proved.body, proved.ref, address.id)
+
+    def _count_unknown(self, _key: str) -> None:
+        self.unknown += 1

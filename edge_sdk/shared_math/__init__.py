@@ -1,0 +1,1 @@
+"""Arithmetic that device and aggregator must compute alike, bit for bit."""

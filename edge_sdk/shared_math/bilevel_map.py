@@ -1,0 +1,269 @@
+"""Phi: the linear map under which BiG-FL compares models that are near each other in the graph.
+
+Models are rows, so a map acts from the right: ``x phi``. A map of a whole model has d² numbers;
+three forms have fewer, and none of them is ever written out as a matrix. Both ends compute with it:
+the server learns it, a device is drawn by it.
+
+All forms begin as the identity, under which BiG-FL is an ordinary smoothing over the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.contract.method import Array
+
+Matrix = NDArray[np.float64]
+Slopes = Mapping[str, Matrix]
+"""Gradients by the numbers of a map, under the names of ``leaves``."""
+
+
+class Basis(Protocol):
+    """A linear map of rows, ``(n, d)`` to ``(n, d)``, and how it is learned."""
+
+    def forth(self, x: Matrix) -> Matrix:
+        """Return ``x phi``."""
+
+    def back(self, x: Matrix) -> Matrix:
+        """Return ``x phi'``."""
+
+    def leaves(self) -> dict[str, Matrix]:
+        """Return its numbers."""
+
+    def slopes(self, a: Matrix, b: Matrix) -> Slopes:
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+
+    def excess(self) -> float:
+        """Return ``|phi - I|²``, the sum of squares."""
+
+    def excess_slopes(self) -> Slopes:
+        """Return the gradient of half of that."""
+
+    def with_leaves(self, leaves: Mapping[str, Array]) -> Basis:
+        """Return the same form with other numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diagonal:
+    """Every number of a model on a scale of its own: d numbers.
+
+    >>> Diagonal(np.array([2.0, 1.0])).forth(np.array([[1.0, 3.0]])).tolist()
+    [[2.0, 3.0]]
+
+    Attributes:
+        scale: Shape ``(d,)``.
+    """
+
+    scale: Matrix
+
+    def forth(self, x: Matrix) -> Matrix:
+        """Return ``x phi``."""
+        return x * self.scale
+
+    def back(self, x: Matrix) -> Matrix:
+        """Return ``x phi'``, the same."""
+        return x * self.scale
+
+    def leaves(self) -> dict[str, Matrix]:
+        """Return its numbers."""
+        return {"scale": self.scale}
+
+    def slopes(self, a: Matrix, b: Matrix) -> Slopes:
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        return {"scale": np.sum(a * b, axis=0)}
+
+    def excess(self) -> float:
+        """Return ``|phi - I|²``."""
+        return float(np.sum((self.scale - 1.0) ** 2))
+
+    def excess_slopes(self) -> Slopes:
+        """Return the gradient of half of that."""
+        return {"scale": self.scale - 1.0}
+
+    def with_leaves(self, leaves: Mapping[str, Array]) -> Diagonal:
+        """Return the same form with other numbers."""
+        return Diagonal(np.asarray(leaves["scale"], np.float64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """``I + U V'``: 2 r d numbers.
+
+    >>> LowRank(np.array([[1.0], [0.0]]), np.array([[0.0], [1.0]])).forth(np.array([[5.0, 1.0]]))
+    array([[5., 6.]])
+
+    Attributes:
+        u: Shape ``(d, r)``.
+        v: Shape ``(d, r)``.
+    """
+
+    u: Matrix
+    v: Matrix
+
+    def forth(self, x: Matrix) -> Matrix:
+        """Return ``x phi``."""
+        return x + (x @ self.u) @ self.v.T
+
+    def back(self, x: Matrix) -> Matrix:
+        """Return ``x phi'``."""
+        return x + (x @ self.v) @ self.u.T
+
+    def leaves(self) -> dict[str, Matrix]:
+        """Return its numbers."""
+        return {"u": self.u, "v": self.v}
+
+    def slopes(self, a: Matrix, b: Matrix) -> Slopes:
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        return {"u": a.T @ (b @ self.v), "v": b.T @ (a @ self.u)}
+
+    def excess(self) -> float:
+        """Return ``|phi - I|²``."""
+        return float(np.sum((self.u.T @ self.u) * (self.v.T @ self.v)))
+
+    def excess_slopes(self) -> Slopes:
+        """Return the gradient of half of that."""
+        return {"u": self.u @ (self.v.T @ self.v), "v": self.v @ (self.u.T @ self.u)}
+
+    def with_leaves(self, leaves: Mapping[str, Array]) -> LowRank:
+        """Return the same form with other numbers."""
+        return LowRank(np.asarray(leaves["u"], np.float64), np.asarray(leaves["v"], np.float64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MapBlock:
+    """Any map of some numbers that lie together, the identity for all others: m² numbers.
+
+    With ``begin`` 0 and m the whole width, any map at all.
+
+    >>> swap = MapBlock(np.array([[0.0, 1.0], [1.0, 0.0]]), begin=1)
+    >>> swap.forth(np.array([[7.0, 1.0, 2.0]])).tolist()
+    [[7.0, 2.0, 1.0]]
+
+    Attributes:
+        matrix: Shape ``(m, m)``.
+        begin: Which number of a model is the first that it maps.
+    """
+
+    matrix: Matrix
+    begin: int = 0
+
+    def forth(self, x: Matrix) -> Matrix:
+        """Return ``x phi``."""
+        return self._mapped(x, self.matrix)
+
+    def back(self, x: Matrix) -> Matrix:
+        """Return ``x phi'``."""
+        return self._mapped(x, self.matrix.T)
+
+    def leaves(self) -> dict[str, Matrix]:
+        """Return its numbers."""
+        return {"matrix": self.matrix}
+
+    def slopes(self, a: Matrix, b: Matrix) -> Slopes:
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        return {"matrix": a[:, self._part].T @ b[:, self._part]}
+
+    def excess(self) -> float:
+        """Return ``|phi - I|²``."""
+        return float(np.sum(self._off**2))
+
+    def excess_slopes(self) -> Slopes:
+        """Return the gradient of half of that."""
+        return {"matrix": self._off}
+
+    def with_leaves(self, leaves: Mapping[str, Array]) -> MapBlock:
+        """Return the same form with other numbers."""
+        return MapBlock(np.asarray(leaves["matrix"], np.float64), self.begin)
+
+    @property
+    def _part(self) -> slice:
+        return slice(self.begin, self.begin + len(self.matrix))
+
+    @property
+    def _off(self) -> Matrix:
+        return self.matrix - np.eye(len(self.matrix))
+
+    def _mapped(self, x: Matrix, matrix: Matrix) -> Matrix:
+        out = x.copy()
+        out[:, self._part] = x[:, self._part] @ matrix
+        return out
+
+
+def stepped(basis: Basis, slopes: Slopes, rate: float) -> Basis:
+    """Return the map after a plain gradient step.
+
+    >>> stepped(Diagonal(np.ones(1)), {"scale": np.array([2.0])}, 0.25).leaves()
+    {'scale': array([0.5])}
+    """
+    leaves = basis.leaves()
+    return basis.with_leaves({name: leaves[name] - rate * slopes[name] for name in leaves})
+
+
+def total(*weighted: tuple[float, Slopes]) -> Slopes:
+    """Return a weighted sum of gradients.
+
+    >>> total((1.0, {"scale": np.ones(1)}), (-2.0, {"scale": np.ones(1)}))
+    {'scale': array([-1.])}
+    """
+    names = weighted[0][1]
+    return {name: sum(w * slopes[name] for w, slopes in weighted) for name in names}  # type: ignore[misc]
+
+
+# --- on the wire ----------------------------------------------------------------------------------
+
+SAME, DIAGONAL, LOW_RANK, BLOCK = range(4)
+"""How a task says which form the map has that it brings; ``SAME`` is the identity, and brings none.
+"""
+
+
+def packed(basis: Basis, width: int) -> tuple[dict[str, float], Array]:
+    """Return a map as a task's numbers and as rows of the model's width, float32.
+
+    >>> numbers, rows = packed(MapBlock(np.eye(2), begin=1), 3)
+    >>> numbers, rows.tolist()
+    ({'form': 3.0, 'begin': 1.0, 'side': 2.0}, [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    """
+    if isinstance(basis, Diagonal):
+        return {"form": float(DIAGONAL)}, basis.scale[None].astype(np.float32)
+    if isinstance(basis, LowRank):
+        rows = np.concatenate([basis.u.T, basis.v.T])
+        return {"form": float(LOW_RANK)}, rows.astype(np.float32)
+    leaves = basis.leaves()["matrix"].astype(np.float32).ravel()
+    rows = np.zeros((-(-leaves.size // width), width), np.float32)
+    rows.ravel()[: leaves.size] = leaves
+    begin, side = getattr(basis, "begin", 0), len(basis.leaves()["matrix"])
+    return {"form": float(BLOCK), "begin": float(begin), "side": float(side)}, rows
+
+
+def unpacked(numbers: Mapping[str, float], rows: Array | None, width: int) -> Basis | None:
+    """Return the map that a task brings; None if its rows are not what its numbers say.
+
+    >>> numbers, rows = packed(LowRank(np.ones((3, 2)), np.zeros((3, 2))), 3)
+    >>> unpacked(numbers, rows, 3).u.shape
+    (3, 2)
+    >>> unpacked(numbers, rows[:3], 3) is None
+    True
+    """
+    form, count = int(numbers.get("form", SAME)), 0 if rows is None else len(rows)
+    if form == SAME:
+        return Diagonal(np.ones(width))
+    if rows is None or not count or rows.shape != (count, width):
+        return None
+    wide = rows.astype(np.float64)
+    if form == DIAGONAL:
+        return Diagonal(wide[0]) if count == 1 else None
+    if form == LOW_RANK:
+        return None if count % 2 else LowRank(wide[: count // 2].T, wide[count // 2 :].T)
+    return _block(numbers, wide, width)
+
+
+def _block(numbers: Mapping[str, float], rows: Matrix, width: int) -> MapBlock | None:
+    begin, side = int(numbers.get("begin", 0)), int(numbers.get("side", 0))
+    if not 0 < side <= width - begin or len(rows) != -(-side * side // width):
+        return None
+    return MapBlock(rows.ravel()[: side * side].reshape(side, side), begin)

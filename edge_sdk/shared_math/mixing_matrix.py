@@ -1,0 +1,197 @@
+"""Mixing matrices: how much of a neighbour's model a device takes over, without a server.
+
+A mixing matrix W is symmetric and its rows sum to 1, hence its columns too: mixing moves nobody's
+average. A device computes its own row from its neighbours' degrees alone (Metropolis-Hastings);
+the other two look at the whole graph, so whoever publishes the topology computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+EXACT = 1e-12
+"""By how much the sum of a row or column of a mixing matrix may miss 1."""
+
+
+class TopologyError(ValueError):
+    """A graph that cannot be mixed over, or a matrix that does not mix."""
+
+
+def adjacency(names: Iterable[str], links: Iterable[tuple[str, str]]) -> Matrix:
+    """Return who is whose neighbour as 0 and 1, in order of name, shape ``(n, n)``.
+
+    Raises:
+        TopologyError: A link to nobody, to oneself, or not all can be reached from the first.
+
+    Example:
+        >>> adjacency("cab", [("a", "b"), ("c", "b")]).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+        >>> adjacency("abcd", [("a", "b"), ("c", "d")])
+        Traceback (most recent call last):
+        edge_sdk.shared_math.mixing_matrix.TopologyError: not connected: c, d cannot be reached from a
+    """
+    at = {name: number for number, name in enumerate(sorted(names))}
+    out = np.zeros((len(at), len(at)))
+    for one, other in links:
+        if one not in at or other not in at:
+            raise TopologyError(f"{one} - {other}: {one if one not in at else other} is unknown")
+        if one == other:
+            raise TopologyError(f"{one} - {other}: a device is no neighbour of its own")
+        out[at[one], at[other]] = out[at[other], at[one]] = 1.0
+    lost = [name for name, number in at.items() if number not in _reached(out)]
+    if lost:
+        raise TopologyError(f"not connected: {', '.join(lost)} cannot be reached from {min(at)}")
+    return out
+
+
+def metropolis_row(degree: int, neighbours: Mapping[str, int]) -> tuple[float, dict[str, float]]:
+    """Return what a device keeps of its own model, and what it takes of each neighbour's.
+
+    ``w_ij = 1 / (1 + max(d_i, d_j))``, the rest is its own. Both ends of a link find the same
+    number from the two degrees, so no matrix is sent; when a degree changes, both find another.
+
+    Args:
+        degree: How many neighbours this device has.
+        neighbours: How many each of them has, by name.
+
+    Raises:
+        TopologyError: Numbers that cannot be degrees.
+
+    Example:
+        >>> own, theirs = metropolis_row(1, {"b": 2})
+        >>> round(own, 6), {name: round(weight, 6) for name, weight in theirs.items()}
+        (0.666667, {'b': 0.333333})
+
+    Reference:
+        Xiao and Boyd, Fast Linear Iterations for Distributed Averaging, 2004.
+    """
+    if degree != len(neighbours) or any(d < 1 for d in neighbours.values()):
+        raise TopologyError(f"degree {degree} and neighbours of degrees {dict(neighbours)}")
+    theirs = {name: 1.0 / (1.0 + max(degree, neighbours[name])) for name in sorted(neighbours)}
+    return 1.0 - sum(theirs.values()), theirs
+
+
+def metropolis(adjacent: Matrix) -> Matrix:
+    """Return the Metropolis-Hastings matrix: every device's row at once.
+
+    >>> metropolis(adjacency("abc", [("a", "b"), ("b", "c")])).round(4).tolist()
+    [[0.6667, 0.3333, 0.0], [0.3333, 0.3333, 0.3333], [0.0, 0.3333, 0.6667]]
+    """
+    degrees = adjacent.sum(axis=1)
+    return _with_own(adjacent / (1.0 + np.maximum(degrees[:, None], degrees[None, :])))
+
+
+def maximum_degree(adjacent: Matrix) -> Matrix:
+    """Return ``I - L / (1 + d_max)``.
+
+    With ``1 / d_max``, as often printed, two devices and even rings swap models for ever: the
+    second largest eigenvalue is -1.
+
+    >>> maximum_degree(adjacency("ab", [("a", "b")])).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    return _with_own(adjacent / (1.0 + adjacent.sum(axis=1).max()))
+
+
+def best_constant(adjacent: Matrix, epsilon: float | None = None) -> Matrix:
+    """Return ``I - epsilon L``, by default with the epsilon that mixes fastest.
+
+    That is ``2 / (lambda_2 + lambda_n)`` of the Laplacian's eigenvalues. The diagonal may be
+    negative: then a row is no average of models any more, though mixing still moves nobody's.
+
+    Args:
+        adjacent: Neighbours as 0 and 1.
+        epsilon: A step of one's own, above 0 and below ``2 / lambda_n``.
+
+    Raises:
+        TopologyError: An epsilon with which models drift apart.
+
+    Example:
+        >>> best_constant(adjacency("abc", [("a", "b"), ("b", "c")])).round(6).tolist()
+        [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]]
+    """
+    if len(adjacent) < 2:
+        return np.ones((len(adjacent), len(adjacent)))
+    values = np.linalg.eigvalsh(np.diag(adjacent.sum(axis=1)) - adjacent)
+    step = 2.0 / (values[1] + values[-1]) if epsilon is None else epsilon
+    if not 0.0 < step < 2.0 / values[-1]:
+        raise TopologyError(f"epsilon: expected above 0 and below {2.0 / values[-1]:g}, got {step}")
+    return _with_own(step * adjacent)
+
+
+def speed(weights: Matrix) -> float:
+    """Return the second largest modulus among the eigenvalues: what a mixing leaves of differences.
+
+    0 agrees at once, 1 never does.
+
+    >>> round(speed(np.array([[0.5, 0.5], [0.5, 0.5]])), 12), speed(np.array([[0, 1.0], [1, 0]]))
+    (0.0, 1.0)
+    """
+    moduli = np.sort(np.abs(np.linalg.eigvalsh(weights)))
+    return float(moduli[-2]) if len(moduli) > 1 else 0.0
+
+
+def check(weights: Matrix, *, negative: bool = False) -> None:
+    """Refuse a matrix with which a fleet would not agree, or would agree on something else.
+
+    Args:
+        weights: Shape ``(n, n)``.
+        negative: Whether numbers below 0 may be in it, as in ``best_constant``'s.
+
+    Raises:
+        TopologyError: Not symmetric, a row or column that does not sum to 1, a negative number, or
+            a part of the fleet that never agrees with the rest.
+    """
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
+        raise TopologyError(f"a mixing matrix is square, not of shape {weights.shape}")
+    if (weights != weights.T).any():
+        raise TopologyError("what one takes of the other is not what the other takes of it")
+    for axis, what in ((1, "row"), (0, "column")):
+        off = float(np.max(np.abs(weights.sum(axis=axis) - 1.0)))
+        if not off <= EXACT:
+            raise TopologyError(f"the sum of a {what} misses 1 by {off:g}")
+    if not negative and (weights < 0.0).any():
+        raise TopologyError("a model counts less than nothing")
+    if not speed(weights) < 1.0 - EXACT:
+        raise TopologyError("differences between devices never fade: not connected, or swapped")
+
+
+def kept_at_home(
+    own: float, theirs: Mapping[str, float], missing: Iterable[str]
+) -> tuple[float, dict[str, float]]:
+    """Return a device's row of a step for which some neighbours were not there.
+
+    Their weight stays with its own model. Both ends of a link must do so, or the average of all
+    moves; then what is mixed is still symmetric, and its rows still sum to 1.
+
+    >>> kept_at_home(0.5, {"a": 0.25, "b": 0.25}, ["b"])
+    (0.75, {'a': 0.25})
+    """
+    gone = frozenset(missing)
+    left = {name: theirs[name] for name in sorted(theirs) if name not in gone}
+    return own + sum(theirs[name] for name in sorted(theirs) if name in gone), left
+
+
+def _with_own(taken: Matrix) -> Matrix:
+    """Put on the diagonal what a row lacks to 1."""
+    out = taken.copy()
+    np.fill_diagonal(out, 0.0)
+    np.fill_diagonal(out, 1.0 - out.sum(axis=1))
+    return out
+
+
+def _reached(adjacent: Matrix) -> frozenset[int]:
+    """Return who can be reached from the first, the first included."""
+    seen: set[int] = set()
+    coming = [0] if len(adjacent) else []
+    while coming:
+        number = coming.pop()
+        if number not in seen:
+            seen.add(number)
+            coming += map(int, np.flatnonzero(adjacent[number]))
+    return frozenset(seen)

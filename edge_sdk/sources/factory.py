@@ -1,0 +1,219 @@
+"""From a ``[[source]]`` section to a source at work: what every interface has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from edge_sdk.app.settings import Duration, from_table, seconds
+from edge_sdk.errors import ConfigError
+from edge_sdk.sources.base import Decoder, FramedLink, Framer
+from edge_sdk.sources.byte_links import ListeningFeed, SourceAddress
+from edge_sdk.sources.drop_folder import DropFolder
+from edge_sdk.sources.modbus import PollingFeed
+from edge_sdk.sources.normaliser import Normaliser
+from edge_sdk.sources.ocpp import OcppDecoder
+from edge_sdk.sources.p1 import TelegramFramer, telegram
+from edge_sdk.sources.pm3gpp import decoder
+from edge_sdk.sources.recording import RecordedFeed
+from edge_sdk.sources.register_map import RegisterPoint, block
+from edge_sdk.sources.spool import SpoolReader
+from edge_sdk.sources.stream_map import names
+from edge_sdk.sources.threaded_source import ThreadedSource
+from edge_sdk.wire.schema import Between, Length
+
+S = TypeVar("S", bound="LiveSection")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSection:
+    """Keys that every interface takes."""
+
+    type: str  # kind of source
+    map: Mapping[str, Any] = field(default_factory=dict)  # names to streams, on top of the table
+    step: Duration | None = None  # grid that registers are cut on; left out: the bundle's
+    gap: Duration | None = None  # longest silence bridged by interpolation; left out: a step
+    most: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest power believed, kW
+    modulus: Annotated[float, Between(0, 1e12)] = 0.0  # where registers start again; 0 is never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P1Section(LiveSection):
+    """``type = "p1"``: the consumer port of a household meter."""
+
+    url: str  # serial:///dev/ttyUSB0?baud=115200 or tcp://host:port
+    utc_offset: Annotated[float, Between(-12, 14)] = 1.0  # hours of the meter's winter time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModbusSection(LiveSection):
+    """``type = "modbus"``: registers of a meter or a power supply, read-only."""
+
+    url: str  # tcp://host:502 or serial:///dev/ttyUSB0?baud=9600
+    unit: Annotated[int, Between(0, 255)] = 1  # the device's number on its line
+    framing: Literal["auto", "rtu"] = "auto"  # rtu: serial framing, also behind a TCP converter
+    every: Duration = "10s"  # between two rounds of questions
+    patience: Duration = "2s"  # an answer may take
+    sunspec: bool = False  # ask the device what it is made of, instead of point
+    point: Annotated[tuple[RegisterPoint, ...], Length(0, 256)] = ()  # what is where: see below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PmSection(LiveSection):
+    """``type = "pm3gpp"``: performance files of a base station, TS 32.435 or TS 28.532."""
+
+    folder: str = ""  # where the element manager drops them
+    pattern: str = "*.xml*"  # names that count
+    objects: str = "*"  # measured objects that count, by distinguished name
+    every: Duration = "5s"  # between two looks; a file must stay as it is for so long
+    history: Duration = "7d"  # of older files nothing is read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OcppSection(LiveSection):
+    """``type = "ocpp"``: a charger, overheard by ``gridfed-edge tap`` as it talks to its office."""
+
+    spool: str = ""  # folder in which the tap keeps its notes and this source finds them
+    spool_bytes: Annotated[int, Between(1 << 19, 1 << 32)] = 4 << 20  # of the folder, at most
+    listen: str = "tcp://127.0.0.1:9000"  # where the charger finds the tap
+    office: str = ""  # where the tap takes it: wss://backoffice.example/ocpp
+    ca_file: str = ""  # authority that signed the back office's certificate
+    cert_file: str = ""  # the tap's own certificate, for chargers that want TLS
+    key_file: str = ""  # and its private key
+    ocmf_key: str = ""  # public key of the meter: signed readings are then verified
+
+
+@dataclass(frozen=True, slots=True)
+class Interface(Generic[S]):
+    """How one kind of source is made from its section.
+
+    Attributes:
+        name: In the configuration, in ``streams.toml`` and in recordings.
+        section: What its section is read into.
+        feed: Makes what blocks.
+        decoder: Makes what reads a frame.
+        framer: Cuts plain bytes, where the interface is a line.
+        ahead: Frames that may wait for the agent.
+        is_retold: Whether the medium tells everything again after a restart.
+    """
+
+    name: str
+    section: type[S]
+    feed: Callable[[S], FramedLink]
+    decoder: Callable[[S], Decoder]
+    framer: Callable[[], Framer] | None = None
+    ahead: int = 512
+    is_retold: bool = False
+
+    def __call__(self, table: Mapping[str, Any]) -> ThreadedSource:
+        """Build a source from its section of a configuration; nothing is opened yet.
+
+        Raises:
+            Failure: A missing, unknown or ill-fitting key.
+        """
+        section = from_table(self.section, table, f"source {self.name}")
+        return self._with(section, self.feed(section))
+
+    def replayed(self, table: Mapping[str, Any], path: Path) -> ThreadedSource:
+        """Build the same source on a recording of it.
+
+        Raises:
+            Failure: As above.
+        """
+        keys = {"url": "tcp://recorded:1"} if "url" in self.section.__dataclass_fields__ else {}
+        section = from_table(self.section, keys | dict(table), "source replay")
+        framer = None if self.framer is None else self.framer()
+        return replace(self._with(section, RecordedFeed(path, self.name, framer)), is_finite=True)
+
+    def _with(self, section: S, feed: FramedLink) -> ThreadedSource:
+        table = names(self.name, section.map, f"source {self.name}")
+        step = 0.0 if section.step is None else seconds(section.step)
+        gap = 0.0 if section.gap is None else seconds(section.gap)
+        normaliser = Normaliser(table, step, gap, section.most, section.modulus)
+        decode = self.decoder(section)
+        made = ThreadedSource(self.name, feed, decode, normaliser, ahead=self.ahead)
+        return replace(made, is_retold=self.is_retold)
+
+
+def _p1_feed(section: P1Section) -> FramedLink:
+    return ListeningFeed(SourceAddress.parse(section.url), TelegramFramer())
+
+
+def _p1_decoder(section: P1Section) -> Decoder:
+    hours = section.utc_offset
+    return lambda frame: telegram(frame, hours)
+
+
+def _modbus_feed(section: ModbusSection) -> FramedLink:
+    if bool(section.point) == section.sunspec:
+        raise ConfigError("source modbus: needs either [[source.point]] or sunspec = true")
+    address = SourceAddress.parse(section.url)
+    is_serial = section.framing == "rtu" or address.scheme == "serial"
+    every, patience = seconds(section.every), seconds(section.patience)
+    return PollingFeed(address, section.unit, is_serial, every, patience, section.point)
+
+
+def _modbus_decoder(section: ModbusSection) -> Decoder:
+    return lambda frame: block(frame, section.point, f"{section.unit}")
+
+
+def _pm_feed(section: PmSection) -> FramedLink:
+    if not section.folder:
+        raise ConfigError("source pm3gpp: needs 'folder', where files are dropped")
+    every, history = seconds(section.every), seconds(section.history)
+    return DropFolder(Path(section.folder), section.pattern, every, history)
+
+
+def _pm_decoder(section: PmSection) -> Decoder:
+    table = names("pm3gpp", section.map, "source pm3gpp")
+    counters = {name: row.kind == "interval" for name, row in table.items()}
+    return decoder(counters, section.objects)
+
+
+def _ocpp_feed(section: OcppSection) -> FramedLink:
+    if not section.spool:
+        raise ConfigError("source ocpp: needs 'spool', the folder of the tap's notes")
+    return SpoolReader(Path(section.spool), "ocpp")
+
+
+def _ocpp_decoder(section: OcppSection) -> Decoder:
+    if not section.ocmf_key:
+        return OcppDecoder()
+    from edge_sdk.sources.ocmf import verifier  # noqa: PLC0415 - cryptography
+
+    return OcppDecoder(verifier(Path(section.ocmf_key)))
+
+
+P1 = Interface("p1", P1Section, _p1_feed, _p1_decoder, TelegramFramer)
+
+MODBUS = Interface("modbus", ModbusSection, _modbus_feed, _modbus_decoder)
+
+PM3GPP = Interface("pm3gpp", PmSection, _pm_feed, _pm_decoder, ahead=16)
+
+OCPP = Interface("ocpp", OcppSection, _ocpp_feed, _ocpp_decoder, is_retold=True)
+
+INTERFACES: dict[str, Interface[Any]] = {
+    "p1": P1,
+    "modbus": MODBUS,
+    "ocpp": OCPP,
+    "pm3gpp": PM3GPP,
+}
+"""What can also be replayed from a recording."""
+
+
+def replay(table: Mapping[str, Any]) -> ThreadedSource:
+    """Build a source from a recording: ``path``, ``of`` what, and the keys of that kind.
+
+    Raises:
+        Failure: A missing, unknown or ill-fitting key, or a file that is not there.
+    """
+    keys = {key: value for key, value in table.items() if key not in ("of", "path")}
+    kind, path = str(table.get("of", "")), Path(str(table.get("path", "")))
+    if kind not in INTERFACES:
+        known = ", ".join(sorted(INTERFACES))
+        raise ConfigError(f"source replay: of what? {kind!r} is none of {known}")
+    if not path.is_file():
+        raise ConfigError(f"source replay: there is no file {str(path)!r}")
+    return INTERFACES[kind].replayed(keys, path)

@@ -1,0 +1,246 @@
+"""A tap between a charger and its back office: it forwards first, and listens second.
+
+Bytes pass unchanged in both directions; of the handshake, the path and the ``Host`` line are set to
+the back office's, for the charger was told ours. Listening is done on a copy, after forwarding, and
+whatever happens in it ends the listening and never the conversation: charging must not depend on
+us. The tap is a process of its own, so that the agent may stop, learn or be replaced beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edge_sdk.app.cli import fields
+from edge_sdk.errors import ConfigError
+from edge_sdk.sources.base import RawFrame
+from edge_sdk.sources.ocpp_redaction import ConversationLog
+from edge_sdk.sources.spool import SpoolWriter
+from edge_sdk.sources.websocket import MessageStream
+
+logger = logging.getLogger(__name__)
+
+_HEAD = 8192  # bytes of a handshake
+_PATIENCE = 10.0  # seconds for a handshake, and to reach the back office
+_AT_ONCE = 65_536
+_CROWD = 64  # conversations at a time
+_REQUEST = re.compile(rb"GET (/[^ ]*) HTTP/1\.1\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class BackOffice:
+    """Where chargers really want to go.
+
+    Attributes:
+        host: Of the back office.
+        port: Likewise.
+        path: Goes before the charger's own path.
+        tls: For ``wss://``; None is ``ws://``.
+    """
+
+    host: str
+    port: int
+    path: str
+    tls: ssl.SSLContext | None
+
+    @classmethod
+    def parse(cls, url: str, ca_file: Path | None = None) -> BackOffice:
+        """Read ``wss://host/path``.
+
+        Raises:
+            ConfigError: Anything else, or an authority's certificate that cannot be read.
+        """
+        parts = urlsplit(url)
+        try:
+            port = parts.port or {"ws": 80, "wss": 443}[parts.scheme]
+            tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "wss" else None
+        except (KeyError, ValueError):
+            raise ConfigError(f"source ocpp: {url!r} is no ws:// or wss:// address") from None
+        except OSError as error:
+            raise ConfigError(f"source ocpp: {ca_file}: {error}") from error
+        if not parts.hostname or parts.query:
+            raise ConfigError(f"source ocpp: {url!r} is no ws:// or wss:// address")
+        return cls(parts.hostname, port, parts.path.rstrip("/"), tls)
+
+    def request(self, head: bytes) -> bytes | None:
+        r"""Address a charger's handshake to the back office; None if it is none.
+
+        >>> office = BackOffice("csms.example", 443, "/ocpp", None)
+        >>> office.request(b"GET /CP1 HTTP/1.1\r\nHost: gateway:9000\r\nUpgrade: websocket\r\n\r\n")
+        b'GET /ocpp/CP1 HTTP/1.1\r\nHost: csms.example:443\r\nUpgrade: websocket\r\n\r\n'
+        """
+        found = _REQUEST.match(head)
+        if found is None:
+            return None
+        line = f"GET {self.path}".encode() + found[1] + b" HTTP/1.1\r\n"
+        host = f"Host: {self.host}:{self.port}".encode()
+        rest = re.sub(rb"(?im)^host:[^\r]*", lambda _: host, head[found.end() :], count=1)
+        return line + rest
+
+
+@dataclass(slots=True)
+class ConversationListener:
+    """Listens to one conversation; whatever goes wrong in it makes it deaf, and is counted."""
+
+    charger: str
+    keep: Callable[[RawFrame], None]
+    counts: Counter[str]
+    _notes: ConversationLog = field(init=False)
+    _sides: dict[bool, MessageStream] = field(default_factory=dict)
+    _answer: bytes = b""
+    _is_deaf: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin with nothing heard."""
+        self._notes = ConversationLog(self.charger)
+
+    def hear(self, data: bytes, *, from_charger: bool) -> None:
+        """Take what was forwarded."""
+        if self._is_deaf:
+            return
+        try:
+            self._listen(data, from_charger=from_charger)
+        except Exception as error:  # noqa: BLE001 - nothing in here may stop a charging session
+            self._is_deaf = True
+            self.counts["deaf"] += 1
+            logger.warning("no longer listening %s", fields(charger=self.charger, why=repr(error)))
+
+    def _listen(self, data: bytes, *, from_charger: bool) -> None:
+        if not self._sides:
+            if from_charger:
+                raise ValueError("spoke before the handshake was over")
+            data = self._greeted(data)
+        if not self._sides:
+            return
+        for message in self._sides[from_charger].hear(data):
+            self.counts["messages"] += 1
+            try:
+                note = self._notes.take(message, from_charger=from_charger)
+            except (ValueError, RecursionError):
+                self.counts["not JSON"] += 1
+                continue
+            if note is not None:
+                self.keep(RawFrame(note, time.time()))
+                self.counts["noted"] += 1
+
+    def _greeted(self, data: bytes) -> bytes:
+        """Read the back office's answer to the handshake; return what follows it."""
+        self._answer += data
+        head, end, rest = self._answer.partition(b"\r\n\r\n")
+        if not end:
+            if len(self._answer) > _HEAD:
+                raise ValueError("no end of the handshake")
+            return b""
+        if b" 101 " not in head.partition(b"\r\n")[0]:
+            raise ValueError("the back office declined")
+        agreed = b" ".join(re.findall(rb"(?im)^sec-websocket-extensions:([^\r]*)", head))
+        is_deflated = b"permessage-deflate" in agreed
+        for from_charger, who in ((True, b"client"), (False, b"server")):
+            forgets = who + b"_no_context_takeover" in agreed
+            self._sides[from_charger] = MessageStream(is_deflated, forgets, self.counts)
+        return rest
+
+
+@dataclass(slots=True)
+class OcppProxy:
+    """Accepts chargers, and takes each to the back office.
+
+    Attributes:
+        office: Where they go.
+        spool: Where notes are kept.
+        counts: What was heard and passed over.
+    """
+
+    office: BackOffice
+    spool: SpoolWriter
+    counts: Counter[str] = field(default_factory=Counter)
+    _talking: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def serve(
+        self,
+        host: str,
+        port: int,
+        ready: Callable[[str], object],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Listen until cancelled.
+
+        Args:
+            host: To listen on.
+            port: Likewise; 0 takes a free one.
+            ready: Told the address.
+            tls: With a certificate of ours, for chargers that want one.
+
+        Raises:
+            OSError: The port is taken.
+        """
+        server = await asyncio.start_server(self._meet, host, port, limit=_HEAD, ssl=tls)
+        name = server.sockets[0].getsockname()
+        ready(f"{'wss' if tls else 'ws'}://{name[0]}:{name[1]}")
+        async with server:
+            await server.serve_forever()
+
+    async def _meet(self, charger: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        """Take one charger to the office."""
+        self.counts["conversations"] += 1
+        with contextlib.closing(back):
+            if len(self._talking) >= _CROWD:
+                self.counts["turned away"] += 1
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._talking.add(task)
+            task.add_done_callback(self._talking.discard)
+            try:
+                await self._introduce(charger, back)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                self.counts["broken off"] += 1
+
+    async def _introduce(self, charger: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_PATIENCE):
+            head = await charger.readuntil(b"\r\n\r\n")
+            request = self.office.request(head)
+            if request is None:
+                back.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+                await back.drain()
+                return
+            office, forth = await asyncio.open_connection(
+                self.office.host, self.office.port, ssl=self.office.tls
+            )
+        path = head.split(b" ", 2)[1].rstrip(b"/").rpartition(b"/")[2]
+        ear = ConversationListener(path.decode("ascii", "replace")[:64], self._keep, self.counts)
+        with contextlib.closing(forth):
+            forth.write(request)
+            await forth.drain()
+            there = _pump(charger, forth, lambda data: ear.hear(data, from_charger=True))
+            here = _pump(office, back, lambda data: ear.hear(data, from_charger=False))
+            await asyncio.gather(there, here)
+
+    def _keep(self, frame: RawFrame) -> None:
+        try:
+            self.spool.write(frame)
+        except OSError:  # no space: what was measured is worth less than charging
+            self.counts["not kept"] += 1
+            self.spool.close()
+
+
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Callable[[bytes], None]
+) -> None:
+    """Forward one direction to its end, then listen to what was forwarded."""
+    try:
+        while data := await reader.read(_AT_ONCE):
+            writer.write(data)
+            await writer.drain()
+            hear(data)
+    finally:
+        writer.close()  # a WebSocket has no half: when one side is gone, so is the other

@@ -1,0 +1,79 @@
+"""What a tap writes down of a charger's conversation: what was measured, never who charged.
+
+A charger and its back office exchange JSON arrays: ``[2, id, action, payload]`` asks, ``[3, id,
+payload]`` answers. Of the asks four speak of energy; of the answers one is needed, for it gives a
+transaction its number. Everything else is let go, and so is every token that names a driver.
+(OCPP-J 1.6 section 4; OCPP 2.0.1 part 4 section 4.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+_KEPT = frozenset({"StartTransaction", "StopTransaction", "MeterValues", "TransactionEvent"})
+_NAMING = frozenset({"idTag", "idToken", "parentIdTag", "groupIdToken", "idTokenInfo", "idTagInfo"})
+_ASKED = 64  # questions without an answer that are remembered
+_DEEP = 12  # levels of a message; a schema of OCPP has at most seven
+
+
+@dataclass(slots=True)
+class ConversationLog:
+    """One charger's conversation.
+
+    Attributes:
+        charger: Its name: the last part of its path.
+
+    Example:
+        >>> notes = ConversationLog("CP1")
+        >>> ask = '[2, "7", "StartTransaction", {"idTag": "ANNA", "meterStart": 5}]'
+        >>> notes.take(ask, from_charger=True)
+        b'["CP1", "StartTransaction", "7", {"meterStart": 5}]'
+        >>> notes.take('[3, "7", {"transactionId": 9, "idTagInfo": {}}]', from_charger=False)
+        b'["CP1", "Started", "7", {"transactionId": 9}]'
+        >>> notes.take('[2, "8", "Heartbeat", {}]', from_charger=True) is None
+        True
+    """
+
+    charger: str
+    _asked: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def take(self, message: str, *, from_charger: bool) -> bytes | None:
+        """Return what is written down of a message, or None.
+
+        Raises:
+            ValueError: Or ``RecursionError``: it is no JSON.
+        """
+        match json.loads(message):
+            case [2, str(number), str(action), dict(payload)] if from_charger and action in _KEPT:
+                if action == "StartTransaction":
+                    self._asked[number] = None
+                    if len(self._asked) > _ASKED:
+                        self._asked.popitem(last=False)
+                return self._line(action, number, payload)
+            case [3, str(number), dict(payload)] if not from_charger and number in self._asked:
+                del self._asked[number]
+                return self._line("Started", number, payload)
+            case _:
+                return None
+
+    def _line(self, action: str, number: str, payload: dict[str, Any]) -> bytes:
+        return json.dumps([self.charger, action, number, _unnamed(payload)]).encode()
+
+
+def _unnamed(value: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any tree of JSON
+    """Copy a message without whatever names a driver.
+
+    >>> _unnamed({"a": [{"idToken": {"idToken": "X"}, "b": 1}]})
+    {'a': [{'b': 1}]}
+    """
+    if depth > _DEEP:
+        return None
+    if isinstance(value, dict):
+        kept = {key: row for key, row in value.items() if key not in _NAMING}
+        return {key: _unnamed(row, depth + 1) for key, row in kept.items()}
+    if isinstance(value, list):
+        return [_unnamed(row, depth + 1) for row in value]
+    return value

@@ -1,0 +1,1 @@
+"""The device's durable store: one SQLite file, one transaction per save."""

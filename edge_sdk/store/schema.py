@@ -1,0 +1,300 @@
+"""The file that a device's store is: held by one process, ours, and of the newest schema."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edge_sdk.app.permissions import (
+    PermissionsError,
+    make_private_file,
+    make_private_folder,
+    tighten,
+)
+from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
+from edge_sdk.privacy.event import BOUNDLESS, PrivacyCharge
+from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP, RELEASES_LIMIT, TIME_LIMIT
+
+FILE = "device.db"
+APPLICATION = 0x47464544  # "GFED"
+SCHEMA = 2
+
+_TABLES = """
+CREATE TABLE numbers (one INTEGER PRIMARY KEY CHECK (one = 1),
+    life INTEGER NOT NULL, seq INTEGER NOT NULL, spent INTEGER NOT NULL, lost INTEGER NOT NULL);
+CREATE TABLE outbox (life INTEGER NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL,
+    body BLOB NOT NULL, proof BLOB NOT NULL, run INTEGER NOT NULL, round INTEGER NOT NULL,
+    base INTEGER NOT NULL, spec BLOB NOT NULL, spent INTEGER NOT NULL, attempts INTEGER NOT NULL,
+    PRIMARY KEY (life, seq));
+CREATE TABLE learned (one INTEGER PRIMARY KEY CHECK (one = 1),
+    run INTEGER NOT NULL, round INTEGER NOT NULL, version INTEGER NOT NULL, spec BLOB NOT NULL,
+    leaves BLOB NOT NULL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE papers (name TEXT PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE readings (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
+    flags INTEGER NOT NULL, PRIMARY KEY (stream, slot)) WITHOUT ROWID;
+"""
+
+_PRIVACY = """
+CREATE TABLE ledger (line INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL,
+    unit TEXT NOT NULL, point TEXT NOT NULL, mechanism TEXT NOT NULL, multiplier REAL NOT NULL,
+    rate REAL NOT NULL, count INTEGER NOT NULL, releases INTEGER NOT NULL);
+CREATE TRIGGER ledger_is_not_rewritten BEFORE UPDATE ON ledger
+    BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END;
+CREATE TRIGGER ledger_is_not_shortened BEFORE DELETE ON ledger
+    BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END;
+CREATE TABLE noised (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
+    PRIMARY KEY (stream, slot)) WITHOUT ROWID;
+"""
+"""Since schema 2: what was charged, and readings as they were perturbed once and for all."""
+
+SET_ASIDE = "unusable rows"
+"""The paper that lists what was on disk and could not be used."""
+
+_DAYS = TIME_LIMIT // 86_400_000
+_DRAWS = RELEASES_LIMIT * 65_536  # draws of noise in so many releases
+
+FACTS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
+    {
+        "floor": (0, TIME_LIMIT, 0),
+        "floor before": (0, TIME_LIMIT, 0),
+        "serial": (0, LARGEST, 0),
+        "conn": (0, 2**32 - 1, 0),
+        "command": (0, LARGEST, LARGEST),  # the next welcome lowers it
+        "releases allowed": (0, RELEASES_LIMIT, 0),  # too large a one is cut to the largest
+        "noised since": (0, TIME_LIMIT // 1000, TIME_LIMIT // 1000),  # as above: the clock's time
+        "day": (0, _DAYS, 0),
+        "flash day": (0, _DAYS, 0),
+        "wake day": (0, _DAYS, 0),
+    }
+)
+"""Lowest and highest value of a fact, and what stands for one that is neither."""
+
+ANY_FACT = (0, LARGEST, 0)
+
+
+def usable_fact(name: str, value: object) -> int | None:
+    """Return a fact's value, or None if it is out of its bounds.
+
+    >>> usable_fact("floor", 1_700_000_000_000), usable_fact("floor", 2**63 - 1)
+    (1700000000000, None)
+    """
+    low, high, _ = FACTS.get(name, ANY_FACT)
+    return value if isinstance(value, int) and low <= value <= high else None
+
+
+def instead_of(name: str, value: object, now: int) -> int:
+    """Return what stands for a fact that is out of its bounds.
+
+    Args:
+        name: Of the fact.
+        value: What is on disk.
+        now: Unix seconds of this machine's clock.
+
+    Example:
+        An operator's limit that is too large limits as much as a count can, and so grants no more
+        than was said; one below zero grants nothing.
+
+        >>> instead_of("releases allowed", 2**62, 0), instead_of("releases allowed", -7, 0)
+        (2147483647, 0)
+    """
+    low, high, instead = FACTS.get(name, ANY_FACT)
+    if name == "releases allowed" and isinstance(value, (int, float)) and value > high:
+        return high
+    return max(low, min(high, now)) if name == "noised since" else instead
+
+
+def usable_numbers(
+    life: object, seq: object, spent: object, *, told: int
+) -> tuple[tuple[int, int, int], dict[str, object]]:
+    """Return life, seq and spent as they can be used, and those that could not be.
+
+    A life that is out of its bounds begins at 0: the aggregator then says above which to propose. A
+    count of releases that is, is taken from the ledger, where each release of this device's own is
+    written; the aggregator's welcome adds what it knows beyond.
+
+    Example:
+        >>> usable_numbers(3, 2, 20, told=20)
+        ((3, 2, 20), {})
+        >>> usable_numbers(2**63 - 1, 2, 2**63 - 1, told=20)[0]
+        (0, 0, 20)
+    """
+    wrong: dict[str, object] = {}
+    if not (_is_within(life, LARGEST - LIFE_LEAP) and _is_within(seq, LARGEST - LIFE_LEAP)):
+        wrong |= {"life": life, "seq": seq}
+        life = seq = 0
+    if not _is_within(spent, RELEASES_LIMIT):
+        wrong["spent"] = spent
+        spent = min(told, RELEASES_LIMIT)
+    return (life, seq, spent), wrong  # type: ignore[return-value]
+
+
+def _is_within(value: object, highest: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= highest
+
+
+def usable_charge(row: tuple[Any, ...]) -> PrivacyCharge | None:
+    """Return a line of the ledger, or None if it holds a number that no release has.
+
+    >>> usable_charge((0, "device", "none", "none", 0.0, 1.0, 2**63 - 1, 1)) is None
+    True
+    """
+    charge = PrivacyCharge(*row)
+    is_sound = (
+        _is_within(charge.count, _DRAWS)
+        and _is_within(charge.releases, RELEASES_LIMIT)
+        and isinstance(charge.multiplier, float)
+        and charge.multiplier >= 0.0
+    )
+    return charge if is_sound else None
+
+
+def charges(db: sqlite3.Connection, ignored: int) -> Iterator[PrivacyCharge]:
+    """Read the ledger; for a line that cannot be used stands one that nothing bounds.
+
+    Nobody knows what such a line stood for. So it exhausts every budget, rather than grant one,
+    until a new key begins: then lines up to ``ignored`` are left out.
+    """
+    for number, *row in db.execute(f"SELECT line, {CHARGE} FROM ledger ORDER BY line"):  # noqa: S608 - a constant
+        charge = usable_charge(tuple(row))
+        if charge is not None:
+            yield charge
+        elif number > ignored:
+            yield BOUNDLESS
+
+
+def unusable_lines(db: sqlite3.Connection) -> list[int]:
+    """Return the numbers of the ledger's lines that cannot be used."""
+    rows = db.execute(f"SELECT line, {CHARGE} FROM ledger ORDER BY line")  # noqa: S608 - a constant
+    return [number for number, *row in rows if usable_charge(tuple(row)) is None]
+
+
+CHARGE = "time, unit, point, mechanism, multiplier, rate, count, releases"
+"""The columns of the ledger, as ``PrivacyCharge`` has them."""
+
+
+def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, int | None]:
+    """Open the file in a folder, and make both if they are missing.
+
+    Returns:
+        The connection, the file's path, and the lock that guards it; None where it is only read.
+
+    Raises:
+        StoreBusy: Another process runs on this folder.
+        StoreNewer: A newer version of this software wrote the file.
+        StoreError: It cannot be opened, or is not ours.
+        PermissionsError: Other users may read it, and that cannot be changed.
+    """
+    path = folder / FILE
+    lock = None
+    if read_only and not path.exists():
+        raise StoreError(
+            f"{folder}: no state of a device yet", hint="start it: gridfed-edge run CONFIG"
+        )
+    try:
+        if read_only:
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+        else:
+            make_private_folder(folder)
+            lock = _hold(folder)
+            _keep_private(path)
+            db = sqlite3.connect(path, isolation_level=None)
+        _prepare(db, path, read_only=read_only)
+    except sqlite3.Error as error:
+        let_go(lock)
+        raise StoreError(
+            f"{path}: {error}", hint="is there a state of this device, and may we read it?"
+        ) from error
+    except OSError as error:
+        let_go(lock)
+        raise StoreError(f"{folder}: {error.strerror or error}") from error
+    except (StoreError, PermissionsError):
+        let_go(lock)
+        raise
+    return db, path, lock
+
+
+def write_charges(db: sqlite3.Connection, charges: Iterable[PrivacyCharge]) -> None:
+    """Add lines to the ledger."""
+    rows = [astuple(charge) for charge in charges]
+    places = ", ".join("?" * len(CHARGE.split(",")))
+    db.executemany(f"INSERT INTO ledger ({CHARGE}) VALUES ({places})", rows)  # noqa: S608 - constants
+
+
+def before_the_ledger(spent: int) -> list[PrivacyCharge]:
+    """Return the line for what left before there was a ledger: nothing bounds what it told."""
+    if not spent:
+        return []
+    return [PrivacyCharge(0, "device", "none", "none", 0.0, count=spent, releases=spent)]
+
+
+def _hold(folder: Path) -> int:
+    """Take the folder's lock; it goes with the process, however that ends."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise StoreBusy(
+            f"{folder} is in use by another process",
+            hint="two processes must not share one device's state; stop the other one",
+        ) from error
+    return lock
+
+
+def _keep_private(path: Path) -> None:
+    """Make the file for its owner only; SQLite gives its log and its index the same mode."""
+    make_private_file(path)
+    for beside in (*path.parent.glob(f"{FILE}?*"), path.parent / "lock"):
+        tighten(beside)
+
+
+def let_go(lock: int | None) -> None:
+    """Let others have the folder."""
+    if lock is not None:
+        os.close(lock)
+
+
+def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    """Check that the file is ours and of a known schema; make the tables in a new one."""
+    db.execute("PRAGMA busy_timeout = 5000")
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    schema = db.execute("PRAGMA user_version").fetchone()[0]
+    is_new = application == 0 and schema == 0 and not read_only
+    if is_new and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.executescript(
+            f"BEGIN IMMEDIATE; {_TABLES} {_PRIVACY} PRAGMA application_id = {APPLICATION};"
+            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
+        )
+        return
+    if application != APPLICATION:
+        raise StoreError(f"{path} is not a device's state", hint="check 'state' in the config")
+    if schema > SCHEMA:
+        raise StoreNewer(
+            f"{path} was written by a newer version (schema {schema}, this one knows {SCHEMA})",
+            hint="install that version again, or restore a backup from before the upgrade",
+        )
+    db.execute("PRAGMA synchronous = FULL")
+    if schema < SCHEMA and not read_only:
+        _migrate(db, path, schema)
+
+
+def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:
+    """Bring an older file to this schema in one transaction; a copy of it is kept beside."""
+    copy = path.with_name(f"{FILE}.schema-{schema}")
+    copy.unlink(missing_ok=True)
+    make_private_file(copy)
+    db.execute("VACUUM INTO ?", (str(copy),))
+    db.executescript(f"BEGIN IMMEDIATE; {_PRIVACY}")
+    spent = db.execute("SELECT spent FROM numbers").fetchone()
+    write_charges(db, before_the_ledger(spent[0] if spent else 0))
+    db.execute(f"PRAGMA user_version = {SCHEMA}")
+    db.execute("COMMIT")

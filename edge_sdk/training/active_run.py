@@ -1,0 +1,227 @@
+"""The bundle at work on a device's readings, what it learned, and how another takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.config import Config
+from edge_sdk.errors import EdgeError
+from edge_sdk.forecasting.series import Series
+from edge_sdk.methods import Factory
+from edge_sdk.methods.local_sgd import LocalState
+from edge_sdk.session.announcements import ManifestExpectation
+from edge_sdk.session.session import Session
+from edge_sdk.session.task_inbox import FoundBundle
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.bootstrap import recall, set_up, take_over
+from edge_sdk.training.model_runtime import ModelRuntime, RunnableBundle
+from edge_sdk.training.privacy_accountant import PrivacyAccountant
+from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.protocol import messages as m
+
+logger = logging.getLogger(__name__)
+
+
+RETURNED = "models returned"
+"""Counter of candidates that were given up for the last good parameters."""
+RETURNS = "returns"
+"""The fact under which a store keeps that count over restarts."""
+
+
+class GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened
+    """The training at hand is of no use any more."""
+
+
+class Work:
+    """What a device learns with now. Session and account are told whenever that changes.
+
+    Attributes:
+        learner: The bundle at work on the readings, in the role that the run gives it.
+        spending: The account of what was told, under that role's mechanism.
+        state: What the run's half has learned.
+        alone: What was learned alone since, on a copy; None if nothing was.
+    """
+
+    learner: ModelRuntime
+
+    def __init__(
+        self,
+        bundle: RunnableBundle,
+        config: Config,
+        methods: Mapping[str, Factory],
+        *,
+        store: DeviceStore,
+        session: Session,
+        clock: Clock,
+        turn: Callable[[], None],
+    ) -> None:
+        """Put a bundle to work as the run announced last asks for, and recall what was learned.
+
+        Args:
+            bundle: Verified.
+            config: What the device is told.
+            methods: The device halves by name.
+            store: The device's.
+            session: The device's.
+            clock: Where time is read from.
+            turn: Called between two minibatches; may raise ``GivenUp``.
+
+        Raises:
+            EdgeError: It cannot be used here.
+        """
+        self._config, self._methods, self._turn = config, methods, turn
+        self._store, self._session, self._clock = store, session, clock
+        self.spending = PrivacyAccountant(store, session, clock)
+        self.state: Any = None
+        self.alone: LocalState | None = None
+        self._is_judged, self._returns_before = False, store.fact(RETURNS)
+        self._put(bundle, session.announced)
+        self.recall()
+
+    @property
+    def latest(self) -> Any:  # noqa: ANN401 - the half's own type, or what was learned alone
+        """What to forecast with."""
+        return self.state if self.alone is None else self.alone
+
+    def stand(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
+        """Take over what a round of the fleet made of the state: what was learned alone is old."""
+        self.state, self.alone = state, None
+
+    # --- the last good parameters -----------------------------------------------------------------
+
+    def fault_of(self, candidate: Any, present: Any = None) -> str:  # noqa: ANN401 - as above
+        """Return why a candidate must not replace the state in use, and count it; empty if it may.
+
+        Args:
+            candidate: What training, mixing or a common model led to.
+            present: What it would replace, and the count is saved at once; None for the half's
+                state, with which the caller saves ``returns``.
+        """
+        found = self.learner.fault_of(candidate, self.state if present is None else present)
+        if not found:
+            self._is_judged = self.learner.is_measurable()
+            return ""
+        self._count_return(found)
+        if present is not None:
+            self._store.set_facts(**self.returns)
+        return found
+
+    def last_good(self) -> Any:  # noqa: ANN401 - the half's own type
+        """Return the state in use as it was saved: without the turns of an open round."""
+        return type(self.state).from_arrays(self.state.arrays())
+
+    @property
+    def returns(self) -> dict[str, int]:
+        """How often a candidate was given up for the last good parameters, to be saved."""
+        return {RETURNS: self._session.counts[RETURNED] + self._returns_before}
+
+    def judge_present(self) -> None:
+        """Judge a state that was taken over while there were no windows to judge it by.
+
+        One that is at fault makes room for the bundle's first vector, with personal layers anew.
+        """
+        if self._is_judged or not self.learner.is_measurable():
+            return
+        self._is_judged = True
+        first = self.learner.first_state()
+        if found := self.learner.fault_of(self.state, first):
+            self._count_return(found)
+            self._store.set_facts(**self.returns)
+            self.stand(first)
+
+    def _count_return(self, why: str) -> None:
+        self._session.counts[RETURNED] += 1
+        logger.warning("returned to the last good parameters %s", fields(why=why))
+
+    # --- what the run makes of it -----------------------------------------------------------------
+
+    @property
+    def contract(self) -> Contract:
+        """What the run's method asks of devices."""
+        return CONTRACTS[self.learner.role.method]
+
+    @property
+    def ask(self) -> Ask:
+        """What is answered with an update."""
+        return answered(self.contract)[1]
+
+    @property
+    def shares(self) -> bool:
+        """Whether answers go to the fleet: none does where nothing is shared."""
+        return self.learner.spec.shared_size > 0
+
+    @property
+    def is_common(self) -> bool:
+        """Whether everybody is asked at once: then a newer round makes an older one useless."""
+        return not self.ask.personal
+
+    # --- bundles and runs -------------------------------------------------------------------------
+
+    def follow(self, found: FoundBundle) -> bool:
+        """Put an announced run into force; install its bundle first if it is another one.
+
+        Returns:
+            Whether it is in force: a bundle that cannot run here leaves everything as it was.
+        """
+        self._session.bundle, layout = None, self.learner.spec.whole_digest
+        try:
+            bundle = take_over(self._config, found, self.learner.bundle)
+            self._put(bundle, found.announced, self.learner.series)
+        except (EdgeError, Refused) as error:
+            self._session.counts["bundles refused"] += 1
+            logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
+            return False
+        self._session.adopt(found)
+        self.recall()
+        if self.learner.spec.whole_digest != layout:
+            self.alone = None  # it fits the old one only
+        said = found.announced
+        told = {"run": said.run, "bundle": said.name, "method": said.method}
+        logger.info("run in force %s", fields(**told))
+        return True
+
+    def recall(self) -> None:
+        """Take over what was learned before, if it was learned for this layout."""
+        self.state, learned = recall(self.learner, self._store)
+        self._is_judged = False
+        if learned is not None and learned.run == self._session.seen.run:
+            turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
+            self._session.learned(turn, learned.version)
+
+    def begin_anew(self) -> None:
+        """Forget what was learned alone since a store was lost: its noise is not told under."""
+        self._session.lost = False
+        self.learner.forget()
+        self.alone = None
+        self.recall()
+
+    def _put(
+        self,
+        bundle: RunnableBundle,
+        announced: m.BundleMessage | None,
+        series: Series | None = None,
+    ) -> None:
+        """Put a bundle to work as the announced run, or the bundle alone, asks for."""
+        learner = set_up(
+            self._config,
+            self._store,
+            bundle,
+            announced,
+            self._methods,
+            present=series,
+            clock=self._clock.wall,
+        )
+        learner.turn = self._turn
+        self.learner = learner
+        self.spending.begin(learner.mechanism)
+        self._session.at_work, self._session.holds = None, bundle.digest
+        spec, most = learner.spec, self._config.accept.max_steps
+        signed = learner.manifest.training.limits
+        self._session.wanted = ManifestExpectation(
+            spec.digest, spec.shared_size, self.contract, most, signed
+        )

@@ -1,0 +1,354 @@
+"""What must be right before a device can start: its keys, its bundle, its link."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.settings import seconds
+from edge_sdk.bundle import Bundle as OpenBundle
+from edge_sdk.bundle import TrustedKeys, install, load_installed
+from edge_sdk.config import Config, KeysSection
+from edge_sdk.errors import ConfigError, EdgeError
+from edge_sdk.forecasting.intervals import SavedCalibration
+from edge_sdk.forecasting.series import Series
+from edge_sdk.forecasting.windows import Scale
+from edge_sdk.methods import Factory
+from edge_sdk.methods.topology import PeerSettings, of_section, of_task
+from edge_sdk.privacy.factory import mechanism_of
+from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.session.announcements import KeyRing
+from edge_sdk.session.signed_link import Will
+from edge_sdk.session.task_inbox import FoundBundle, filed
+from edge_sdk.store.store import DeviceStore, LearnedState
+from edge_sdk.training.model_runtime import ModelRuntime, RunnableBundle, RunRole, series_for
+from edge_sdk.training.retention import history_of
+from edge_sdk.wire.contract.manifest import Manifest
+from edge_sdk.wire.contract.method import CONTRACTS, Up, answered
+from edge_sdk.wire.errors import LinkError, WireError
+from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
+from edge_sdk.wire.link.broker_options import Broker
+from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
+from edge_sdk.wire.schema import SchemaError
+
+INSTALLED = "bundle"
+"""Folder below the device's state in which bundles from the fleet are installed."""
+
+NEIGHBOURS = "neighbours"
+"""Name of the paper that says who a device's neighbours are, as its aggregator said last."""
+
+
+def load_signer(path: Path) -> SigningKey:
+    """Read the device's own key; one that others on the machine can read is refused.
+
+    Raises:
+        ConfigError: No such key, or open to others.
+    """
+    try:
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ConfigError(
+                f"{path}: the device key can be read by others", hint=f"chmod 600 {path}"
+            )
+        return load_signing_key(path)
+    except KeyFileError as error:
+        raise ConfigError(str(error), hint="make one with `gridfed-edge enrol CONFIG`") from error
+
+
+def load_ring(keys: KeysSection) -> KeyRing:
+    """Read the keys whose signature counts.
+
+    Raises:
+        ConfigError: A file that is missing or holds no public key.
+    """
+    try:
+        pinned = None if keys.aggregator is None else read_public(keys.aggregator)
+        return KeyRing(read_public(keys.root), pinned)
+    except KeyFileError as error:
+        raise ConfigError(str(error), hint="the operator hands out root.pub") from error
+
+
+def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBundle:
+    """Open the bundle that the fleet announced last and we installed, else the configured one.
+
+    Raises:
+        EdgeError: It is missing, damaged, or signed by nobody we trust.
+    """
+    trust, folder = _trust(config), config.state / INSTALLED
+    if announced is not None and (folder / announced.digest.hex()).is_dir():
+        return load_installed(folder, announced.digest, trust=trust)
+    return OpenBundle.open(config.bundle, trust=trust)
+
+
+def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> RunnableBundle:
+    """Return the bundle of an announcement: the present one, or the archive, installed.
+
+    Raises:
+        EdgeError: The archive is not what was announced, or cannot run here.
+    """
+    if found.archive is None:
+        return present
+    return install(
+        found.archive,
+        config.state / INSTALLED,
+        trust=_trust(config),
+        digest=found.announced.digest,
+    )
+
+
+def _trust(config: Config) -> TrustedKeys:
+    return TrustedKeys((load_ring(config.keys).root,))
+
+
+def set_up(
+    config: Config,
+    store: DeviceStore,
+    bundle: RunnableBundle,
+    announced: m.BundleMessage | None,
+    methods: Mapping[str, Factory],
+    *,
+    present: Series | None = None,
+    clock: Callable[[], int] = lambda: 0,
+) -> ModelRuntime:
+    """Make the learner that the announced run, or the bundle alone, asks for.
+
+    A ``present`` series goes on if it is on the bundle's grid; else the store's is read.
+
+    Raises:
+        EdgeError: The announcement does not fit the bundle, names an unknown method, or one that
+            this device's privacy does not fit.
+    """
+    method = announced.method if announced else config.accept.methods[0]
+    shared = announced.shared if announced else bundle.manifest.shared
+    if method not in methods or method not in CONTRACTS:
+        raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+    check_site(config, bundle.manifest)
+    check_limits(config, bundle.manifest)
+    series = series_for(bundle.manifest, history_of(config, bundle.manifest).slots)
+    if present is not None and (present.step, present.streams) == (series.step, series.streams):
+        series = present
+    else:
+        series.load(store.readings())
+    role = RunRole(announced.run if announced else 0, method, tuple(shared))
+    mechanism = protect(config, store, bundle.manifest, role, clock)
+    learner = ModelRuntime(config, bundle, role, methods[method], series, mechanism)
+    if announced is not None and learner.spec.digest != announced.spec:
+        raise EdgeError(
+            f"run {announced.run} announces another layout than bundle {bundle.manifest.name}",
+            hint="the aggregator must announce a bundle that this device has",
+        )
+    return learner
+
+
+def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoisePlan:
+    """Return how this device hides its readings, where ``method`` answers ``shared`` scalars.
+
+    Raises:
+        ConfigError: It cannot, with the key at fault.
+    """
+    facts = DeviceFacts(manifest, config.learn.keep, config.accept.max_steps, shared)
+    made = plan_of(config.privacy, facts)
+    refuse_method(made, method, CONTRACTS[method])
+    return made
+
+
+def protect(
+    config: Config, store: DeviceStore, manifest: Manifest, role: RunRole, clock: Callable[[], int]
+) -> Mechanism:
+    """Make the mechanism that the configuration asks for, attached to this role.
+
+    Raises:
+        ConfigError: As ``plan``.
+    """
+    shared = manifest.spec(role.shared).shared_size
+    made = plan(config, manifest, role.method, shared)
+    reports = [number for ask in CONTRACTS[role.method].values() for number in ask.report]
+    measured = frozenset({"n", *(number.name for number in reports if number.measured)})
+    return mechanism_of(made, store, clock, measured=measured)
+
+
+def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
+    """Add up what was told so far, against the budget."""
+    told = store.fact("releases allowed", -1)
+    most = plan.most(told if told >= 0 else None)
+    return PrivacyAccount.of(
+        store.ledger(), plan.limit, outside=plan.section.budget.outside, most=most
+    )
+
+
+def check_site(config: Config, manifest: Manifest) -> None:
+    """Refuse to start without the constants of the place that a bundle reads.
+
+    Raises:
+        ConfigError: Naming what is missing, with its unit.
+    """
+    statics = {f.name: f.unit for f in manifest.features if f.kind == "static"}
+    missing = [f"{name} ({unit})" for name, unit in statics.items() if name not in config.site]
+    if missing:
+        raise ConfigError(
+            f"[site] lacks what bundle {manifest.name} reads: {', '.join(missing)}",
+            hint="add it to [site], as a number in that unit",
+        )
+
+
+def check_limits(config: Config, manifest: Manifest) -> None:
+    """Refuse rates of our own that are beyond those the bundle was signed for.
+
+    Raises:
+        ConfigError: Naming the key, its value and the limit.
+    """
+    limits = manifest.training.limits
+    for key, name, value in (
+        ("pace.alone_rate", "rate", config.pace.alone_rate),
+        ("pace.alone_steps", "steps", config.pace.alone_steps),
+        ("neighbours.rate", "rate", config.neighbours.rate if config.neighbours.keys else None),
+    ):
+        if value is not None and value > limits[name]:
+            raise ConfigError(
+                f"{key}: {value:g} is above {limits[name]:g}, training.max_{name} of bundle "
+                f"{manifest.name}",
+                hint="lower it, or sign a bundle with a higher limit",
+            )
+
+
+def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSettings | None:
+    """Return who the neighbours are: as the run's aggregator said last, or as configured.
+
+    Raises:
+        ConfigError: A neighbourhood that cannot work, with the key at fault.
+    """
+    if answered(CONTRACTS[method])[1].up is not Up.PEERS:
+        return None
+    said = filed(store, m.TaskMessage, NEIGHBOURS)
+    if said is not None and said.run == run:
+        return of_task(said)
+    if not config.neighbours.keys:
+        return None
+    try:
+        return of_section(config.neighbours, method)
+    except SchemaError as misfit:
+        raise ConfigError(str(misfit)) from misfit
+
+
+def check_neighbours(config: Config) -> int:
+    """Return how many neighbours are configured; refuse some that would never be heard.
+
+    Raises:
+        ConfigError: A neighbourhood that cannot work, with the key at fault.
+    """
+    method = config.accept.methods[0]
+    if config.neighbours.keys and answered(CONTRACTS[method])[1].up is not Up.PEERS:
+        raise ConfigError(
+            f"neighbours.keys: {method!r}, the first of accept.methods, has no neighbours",
+            hint='methods = ["dfl_sgd"] in [accept], or dfl_gt',
+        )
+    try:
+        return len(of_section(config.neighbours, method).keys)
+    except SchemaError as misfit:
+        raise ConfigError(str(misfit)) from misfit
+
+
+def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState | None]:
+    """Return the half's state as it was saved, or a first one if nothing fits this layout.
+
+    Of another run, perhaps by another method, only the weights are taken over: what else a half
+    remembers belongs to the run in which it was learned.
+    """
+    learner.kept = recall_intervals(learner, store)
+    state, learned = learner.first_state(), store.learned()
+    if learned is None or learned.spec != learner.spec.whole_digest:
+        return state, None
+    if learned.leaves.get("noise", "none") != learner.mechanism.origin:
+        return state, None  # learned from other readings than are allowed now
+    if learned.leaves["scale"]:
+        learner.scale = Scale(*learned.leaves["scale"])
+    if learned.run != learner.role.run:
+        return learner.half.init(learned.leaves["half"]["p"]), learned
+    return type(state).from_arrays(learned.leaves["half"]), learned
+
+
+CALIBRATION = "calibration"
+"""The paper on which a store keeps what the intervals' calibration remembers."""
+
+
+def recall_intervals(learner: ModelRuntime, store: DeviceStore) -> SavedCalibration | None:
+    """Return the calibration as it was kept, or None: it is soon made again from the readings."""
+    paper = store.paper(CALIBRATION)
+    if paper is None:
+        return None
+    try:
+        kept = SavedCalibration.from_arrays(unpack_leaves(paper))
+    except (WireError, KeyError):
+        return None
+    return kept if kept.bundle == learner.manifest.digest else None
+
+
+def keep_intervals(kept: SavedCalibration, store: DeviceStore) -> None:
+    """Keep a calibration: a page of flash, at most once for every row of the series.
+
+    Raises:
+        StoreFull: No space; the old one stays.
+    """
+    store.file_paper(CALIBRATION, pack_leaves(kept.arrays()))
+
+
+def broker_of(
+    config: Config,
+    will: Callable[[], Will] | None = None,
+    judged_at: Callable[[], float | None] | None = None,
+    judged_else: Callable[[], float | None] | None = None,
+) -> Broker:
+    """Describe the configured broker.
+
+    Raises:
+        ConfigError: Settings that cannot work together.
+    """
+    section = config.broker
+    try:
+        return Broker(
+            url=section.url,
+            client_id=config.id,
+            ca_file=section.ca_file,
+            cert_file=section.cert_file,
+            key_file=section.key_file,
+            protocol=section.protocol,
+            keepalive=section.keepalive,
+            reconnect_max=seconds(section.reconnect_max),
+            will=will,
+            insecure=section.insecure,
+            judged_at=judged_at,
+            judged_else=judged_else,
+        )
+    except LinkError as error:
+        raise ConfigError(f"broker: {error}") from error
+
+
+def connect(
+    config: Config,
+    will: Callable[[], Will],
+    judged_at: Callable[[], float | None] | None = None,
+    judged_else: Callable[[], float | None] | None = None,
+    *,
+    is_trial: bool = False,
+) -> Transport:
+    """Make the configured link; a trial says no last words and shares nobody's session.
+
+    Raises:
+        ConfigError: Settings that cannot work together.
+    """
+    from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
+
+    broker = broker_of(config, None if is_trial else will, judged_at, judged_else)
+    if is_trial:
+        broker = replace(broker, session_expiry=0)
+    try:
+        return MqttLink(broker)
+    except LinkError as error:
+        raise ConfigError(f"broker: {error}") from error

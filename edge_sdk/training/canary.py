@@ -1,0 +1,123 @@
+"""Judge parameters by what they forecast of this device's own newest windows (the canary).
+
+A model can be ruined by numbers that are all legal: a learning rate too high for this device's
+readings, or a common model that someone else ruined. It is finite, and still no forecast. So a
+candidate is compared with the parameters in use on the same windows before it replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edge_sdk.forecasting.calendar_features import Floats
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.methods.training_context import Graph
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+WINDOWS: Final = 16
+"""How many of the newest complete windows are forecast."""
+WIDENED: Final = 5.0
+"""Widths of the readings' range by which a forecast may lie beyond either end of it."""
+WORSE: Final = 10.0
+"""How often the error of the parameters in use a candidate's error may be, once it exceeds the
+range's width."""
+_FLAT: Final = 1e-6  # spread over windows, in widths, below which forecasts are all the same
+_ALIVE: Final = 1e-3  # spread that forecasts of the parameters in use have, to compare with
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What parameters forecast of the canary windows; lengths are in widths of the readings' range.
+
+    Attributes:
+        windows: How many were forecast; 0 if there are none, and nothing is known.
+        finite: Whether parameters and forecasts are finite.
+        beyond: How far the forecasts leave the readings' range; 0 within it.
+        error: Mean absolute error; infinite where a forecast is not finite.
+        spread: How much the forecasts differ from window to window.
+        is_change: Whether the model forecasts a change, so that a constant one repeats the reading.
+    """
+
+    windows: int
+    finite: bool = True
+    beyond: float = 0.0
+    error: float = 0.0
+    spread: float = 1.0
+    is_change: bool = False
+
+
+UNMEASURED: Final = Measured(0)
+
+
+def measure(graph: Graph, p: Vector, frame: ChannelFrame) -> Measured:
+    """Forecast the newest complete windows, as the graph tells it: nothing is cut at zero.
+
+    Args:
+        graph: The bundle's forecast graph: p, x to yhat.
+        p: The whole vector.
+        frame: Channels, targets and scale.
+    """
+    if not np.isfinite(p).all():
+        return Measured(1, finite=False, error=np.inf)
+    origins = frame.origins()[-WINDOWS:] if len(frame) else np.zeros(0, np.int64)
+    if not len(origins):
+        return UNMEASURED
+    yhat = np.asarray(graph(p=p, x=frame.inputs(origins))[0], np.float32)
+    told = yhat.reshape(len(origins), frame.window.horizon, -1)
+    if not np.isfinite(told).all():
+        return Measured(len(origins), finite=False, error=np.inf)
+    low, high = float(np.nanmin(frame.raw)), float(np.nanmax(frame.raw))
+    width = max(high - low, frame.scale.width)
+    values = np.stack([frame.restore(level, origins) for level in np.moveaxis(told, 2, 0)], 2)
+    beyond = max(low - float(values.min()), float(values.max()) - high, 0.0) / width
+    middle: Floats = values[:, :, values.shape[2] // 2]
+    error = float(np.abs(middle - frame.truth(origins)).mean()) / width
+    spread = float(np.ptp(told, axis=0).max()) * frame.scale.width / width
+    is_change = frame.target.form == "change"
+    return Measured(len(origins), True, beyond, error, spread, is_change)
+
+
+def fault(candidate: Measured, present: Measured) -> str:
+    """Return why a candidate must not replace the parameters in use; empty if it may.
+
+    A candidate that is at fault may all the same where the parameters in use are no better: else a
+    device whose first vector is far off could never learn.
+
+    Example:
+        >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, error=0.1))
+        "forecast 7.5 widths beyond the readings' range, at most 5 are accepted"
+        >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, beyond=9.0, error=9.0))
+        ''
+        >>> fault(Measured(16, error=0.4, spread=0.0), Measured(16, error=0.3))
+        'forecast is the same for every window'
+    """
+    if not candidate.finite:
+        return "parameters or forecast are not finite"
+    is_known = present.finite and present.windows > 0
+    if candidate.beyond > WIDENED:
+        is_no_worse = present.beyond > WIDENED and candidate.error <= present.error
+        return "" if is_known and is_no_worse else _too_far(candidate)
+    return _worse(candidate, present) if is_known and candidate.windows else ""
+
+
+def _too_far(candidate: Measured) -> str:
+    return (
+        f"forecast {candidate.beyond:.3g} widths beyond the readings' range, "
+        f"at most {WIDENED:g} are accepted"
+    )
+
+
+def _worse(candidate: Measured, present: Measured) -> str:
+    """Return what a candidate has lost that the parameters in use had."""
+    if candidate.error > max(1.0, WORSE * present.error):
+        return (
+            f"error {candidate.error:.3g} widths of the readings' range, "
+            f"{present.error:.3g} with the parameters in use"
+        )
+    is_flat = candidate.spread < _FLAT and candidate.error > present.error
+    if is_flat and not candidate.is_change and present.spread > _ALIVE:
+        return "forecast is the same for every window"
+    return ""

@@ -1,0 +1,142 @@
+"""What a device writes down by the clock, and what it can spare: flash wears out, batteries drain.
+
+Readings wait in memory until there are many, or a minute has passed. What was written and how long
+the device was awake is booked by the hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.errors import StoreFull
+from edge_sdk.forecasting.intervals import SavedCalibration
+from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.limits.daily_quota import DailyQuota
+from edge_sdk.limits.resource_governor import ResourceGovernor, peak_kib
+from edge_sdk.limits.resource_limits import LimitsSection
+from edge_sdk.session.session import Session
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.bootstrap import keep_intervals
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.retention import history_of, slots_needed
+
+logger = logging.getLogger(__name__)
+
+_READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed
+_BOOK_EVERY = 3600.0  # s until it is kept how much was written
+
+
+class FlushScheduler:
+    """Keeps a device's readings, and the device to its means."""
+
+    def __init__(
+        self, means: LimitsSection, store: DeviceStore, session: Session, clock: Clock
+    ) -> None:
+        """Go on where the process before this one ended."""
+        self._store, self._session, self._clock = store, session, clock
+        self._flushed = self._booked = session.now
+        flash = DailyQuota(store.fact("flash day"), store.fact("flash"))
+        wake = DailyQuota(store.fact("wake day"), store.fact("wake"))
+        self._thrift = ResourceGovernor(means, flash, wake, now=session.now)
+        self._kept: SavedCalibration | None = None
+        self._oldest: int | None = None  # slot of the oldest reading on flash; None: not looked
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def flush_in_time(self, learner: ModelRuntime) -> None:
+        """Flush when readings have waited long, though none may follow them for an hour."""
+        overdue = self._session.now - self._flushed > self._thrift.patience
+        waiting = learner.series.unsaved
+        if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
+            self.flush(learner)
+
+    def flush(self, learner: ModelRuntime) -> None:
+        """Write readings that only memory holds, and what the intervals were made of them."""
+        rows = learner.series.pending()
+        self._flushed = self._session.now
+        self._keep_intervals(learner)
+        if self._session.now - self._booked > _BOOK_EVERY:
+            self._booked = self._session.now
+            self.book()
+        if not rows:
+            return
+        before = self._due(learner, rows)
+        try:
+            self._store.add_readings(rows, before=before, step=learner.series.step)
+            self._oldest = before or self._oldest
+        except StoreFull:  # readings go first; what is owed stays
+            self._session.counts["readings not kept"] += len(rows)
+        learner.series.saved(rows)
+
+    def _due(self, learner: ModelRuntime, rows: Sequence[SeriesRow]) -> int | None:
+        """Return before which slot readings are dropped now: a day's at once; None for nothing.
+
+        Nothing goes while the newest slots hold less than the model needs: after a long silence,
+        or a clock that leapt, the old readings are all there is.
+        """
+        series, history = learner.series, history_of(learner.config, learner.manifest)
+        if self._oldest is None:
+            self._oldest = (self._store.span_readings() or (rows[0].slot,))[0]
+        self._oldest = min(self._oldest, *(row.slot for row in rows))
+        if series.oldest < self._oldest + history.batch:
+            return None
+        if series.observed() < slots_needed(learner.config, learner.manifest):
+            return None
+        return series.oldest
+
+    def remembered(self, name: str) -> bytes | None:
+        """Return what a source wrote down before a restart, or None."""
+        return self._store.paper(f"source {name}")
+
+    def remember(self, notes: Mapping[str, bytes]) -> None:
+        """Write what sources must know after a restart, by name; readings are flushed before."""
+        try:
+            for name, note in notes.items():
+                if note != self.remembered(name):
+                    self._store.file_paper(f"source {name}", note)
+        except StoreFull:
+            self._session.counts["notes not kept"] += 1
+
+    def book(self) -> None:
+        """Keep what was written today, and the most memory there ever was, for the report."""
+        self._thrift.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
+        flash, wake = self._thrift.flash, self._thrift.wake
+        told = {"flash day": flash.day, "flash": flash.used}
+        told |= {"wake day": wake.day, "wake": wake.used}
+        with contextlib.suppress(StoreFull):
+            self._store.set_facts(**told, peak=peak_kib())
+
+    def _keep_intervals(self, learner: ModelRuntime) -> None:
+        """Write the calibration if it moved; a lost one is made again from the readings."""
+        kept = learner.kept
+        if kept is None or kept is self._kept:
+            return
+        try:
+            keep_intervals(kept, self._store)
+        except StoreFull:
+            self._session.counts["calibrations not kept"] += 1
+        else:
+            self._kept = kept
+
+    # --- what can be spared -----------------------------------------------------------------------
+
+    def live(self, *, awake: bool) -> None:
+        """Book how the time since the last call was spent."""
+        self._thrift.live(self._session.now, self._session.time_for_days, awake=awake)
+
+    def held(self) -> str:
+        """Say why nothing is learned now, though it could be: what the device cannot spare."""
+        session, before = self._session, self._thrift.held
+        held = self._thrift.look(session.now, self._clock.wall() / 1000, session.time_for_days)
+        if held and held != before:
+            logger.info("learning waits %s", fields(why=held))
+        return held
+
+    @property
+    def why_held(self) -> str:
+        """What ``held`` said last."""
+        return self._thrift.held

@@ -1,0 +1,76 @@
+"""Rounds that a device sets itself: nothing is shared, or nobody was heard for long."""
+
+from __future__ import annotations
+
+from edge_sdk.app.settings import seconds
+from edge_sdk.config import Config
+from edge_sdk.methods.local_sgd import TRAIN
+from edge_sdk.session.session import Session
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training.active_run import GivenUp, Work
+from edge_sdk.training.flush_scheduler import FlushScheduler
+from edge_sdk.training.outbox_entry import OWN
+from edge_sdk.training.training_transaction import TrainingTransaction
+from edge_sdk.wire.contract.method import Task
+
+
+class LocalRounds:
+    """Learns between the fleet's rounds, every so often."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: DeviceStore,
+        session: Session,
+        work: Work,
+        answering: TrainingTransaction,
+        upkeep: FlushScheduler,
+    ) -> None:
+        """Wait from now on."""
+        self._config, self._store, self._session = config, store, session
+        self._work, self._answering, self._upkeep = work, answering, upkeep
+        self._last = session.now
+
+    def is_time(self, *, among_neighbours: bool) -> bool:
+        """Whether to set oneself a round; never where neighbours may still be told something."""
+        session, work, now = self._session, self._work, self._session.now
+        is_free = not session.forbidden
+        if among_neighbours and is_free:
+            return False
+        patience = seconds(self._config.accept.alone_after)
+        if work.shares and is_free and now - session.heard_at < patience:
+            return False
+        every = seconds(self._config.pace.alone_every)
+        due = now - self._last >= every and len(work.learner.windows()) > 0
+        return due and not self._upkeep.held()
+
+    def learn(self) -> None:
+        """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""
+        work, self._last = self._work, self._session.now
+        self._upkeep.live(awake=False)
+        number = self._store.fact("alone")
+        task = self._task(number)
+        if not work.shares:
+            self._answering.attempt(task)
+        else:
+            try:
+                candidate = work.learner.learn_alone(work.latest, task)
+            except GivenUp:
+                return
+            if not work.fault_of(candidate, work.latest):
+                work.alone = candidate
+        self._upkeep.live(awake=True)
+        self._session.counts["rounds alone"] += 1
+        self._store.set_facts(alone=number + 1)
+
+    def _task(self, number: int) -> Task:
+        """Return the task of our own with this number: plain local steps from where we are."""
+        learner, pace = self._work.learner, self._config.pace
+        training = learner.manifest.training
+        values = {
+            "steps": float(pace.alone_steps or training.steps),
+            "rate": pace.alone_rate or training.rate,
+        }
+        w = learner.spec.shared(learner.vector(self._work.latest))
+        return Task(self._config.id, OWN + number, TRAIN, values=values, arrays={"w": w})

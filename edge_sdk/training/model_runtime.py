@@ -1,0 +1,471 @@
+"""What learns on this device: the bundle's graphs, its series, the run's half, the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_sdk.config import Config
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
+from edge_sdk.forecasting.forecast import POINT, Forecast, SourceOf, fan, least, predict, rolling
+from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
+from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
+from edge_sdk.methods import Factory
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState, steps
+from edge_sdk.methods.optim import Rated, adam, sgd
+from edge_sdk.methods.split import SERVE
+from edge_sdk.methods.training_context import Graph, ShellContext, nothing
+from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.training.canary import Measured, fault, measure
+from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.wire.contract.manifest import AIDED_FORECAST, Manifest, Training
+from edge_sdk.wire.contract.method import CONTRACTS, Array, Effects, Event, Half, Task
+from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
+
+HELD = 256
+"""How many held-back windows judge a model at most: the memory of one batch is bounded."""
+
+NARROWEST = 0.01
+"""Width that an interval counts as at least, as a share of the series' scale."""
+
+
+class RunnableBundle(Protocol):
+    """What a device needs of a verified bundle (``edge_sdk.bundle`` has the real one)."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it says of itself."""
+
+    @property
+    def initial(self) -> Vector:
+        """The whole first vector."""
+
+    @property
+    def graphs(self) -> Mapping[str, Graph]:
+        """Its functions by name, loaded."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of its archive: how announcements name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRole:
+    """What a run makes of this device: which run, by which method, sharing which layers."""
+
+    run: int
+    method: str
+    shared: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class ModelRuntime:
+    """One bundle at work on one device's readings.
+
+    Attributes:
+        config: The device's configuration.
+        bundle: The bundle in use.
+        role: What the run makes of it.
+        factory: Makes the device half of the run's method.
+        series: The readings, on the bundle's grid.
+        mechanism: What stands between them and all that is learned.
+        scale: The scale the model learned on; fixed at the first training.
+        kept: What the interval's calibration remembers; None before the first forecast.
+        turn: Called between two minibatches.
+    """
+
+    config: Config
+    bundle: RunnableBundle
+    role: RunRole
+    factory: Factory
+    series: Series
+    mechanism: Mechanism
+    scale: Scale | None = None
+    kept: SavedCalibration | None = None
+    turn: Callable[[], None] = nothing
+    spec: ParamSpec = field(init=False)
+    half: Half[Any] = field(init=False)
+    alone: Half[LocalState] = field(init=False)
+    _frame: ChannelFrame | None = field(init=False, default=None)
+    _learnable: ChannelFrame | None = field(init=False, default=None)
+    _measured: tuple[tuple[Vector, ChannelFrame, Measured], ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Bind the half to what this device has."""
+        manifest = self.bundle.manifest
+        self.spec = manifest.spec(self.role.shared)
+        local = ShellContext(
+            client=self.config.id,
+            spec=self.spec,
+            graphs=self.mechanism.graphs(self.bundle.graphs),
+            windows=self.learnable,
+            size=manifest.training.batch,
+            key=partial(keyed, self.role.run, self.config.id),
+            turn=self._take_turn,
+            judge=self.judged,
+            latest=self.newest_learnable,
+            held=self.held_back,
+        )
+        self.half = self.factory(local, _steps(manifest.training))
+        self.alone = steps(local, _steps(manifest.training))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    def first_state(self) -> Any:  # noqa: ANN401 - the half's own type
+        """Return the half's state before any round: the bundle's vector, but our own head."""
+        initial = self.bundle.initial
+        if self.config.accept.personal_init == "device":
+            initial = own_start(initial, self.spec, self.config.id)
+        return self.half.init(initial)
+
+    def observe(self, reading: Reading, latest: float) -> ReadingOutcome:
+        """Merge one reading into the series."""
+        seen = self.series.add(reading, latest=latest)
+        if seen is ReadingOutcome.NEW or seen is ReadingOutcome.CHANGED:
+            self._frame = self._learnable = None
+        return seen
+
+    def load(self, rows: list[SeriesRow]) -> None:
+        """Take saved readings in."""
+        self.series.load(rows)
+        self._frame = self._learnable = None
+
+    def forget(self) -> None:
+        """Forget the scale, and what was made of the readings."""
+        self.scale = self.kept = self._frame = self._learnable = None
+
+    def frame(self) -> ChannelFrame:
+        """Return the channels as the model forecasts from them, made once after every change."""
+        if self._frame is None:
+            self._frame = self._framed(self.series)
+        return self._frame
+
+    def windows(self) -> Drawable:
+        """Return the windows of the readings as they are: to count, and to see if any are there."""
+        return self._drawable(self.frame())
+
+    def learnable(self) -> Drawable:
+        """Return what may be learned from now: perhaps perturbed readings, and on their own scale.
+
+        The shell asks only when it learns: what is new is perturbed and stored by it.
+        """
+        return self._drawable(self._learnable_frame())
+
+    def judged(self, vector: Vector) -> float | None:
+        """Return a vector's loss on windows behind those that are learned from; None without any.
+
+        Of the series that may be learned from, so perhaps perturbed. The same windows for every
+        vector, as long as no reading came. None where the mechanism covers gradients only: a model
+        that was chosen by a loss without noise would tell of it in every later update.
+        """
+        held = self.held_back() if self.mechanism.judges else None
+        if held is None:
+            return None
+        rng = keyed(self.role.run, self.config.id, "held back", 0)
+        batch = held.draw(rng, HELD)
+        loss, *_ = self.bundle.graphs["gradient"](p=vector, x=batch.x, y=batch.y)
+        return float(loss)
+
+    def held_back(self) -> Drawable | None:
+        """Return the windows behind those that are learned from; None without any."""
+        if self.config.learn.part != "train":
+            return None
+        frame = self._learnable_frame()
+        held = Drawable(frame, frame.origins("validation") if len(frame) else np.zeros(0, np.int64))
+        return held if len(held) else None
+
+    def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+        """Think: what the half makes of a task.
+
+        Pure but for the series' scale, fixed hereby, and intervals that are judged before.
+        """
+        self.calibrate(state)
+        self.mechanism.begin()
+        self._fix_scale()
+        return self.half.apply(state, task)
+
+    def play(self, state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+        """Answer what perishes: as ``learn``, but of noise nothing is drawn for it."""
+        self.calibrate(state)
+        self._fix_scale()
+        return self.half.apply(state, event)
+
+    def learn_alone(self, state: Any, task: Task) -> LocalState:  # noqa: ANN401 - as above
+        """Take plain local steps from what was learned, whatever the run's method is."""
+        self.calibrate(state)
+        begun = state if isinstance(state, LocalState) else LocalState(self.vector(state))
+        self._fix_scale()
+        return self.alone.apply(begun, task)[0]
+
+    def fault_of(self, candidate: Any, present: Any) -> str:  # noqa: ANN401 - the half's own type
+        """Return why a state must not replace the one in use; empty if it may, or if none can tell.
+
+        Its parameters and those that it forecasts with are judged on the newest windows of what is
+        learned from (``edge_sdk.training.canary``). Nothing is judged where noise in the gradient, or in
+        readings that are not perturbed yet, is all that keeps what is learned private.
+        """
+        point = self.mechanism.plan.mechanism.point
+        if point == "gradient" or (point == "input" and self._learnable is None):
+            return ""
+        for mine, theirs in zip(self._vectors(candidate), self._vectors(present), strict=True):
+            if mine is theirs:
+                continue
+            if found := fault(self._measure(mine), self._measure(theirs)):
+                return found
+        return ""
+
+    def mends(self, candidate: Any, present: Any, task: Task) -> bool:  # noqa: ANN401 - as above
+        """Whether a task brought a model that is itself at fault, and training made it no worse.
+
+        Then the answer is a step back to where forecasts are, though this device keeps what it has.
+        """
+        size = self.spec.shared_size
+        given = [v for v in task.arrays.values() if v.shape == (size,)]
+        if not given or not np.isfinite(given[0]).all():
+            return False
+        own = self.vector(present)
+        received = self._measure(self.spec.place(own, given[0].astype(np.float32)))
+        made = self._measure(self._vectors(candidate)[1])
+        return bool(fault(received, self._measure(own))) and made.error <= received.error
+
+    def is_measurable(self) -> bool:
+        """Whether there are windows to judge parameters by."""
+        return len(self.windows()) > 0
+
+    def _vectors(self, state: Any) -> tuple[Vector, Vector]:  # noqa: ANN401 - as above
+        return self.vector(state), np.asarray(state.p, np.float32)
+
+    def _measure(self, p: Vector) -> Measured:
+        """Forecast the canary windows, once for each vector and series."""
+        frame = self._learnable if self._learnable is not None else self.frame()
+        for vector, of, known in self._measured:
+            if vector is p and of is frame:
+                return known
+        found = measure(self.bundle.graphs["forecast"], p, frame)
+        self._measured = (*self._measured[-3:], (p, frame, found))
+        return found
+
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest window, of the clean readings; None while it is incomplete.
+
+        It is that of ``Drawable.named``: the same for all devices at the same time.
+        """
+        return self.frame().newest if len(self.series) else None
+
+    def newest_learnable(self) -> tuple[int, Array] | None:
+        """Return the newest window as it may leave: its number, and ``(1, lookback, channels)``.
+
+        It is made of what may be learned from, so perhaps of perturbed readings: the noise of a
+        reading that has none yet is drawn, stored and charged by this call, as for training.
+
+        Returns:
+            None while it is incomplete, or while not all of it may be learned from.
+        """
+        if self.newest is None:
+            return None
+        frame = self._learnable_frame()
+        if frame.newest != self.newest:
+            return None
+        return self.newest, frame.inputs(np.array([len(frame) - 1], np.int64))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model can forecast from the newest window."""
+        return len(self.series) > 0 and self.frame().is_ready
+
+    def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
+        """Forecast what follows the newest reading, with an interval that is up to date."""
+        p, frame = self.vector(state), self.frame()
+        graph, source = self._helped(state)
+        if len(frame) and self._follows:
+            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
+        told = predict(graph, p, frame, self.levels, self._moved(p, graph))
+        return replace(told, source=source) if told.source == "model" else told
+
+    def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
+        """Return the graph to forecast the newest window with, and how to call its word.
+
+        In a split method the server says z for it; without that, z is zero.
+        """
+        alone, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
+        if aided is None or SERVE not in CONTRACTS[self.role.method]:
+            return alone, "model"
+        if self.newest is not None and self.helped_at(state) == self.newest:
+            z = self.half.model(state)["z"]
+            return partial(aided, z=z.astype(np.float32)), "model"
+        return alone, "without graph"
+
+    def _moved(self, p: Vector, graph: Graph) -> tuple[ConformalCalibration, CoverageTarget] | None:
+        """Return how far the ends are moved of an interval that a graph is about to tell."""
+        if self.kept is None or not self._follows:
+            return None
+        follower, frame = self._follower, self.frame()
+        if graph is self.bundle.graphs["forecast"]:
+            return self.kept.calibration, follower.aim
+        newest = np.array([len(frame) - 1], np.int64)
+        self.kept = follower.aid(self.kept, frame, fan(graph, p, frame, newest, self.levels)[0])
+        assert self.kept.aided is not None
+        return self.kept.aided, follower.aim
+
+    def helped_at(self, state: Any) -> int | None:  # noqa: ANN401 - as above
+        """Return the number of the window of which a server's graph spoke last, if it did."""
+        feeds = {} if isinstance(state, LocalState) else self.half.model(state)
+        return int(feeds["window"]) if "window" in feeds else None
+
+    def calibrate(self, state: Any) -> None:  # noqa: ANN401 - as above
+        """Judge the intervals of readings that came, before the model learns from them.
+
+        Nothing happens before the first forecast: nobody has been told an interval.
+        """
+        if self.kept is None or not (len(self.series) and self._follows):
+            return
+        frame, p = self.frame(), self.vector(state)
+        if self.kept.calibration.upto < int(frame.times[-1]) // self.series.step:
+            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
+            if self.kept.aided is not None:
+                self.kept = self._follower.aid(self.kept, frame, None)
+
+    def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
+        """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.
+
+        Each as it would have been served, by the present model: calibrated on what came before it.
+        """
+        if len(self.levels) == 1:
+            return None
+        frame, p = self.frame(), self.vector(state)
+        origins = self._origins(begin, end)
+        if self._follows:
+            return self._follower.served(frame, origins, self._teller(p))
+        return np.asarray(self._teller(p)(origins)[:, :, [0, -1]])
+
+    def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
+        """Forecast from every complete window whose first target lies in a span of time.
+
+        Returns:
+            Times of the first targets, forecasts and truth ``(n, horizon)``, NaN where unobserved.
+        """
+        frame = self.frame()
+        origins = self._origins(begin, end)
+        graph, p = self.bundle.graphs["forecast"], self.vector(state)
+        told = rolling(graph, p, frame, origins, self.levels)
+        return frame.times[origins] + self.series.step, told, frame.truth(origins)
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The levels that the model tells, rising; the median alone where it tells one value."""
+        return self.manifest.loss.levels or POINT
+
+    @property
+    def _follows(self) -> bool:
+        return len(self.levels) > 1 and self.config.forecast.calibrate
+
+    @property
+    def _follower(self) -> IntervalTracker:
+        said, frame = self.config.forecast, self.frame()
+        aim = CoverageTarget.of(
+            self.levels,
+            said.coverage,
+            gain=said.gain,
+            least=least(frame),
+            narrowest=NARROWEST * frame.scale.width,
+        )
+        return IntervalTracker(aim, said.warm, self.manifest.digest)
+
+    def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
+        """Return what tells quantiles from origins, without any help."""
+        return partial(self._told, p)
+
+    def _told(self, p: Vector, origins: Ints) -> Floats:
+        return fan(self.bundle.graphs["forecast"], p, self.frame(), origins, self.levels)
+
+    def _origins(self, begin: float, end: float) -> Ints:
+        frame = self.frame()
+        origins = frame.origins("all", observed=False)
+        first = frame.times[origins] + self.series.step
+        return np.asarray(origins[(first >= begin) & (first < end)])
+
+    def _fix_scale(self) -> None:
+        """Keep the scale of the first training: of what may be learned from, or a public one."""
+        if self.scale is not None or not len(self.learnable()):
+            return
+        public = self.mechanism.scale
+        self.scale = Scale(*public) if public else self.learnable().frame.scale
+        self._frame = self._learnable = None
+
+    def _framed(self, series: Series) -> ChannelFrame:
+        return ChannelFrame.of(
+            series,
+            self.manifest,
+            site=self.config.site,
+            scale=self.scale,
+            part=self.config.learn.part,
+        )
+
+    def _learnable_frame(self) -> ChannelFrame:
+        if self._learnable is None:
+            seen = self.mechanism.learnable(self.series)
+            self._learnable = self.frame() if seen is self.series else self._framed(seen)
+        return self._learnable
+
+    def _drawable(self, frame: ChannelFrame) -> Drawable:
+        if not len(frame):
+            return Drawable(frame, np.zeros(0, np.int64))
+        return Drawable(frame, frame.origins(self.config.learn.part))
+
+    def _take_turn(self) -> None:
+        self.turn()  # looked up each time: the client puts it in later
+
+    def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
+        """Return the whole vector to forecast with: the half's, or what was learned alone."""
+        half = self.alone if isinstance(state, LocalState) else self.half
+        return np.asarray(half.model(state)["p"], np.float32)
+
+
+def series_for(manifest: Manifest, keep: int) -> Series:
+    """Make an empty series on a bundle's grid, with the streams that it reads."""
+    streams = {manifest.target.stream: None}
+    streams.update({f.stream: None for f in manifest.features if f.stream is not None})
+    return Series(manifest.window.step_seconds, list(streams), capacity=keep)
+
+
+def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
+    """Draw the personal layers anew from the device's id, each as spread as the bundle's.
+
+    A constant layer (a bias of zero) stays as it is. Shared layers are the bundle's.
+
+    Example:
+        >>> spec = ParamSpec.of([("body", (2,)), ("head", (3,))], shared=["body"])
+        >>> start = np.array([1, 2, 0.5, -0.5, 0.1], np.float32)
+        >>> a, b = own_start(start, spec, "meter-1"), own_start(start, spec, "meter-2")
+        >>> a[:2], bool((a[2:] == b[2:]).any())
+        (array([1., 2.], dtype=float32), False)
+    """
+    p = initial.copy()
+    for layer in spec.layers:
+        if layer.name in spec.shared_names:
+            continue
+        part = slice(layer.offset, layer.offset + layer.size)
+        centre, reach = initial[part].mean(), initial[part].std() * np.sqrt(3.0)
+        rng = keyed(0, device, f"start {layer.name}", 0)
+        p[part] = centre + reach * rng.uniform(-1.0, 1.0, layer.size)
+    return p
+
+
+def _steps(training: Training) -> LocalSgd:
+    return LocalSgd(optimiser=_rated(training), rate=training.rate, minibatch=training.minibatch)
+
+
+def _rated(training: Training) -> Rated:
+    if training.optimiser == "sgd":
+        return sgd
+    return partial(adam, beta1=training.beta1, beta2=training.beta2, eps=training.eps)

@@ -1,0 +1,1 @@
+"""What both ends agree on: method contracts, parameter layout, manifest and archive."""

@@ -1,0 +1,440 @@
+"""What a bundle says of itself: layout, window, features, training, graphs, and a golden sample.
+
+The exporter writes it, the device and the aggregator read it; neither needs torch, onnx or an
+engine for that. It is kept as canonical JSON, so one manifest has one digest and one signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
+
+from edge_sdk.wire.contract.parameter_layout import LayoutError, ParamSpec
+from edge_sdk.wire.errors import WireError
+from edge_sdk.wire.schema import Between, Length, Matches, SchemaError, build, key_of
+
+FORMAT: Final = 1
+GRADIENT = "gradient"
+FORECAST = "forecast"
+ROBUST_GRADIENT = "robust_gradient"
+CLIPPED_GRADIENT = "clipped_gradient"
+HVP = "hvp"
+ENCODE = "encode"
+ENCODE_VJP = "encode_vjp"
+DECODE = "decode"
+AIDED_FORECAST = "aided_forecast"
+SPLIT = (ENCODE, ENCODE_VJP, DECODE, AIDED_FORECAST)
+"""The graphs of a model in two halves, between which the aggregator may compute something."""
+
+SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
+    {
+        GRADIENT: (("p", "x", "y"), ("loss", "g")),
+        FORECAST: (("p", "x"), ("yhat",)),
+        ROBUST_GRADIENT: (("p", "x", "y", "rho"), ("loss", "g", "slope")),
+        CLIPPED_GRADIENT: (("p", "x", "y", "bound"), ("loss", "g")),
+        HVP: (("p", "x", "y", "v"), ("hv",)),
+        ENCODE: (("p", "x"), ("h",)),
+        ENCODE_VJP: (("p", "x", "gh"), ("g",)),
+        DECODE: (("p", "h", "z", "y"), ("loss", "g", "gh", "gz")),
+        AIDED_FORECAST: (("p", "x", "z"), ("yhat",)),
+    }
+)
+"""Feeds and results of every graph that a bundle may have, float32, in order.
+
+``p`` is the vector ``[P]``, ``x`` inputs ``[B, lookback, channels]``, ``y`` targets
+``[B, horizon]``; ``rho`` and ``bound`` are scalars. ``loss`` is the batch's mean and ``yhat`` the
+forecast, ``[B, horizon]``, or ``[B, horizon, levels]`` where the target's output is ``quantiles``.
+``g [P]`` is the loss's gradient; in ``robust_gradient`` that of
+``loss + rho * slope``, where ``slope`` is the mean norm of an example's slope in ``(x, y)``; in
+``clipped_gradient`` the **sum** over examples of their own gradients, each at most ``bound`` long.
+``hv [P]`` is the product of the loss's second derivatives with ``v [P]``.
+
+Of a model in two halves, ``h`` and ``z`` are what goes to the aggregator and what comes back,
+``[B, F, L]``, and ``gh``, ``gz`` the loss's gradients in them; ``forecast`` and ``gradient`` hold z
+at zero. ``decode`` gives the decoder's part of ``g`` and the ``gh`` of the decoder alone,
+``encode_vjp`` the encoder's part for any ``gh``; each ``g`` is ``[P]``, zero in the other half.
+"""
+
+Name = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,63}")]
+Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]
+Count = Annotated[int, Between(1, 65536)]
+Finite = Annotated[float, Between(-1e30, 1e30)]
+Level = Annotated[float, Between(1e-6, 1 - 1e-6)]
+
+MAX_RATE: Final = 1.0
+"""Largest learning rate of a task where the bundle names none (``training.max_rate``)."""
+MAX_PROX: Final = 100.0
+"""Largest proximal weight of a task where the bundle names none (``training.max_prox``)."""
+MAX_STEPS: Final = 65_536
+"""Most local steps of a task where the bundle names none (``training.max_steps``)."""
+
+
+class ManifestError(WireError):
+    """A manifest that cannot be read, or that contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much history one forecast reads, and how far it looks.
+
+    Attributes:
+        lookback: Rows of input, oldest first.
+        horizon: Target values after the last row.
+        step_seconds: Seconds from one row to the next.
+    """
+
+    lookback: Count
+    horizon: Count
+    step_seconds: Annotated[int, Between(1, 604_800)]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One input channel; its value is scaled to ``(value - low) / (high - low)``.
+
+    Attributes:
+        name: What a person calls it.
+        kind: ``target`` (the series itself, on the device's own scale), ``stream`` (another
+            measured or forecast series), ``calendar`` (``what`` of the row's own time),
+            ``lag`` (the target ``lag_steps - 1`` steps before the row, so that the last row lines
+            up with the first target), ``static`` (a constant of the site).
+        unit: Of the value before scaling.
+        low: Public lower end of the scale; without meaning for ``target`` and ``lag``.
+        high: Public upper end.
+        stream: Canonical stream, for ``stream``.
+        what: Calendar word, for ``calendar``.
+        lag_steps: Distance, for ``lag``.
+    """
+
+    name: Annotated[str, Length(1, 64)]
+    kind: Literal["target", "stream", "calendar", "lag", "static"]
+    unit: Annotated[str, Length(1, 32)]
+    low: Finite = 0.0
+    high: Finite = 1.0
+    stream: str | None = None
+    what: str | None = None
+    lag_steps: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty scale, and a kind without what it needs."""
+        if not self.high > self.low:
+            raise ValueError(f"feature {self.name!r}: high must exceed low")
+        needs = {"stream": "stream", "calendar": "what", "lag": "lag_steps"}.get(self.kind)
+        if needs is not None and getattr(self, needs) is None:
+            raise ValueError(f"feature {self.name!r}: a {self.kind} feature needs {needs!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is forecast.
+
+    Attributes:
+        stream: Canonical stream of the series.
+        unit: Of its values.
+        form: ``level`` (the scaled value) or ``change`` (its difference from the last row,
+            divided by the scale's width; the forecast adds the last value back).
+        scale: ``device`` (the minimum and maximum of the device's own training part) or
+            ``fixed`` (``low`` and ``high``).
+        output: ``point``: one value a horizon step; ``quantiles``: one for each of the loss's
+            levels, in their order.
+        low: Lower end of a fixed scale.
+        high: Upper end of a fixed scale.
+    """
+
+    stream: Annotated[str, Length(1, 64)]
+    unit: Annotated[str, Length(1, 32)]
+    form: Literal["level", "change"]
+    scale: Literal["device", "fixed"]
+    output: Literal["point", "quantiles"] = "point"
+    low: Finite | None = None
+    high: Finite | None = None
+
+    def __post_init__(self) -> None:
+        """A fixed scale has two ends, in order."""
+        if self.scale == "fixed" and not (
+            self.low is not None and self.high is not None and self.high > self.low
+        ):
+            raise ValueError("a fixed scale needs low < high")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The training loss, on scaled values.
+
+    ``mse`` and ``huber`` are averaged over batch and horizon; ``pinball`` is summed over levels and
+    horizon and averaged over the batch.
+
+    Attributes:
+        name: Which.
+        delta: Where Huber's turns from a square into a line.
+        levels: Of the quantiles that ``pinball`` learns, rising, the median among them and at least
+            one on either side of it: the outer two are the ends of the interval.
+    """
+
+    name: Literal["mse", "huber", "pinball"]
+    delta: Annotated[float, Between(1e-9, 1e9)] | None = None
+    levels: Annotated[tuple[Level, ...], Length(3, 99)] | None = None
+
+    def __post_init__(self) -> None:
+        """Only Huber has a delta and only pinball has levels, and each must have them."""
+        if (self.name == "huber") != (self.delta is not None):
+            raise ValueError("a delta belongs to huber, and to nothing else")
+        if (self.name == "pinball") != (self.levels is not None):
+            raise ValueError("levels belong to pinball, and to nothing else")
+        if self.levels is not None:
+            _check_levels(self.levels)
+
+
+def _check_levels(levels: Sequence[float]) -> None:
+    if any(after <= before for before, after in itertools.pairwise(levels)):
+        raise ValueError(f"levels must rise: {', '.join(map(str, levels))}")
+    if 0.5 not in levels[1:-1]:
+        raise ValueError("levels must have the median 0.5, and others on either side of it")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The local optimiser and its defaults; a task's numbers override steps and rate.
+
+    Attributes:
+        optimiser: Of the local steps.
+        rate: Learning rate where a task names none.
+        beta1: Of Adam: decay of the first moment.
+        beta2: Of Adam: decay of the second moment.
+        eps: Of Adam.
+        batch: Windows of a minibatch.
+        steps: Local steps where a task names none.
+        minibatch: One minibatch for all steps of a round, or a fresh one for each.
+        max_rate: Largest learning rate that a task may name; ``MAX_RATE`` where left out.
+        max_steps: Most local steps that a task may name; ``MAX_STEPS`` where left out. A device
+            takes no more than its own ``accept.max_steps`` either.
+        max_prox: Largest proximal weight that a task may name; ``MAX_PROX`` where left out.
+    """
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    rate: Annotated[float, Between(1e-9, 1e3)] = 1e-3
+    beta1: Annotated[float, Between(0.0, 0.999999)] = 0.9
+    beta2: Annotated[float, Between(0.0, 0.999999)] = 0.999
+    eps: Annotated[float, Between(1e-12, 1.0)] = 1e-8
+    batch: Count = 64
+    steps: Count = 4
+    minibatch: Literal["fixed", "fresh"] = "fresh"
+    max_rate: Annotated[float, Between(1e-9, 10.0)] | None = None
+    max_steps: Count | None = None
+    max_prox: Annotated[float, Between(0.0, 1e4)] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse defaults beyond the limits."""
+        for name in ("rate", "steps"):
+            value, most = getattr(self, name), self.limits[name]
+            if value > most:
+                raise ValueError(f"training.{name}: {value:g} above training.max_{name} {most:g}")
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Return the most that a task may name of ``rate``, ``steps`` and ``prox``.
+
+        >>> dict(Training(max_rate=0.1).limits)
+        {'rate': 0.1, 'steps': 65536, 'prox': 100.0}
+        """
+        return {
+            "rate": MAX_RATE if self.max_rate is None else self.max_rate,
+            "steps": MAX_STEPS if self.max_steps is None else self.max_steps,
+            "prox": MAX_PROX if self.max_prox is None else self.max_prox,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """One exported function: its file, and its feeds and results in order."""
+
+    file: Annotated[str, Matches(r"[a-z_]{1,32}\.onnx")]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LipschitzStage:
+    """One factor of the bound on how fast a forecast changes with its window.
+
+    Attributes:
+        kind: ``read`` (cut out of the window, ``times`` being the root of how often a value is
+            read at most), ``linear``, ``prelu``, or ``gru`` and ``lstm`` with all layers of one
+            module, forwards, from a zero state.
+        layer: The module's name: its parameters are ``layer.weight`` and so on.
+        times: Of ``read``.
+        steps: That a recurrent module takes.
+        whole: Whether all of its steps are passed on, or the last one only.
+    """
+
+    kind: Literal["read", "linear", "prelu", "gru", "lstm"]
+    layer: Annotated[str, Length(0, 128)] = ""
+    times: Annotated[float, Between(0.0, 1e6)] = 1.0
+    steps: Count = 1
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """One input window and what the initial vector forecasts on it, in scaled units.
+
+    Attributes:
+        x: ``lookback`` rows of one value a feature.
+        yhat: ``horizon`` values, from the authoring framework; of quantiles, those of the first
+            step's levels come first.
+        tolerance: Largest absolute difference a device may show.
+    """
+
+    x: tuple[tuple[Finite, ...], ...]
+    yhat: tuple[Finite, ...]
+    tolerance: Annotated[float, Between(1e-9, 1e-2)] = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a device must know to run and train a bundle's model, and nothing else.
+
+    Attributes:
+        format: Always 1; another number is another schema.
+        name: Of the bundle.
+        version: Rises with every release of this name; a device never goes back.
+        min_sdk: Oldest SDK version that may load it, ``major.minor.patch``.
+        layers: ``(name, dimensions)`` in model order.
+        shared: Name prefixes of the layers that a run shares by default; empty for none.
+        window: What one sample spans.
+        features: Input channels in order.
+        target: What is forecast.
+        loss: What training minimises.
+        training: How.
+        graphs: By name, as ``SIGNATURES`` has them; ``gradient`` and ``forecast`` always.
+        golden: The canary sample.
+        files: SHA-256 in hexadecimal of every other file of the bundle but the signature.
+        paths: From the window to the forecast, added at their ends: what a certificate multiplies.
+        activation: F and L of a model in two halves; None for any other.
+    """
+
+    name: Name
+    version: Annotated[int, Between(1, 2**31 - 1)]
+    min_sdk: Annotated[str, Matches(r"\d{1,4}\.\d{1,4}\.\d{1,4}")]
+    layers: tuple[tuple[Annotated[str, Length(1, 128)], tuple[Count, ...]], ...]
+    shared: tuple[str, ...]
+    window: Window
+    features: Annotated[tuple[Feature, ...], Length(1, 256)]
+    target: Target
+    loss: Loss
+    training: Training
+    graphs: Mapping[str, GraphFile]
+    golden: Golden
+    files: Mapping[str, Hash] = field(default_factory=lambda: MappingProxyType({}))
+    format: Literal[1] = FORMAT
+    paths: Annotated[tuple[tuple[LipschitzStage, ...], ...], Length(1, 64)] | None = None
+    activation: tuple[Count, Count] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no single field can see."""
+        if (self.target.output == "quantiles") != (self.loss.levels is not None):
+            raise ValueError("an output of quantiles goes with a pinball loss, and with no other")
+        self._check_features()
+        self._check_golden()
+        self._check_graphs()
+
+    def _check_features(self) -> None:
+        names = [feature.name for feature in self.features]
+        if len(set(names)) != len(names):
+            raise ValueError(f"feature names must differ: {', '.join(names)}")
+        if sum(feature.kind == "target" for feature in self.features) != 1:
+            raise ValueError("exactly one feature must be the target's own series")
+
+    def _check_golden(self) -> None:
+        rows, width = len(self.golden.x), len(self.features)
+        if rows != self.window.lookback or any(len(row) != width for row in self.golden.x):
+            raise ValueError(f"golden.x must be {self.window.lookback} rows of {width} values")
+        if len(self.golden.yhat) != (wanted := math.prod(self.forecast_shape)):
+            raise ValueError(f"golden.yhat must have {wanted} values")
+
+    def _check_graphs(self) -> None:
+        for role in (GRADIENT, FORECAST):
+            if role not in self.graphs:
+                raise ValueError(f"graph {role!r} is missing")
+        for name, graph in self.graphs.items():
+            if SIGNATURES.get(name, (graph.inputs, graph.outputs)) != (graph.inputs, graph.outputs):
+                raise ValueError(f"graph {name!r} must take and give {SIGNATURES[name]}")
+        if any(name in self.graphs for name in SPLIT) != (self.activation is not None):
+            raise ValueError("a model in two halves says its activation, and no other does")
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read ``manifest.json``, strictly.
+
+        Raises:
+            ManifestError: Not JSON, an unknown, missing or ill-fitting field (the message names
+                it), or not in canonical form.
+        """
+        try:
+            manifest = build(cls, json.loads(data, parse_constant=_no_constant), where="manifest")
+        except SchemaError as misfit:
+            raise ManifestError(str(misfit)) from misfit
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"manifest: not readable as JSON: {error}") from error
+        if manifest.canonical() != data:
+            raise ManifestError("manifest: not in canonical form; was it edited after its export?")
+        return manifest
+
+    def canonical(self) -> bytes:
+        """Return the one byte string that says this: sorted keys, UTF-8, no spaces, no nulls."""
+        return json.dumps(
+            _plain(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        ).encode()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical bytes (32 bytes): what a bundle's signature covers."""
+        return hashlib.sha256(self.canonical()).digest()
+
+    @property
+    def forecast_shape(self) -> tuple[int, ...]:
+        """Shape of one window's forecast: ``(horizon,)``, or ``(horizon, levels)`` of quantiles."""
+        levels = self.loss.levels
+        return (self.window.horizon,) if levels is None else (self.window.horizon, len(levels))
+
+    @property
+    def size(self) -> int:
+        """Scalars in the whole vector (P)."""
+        return sum(math.prod(dims) for _, dims in self.layers)
+
+    def spec(self, shared: Sequence[str] | None = None) -> ParamSpec:
+        """Lay out the model's vector.
+
+        Args:
+            shared: The run's prefixes; None takes the bundle's own.
+
+        Raises:
+            ManifestError: Repeated layers, or a prefix that matches none.
+        """
+        try:
+            return ParamSpec.of(self.layers, self.shared if shared is None else shared)
+        except LayoutError as error:
+            raise ManifestError(f"manifest: {error}") from error
+
+
+def _plain(value: object) -> object:
+    """Dataclasses and tuples to what JSON has; fields that are None are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = ((key_of(f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {key: _plain(item) for key, item in pairs if item is not None}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number here")

@@ -1,0 +1,491 @@
+"""What a method is: two pure halves under one name, and the contract of what they ask each other.
+
+A half is a pure state machine; a shell (``edge_sdk.client`` on a device, ``aggregator.daemon`` on
+the server) drives it and owns bytes, clocks, disks, keys and noise. A task is an effect of the
+server half and an event of the device half; an update is the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+ALL = "_all"
+"""The recipient that means every client of the fleet."""
+
+END = "end"
+"""The ask of the task a device sets its half when the run is over: here is the final model ``w``.
+
+No server half asks it and no contract names it. A half that forecasts with the common model takes
+``w`` over and answers nothing; one that has a model of its own may leave its state as it is.
+"""
+
+Array = NDArray[Any]
+Scalars = Mapping[str, float]
+NO_SCALARS: Scalars = MappingProxyType({})
+NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
+
+S = TypeVar("S")
+
+
+def _no_scalars() -> Scalars:
+    return NO_SCALARS
+
+
+def _no_arrays() -> Mapping[str, Array]:
+    return NO_ARRAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question to one client, or to all."""
+
+    to: str  # a client id, or ALL
+    round: int  # the round it opens or continues; for one client it only rises
+    ask: str  # the name of its kind in the contract
+    step: int = 0  # a turn inside the round
+    base: int = 0  # version of the model it carries
+    attempt: int = 0  # how often the round was begun anew
+    values: Scalars = field(default_factory=_no_scalars)  # numbers the contract names
+    arrays: Mapping[str, Array] = field(default_factory=_no_arrays)  # vectors the contract names
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An answer that moves the model: durable, receipted, counted once."""
+
+    sender: str  # a client id; proved by the envelope, never read from the body
+    round: int
+    base: int  # version the training started from
+    vector: Array  # shape (P,); what `part` says; float64 once a server has admitted it
+    values: Scalars = field(default_factory=_no_scalars)  # declared numbers (n, loss, …)
+    check: bytes = b""  # 8 bytes of a hash of what both ends mirror, or nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An answer that only lives inside a deadline: not kept, not receipted."""
+
+    sender: str
+    round: int
+    ask: str
+    step: int
+    array: Array  # of no elements where the answer is only numbers
+    values: Scalars = field(default_factory=_no_scalars)
+    attempt: int = 0  # how often the round was begun anew
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """As an effect: wake me ``after`` seconds from now. As an event: it is that time."""
+
+    round: int
+    ask: str
+    step: int = 0
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client came (``present``) or went.
+
+    It comes with every welcome and every return of its link, and again when its answer was refused
+    and the model has moved since. A half that asks one client at a time answers with the task the
+    client should work on now, unless its answer waits already; a task that is still open may be
+    repeated, the shell says it once.
+    """
+
+    client: str
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A round ended; ``moved`` tells whether it produced a new version or was abandoned."""
+
+    round: int
+    version: int
+    moved: bool
+    report: Mapping[str, Any] = field(default_factory=dict)  # cohort, dropped, norms, why
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The perishable turns of a round are over: what they came to, for the journal.
+
+    Signals are in no journal. What they did to the server's own parameters is here, so that the
+    state is still a fold over the journal.
+    """
+
+    round: int
+    attempt: int
+    arrays: Mapping[str, Array] = field(default_factory=_no_arrays)
+    values: Scalars = field(default_factory=_no_scalars)
+    record: str = ""  # who took part in which turn, a line each
+
+
+Event = Task | Update | Signal | Due | Member | Played
+Effect = Task | Update | Signal | Due | Closed | Played
+Effects = tuple[Effect, ...]
+
+
+class Play(NamedTuple, Generic[S]):
+    """What happens inside a round and perishes with it: a second pure machine beside a half.
+
+    A shell drives it with what is in no journal. It begins anew from the half's state whenever that
+    opens a round, begins one anew (``attempt``), or has taken ``Played`` in; a process that was
+    killed begins it anew as well. Its effects are tasks, wake-ups, and ``Played`` at the end.
+    """
+
+    begin: Callable[[S, Any], Any]  # a half's state, and what was played before or None
+    apply: Callable[[Any, Event], tuple[Any, Effects]]
+    wants: Callable[[Any, Signal, tuple[int, ...]], bool]  # whether an answer, by its shape, may be
+    placed: Callable[[Any, S], Any]  # the same, where the half only gave somebody another slot
+
+
+class Half(NamedTuple, Generic[S]):
+    """One end of a method: a pure state machine that a shell drives.
+
+    ``apply`` never raises for anything a peer could have sent (the shells admit first) and never
+    blocks; an exception inside it means that nothing has happened. Where it changes nothing it
+    returns the very state it was given: by that the shell knows what needs no journal.
+    """
+
+    init: Callable[[Vector], S]
+    apply: Callable[[S, Event], tuple[S, Effects]]
+    model: Callable[[S], Mapping[str, Array]]  # feeds to forecast with, or to publish, right now
+    play: Play[Any] | None = None  # where a round has turns that perish
+
+
+class Up(Enum):
+    """What an ask is answered with; also the ``part`` of the update on the wire."""
+
+    NOTHING = ""
+    DELTA = "delta"  # received minus trained
+    WEIGHTS = "weights"
+    GRADIENT = "grad"
+    SIGNS = "sign"
+    PAIR = "pair"
+    SOLUTION = "q"  # of the system that the task's vector is the right side of
+    PEERS = "peers"  # exchanged with neighbours; the server hears none of it
+    SIGNAL = "signal"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A declared scalar: name and the closed range a receiver accepts."""
+
+    name: str
+    lowest: float
+    highest: float
+    measured: bool = False  # derived from readings: goes through the privacy gate
+    needed: bool = False  # the server half cannot do without: a device that withholds it stays out
+
+    def admits(self, value: float) -> bool:
+        """Whether a value lies in the range (NaN never does).
+
+        >>> Number("steps", 0, 64).admits(65)
+        False
+        """
+        return bool(np.isfinite(value)) and self.lowest <= value <= self.highest
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One kind of question: what it carries, which graphs answer it, what comes back."""
+
+    graphs: tuple[str, ...] = ()  # of the bundle; both ends refuse to start without them
+    down: tuple[str, ...] = ()  # arrays of the task
+    numbers: tuple[Number, ...] = ()  # scalars of the task
+    up: Up = Up.NOTHING
+    report: tuple[Number, ...] = ()  # scalars of the answer
+    personal: bool = False  # asked of one client at a time; the common model then only informs
+    patient: bool = False  # an answer counts though the model has moved since its base
+    enc: str = "f4"  # tensor encoding of the answer
+    mirrored: bool = False  # both ends compute on with what was answered: no noise on its way out
+    stacked: bool = False  # the last of ``down`` has as many rows as it needs
+    perishable: bool = False  # said once, inside a round that is open; not kept, not repeated
+
+
+Contract = Mapping[str, Ask]
+
+
+def answered(contract: Contract) -> tuple[str, Ask]:
+    """Return the ask of a contract that is answered with an update, and its name.
+
+    Of several it is the first: the one that opens a round. All have the same encoding, and are
+    asked of one client at a time, or none is.
+
+    >>> answered({"open": Ask(), "share": Ask(up=Up.WEIGHTS)})[0]
+    'share'
+    """
+    if not (durable := answers(contract)):
+        raise ValueError("a contract has an ask with an update")
+    return next((name, ask) for name, ask in contract.items() if ask is durable[0])
+
+
+def answers(contract: Contract) -> tuple[Ask, ...]:
+    """Return all asks of a contract that are answered with updates, each with a part of its own.
+
+    >>> told = answers({"train": Ask(up=Up.WEIGHTS), "ready": Ask(), "solve": Ask(up=Up.SOLUTION)})
+    >>> [ask.up.value for ask in told]
+    ['weights', 'q']
+    """
+    return tuple(ask for ask in contract.values() if ask.up not in _PERISHABLE)
+
+
+_PERISHABLE = (Up.NOTHING, Up.SIGNAL)
+
+STEPS = Number("steps", 0, 65536)
+RATE = Number("rate", 0.0, 1e3)
+PROX = Number("prox", 0.0, 1e9)
+BOUND = Number("bound", 0.0, 1e9)  # Euclidean length that an answer may have
+LOSS = Number("loss", 0.0, 3.4e38, measured=True)
+
+EPS = Number("eps", 0.0, 1e9, measured=True)
+
+_FLAG = (0.0, 1.0)
+_PULL = (  # local steps under an l1 pull, and how the dual climbs that both ends compute
+    STEPS,
+    RATE,
+    Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+    Number("l1", 0.0, 1e9),
+    Number("l1_mode", 0, 2),  # its proximal step, its subgradient, or that turned round
+    Number("jacobi", *_FLAG),  # the answer is from before the step
+)
+_DUAL = (
+    Number("cons_rate", 0.0, 1e3),
+    Number("cons_max", 0.0, 3.4e38),  # left out: no bound
+    Number("kappa_min", 0.0, 1e9),
+    Number("fading", 0.0, 1.0),
+    Number("undamped", *_FLAG),
+    Number("counted", *_FLAG),  # the answer before was counted: both ends take the dual's step
+    Number("check_every", 0, 2**31),
+)
+_GUARD = (  # the regulariser, its radius, and the budget that moves the radius
+    Number("regulariser", *_FLAG),
+    Number("eps_cap", 1e-12, 1e9),
+    Number("eps_start", 1e-12, 1e9),
+    Number("eps_min", 1e-12, 1e9),
+    Number("eps_rate", 0.0, 1e9),
+    Number("eps_dual", 0.0, 1e9),
+    Number("noise", 0.0, 1e9),
+    Number("noise_by_width", *_FLAG),
+    Number("radius", 0.0, 1e9),
+    Number("radius_level", 0.0, 1e9),
+    Number("radius_tail", 1.0, 1e3),
+    Number("radius_scale", 0.0, 1e9),
+)
+_BAFDP = Ask(
+    ("gradient", "robust_gradient"),
+    ("z", "dual"),  # the dual only where the copies may differ
+    (*_PULL, *_DUAL, *_GUARD),
+    Up.WEIGHTS,
+    (EPS, LOSS),
+    personal=True,
+    patient=True,
+    mirrored=True,
+)
+_ASPIRE = Ask(
+    ("gradient",),
+    ("z", "dual"),
+    (*_PULL, *_DUAL, PROX, Number("weight", 0.0, 1e9)),  # what the device's own loss counts
+    Up.WEIGHTS,
+    (replace(LOSS, needed=True),),
+    personal=True,
+    patient=True,
+    mirrored=True,
+)
+_RSA = Ask(("gradient",), ("z",), _PULL, Up.WEIGHTS, (LOSS,), personal=True, patient=True)
+
+_TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
+_KEPT = Number("kept", 0, 2**31)  # the round whose models the fleet found best so far
+_VALIDATION = Number("validation", 0.0, 3.4e38, measured=True)
+_PERSONAL = Ask(  # w is this device's own mixture, which only draws
+    ("gradient",),
+    ("w",),
+    (
+        STEPS,
+        RATE,
+        PROX,
+        Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+        Number("received", *_FLAG),  # begin at w all the same
+        Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
+        Number("choice", 0, 2),  # forecast with the last model, one's own best, the fleet's best
+        _KEPT,
+        Number("tune", *_FLAG),  # when the run is over, as many steps once more without a pull
+    ),
+    Up.WEIGHTS,
+    (LOSS, _VALIDATION),
+    personal=True,
+    patient=True,
+)
+_BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
+
+_FIRST = Number("first", 0, 2**31 - 1, measured=True, needed=True)  # number of a window
+_LAST = replace(_FIRST, name="last")
+_HALF = Number("half", *_FLAG)  # the answer's array in float16
+_ORDER = Number("order", 0, 2**31 - 1)  # among all that is said to this device in this attempt
+_SPLIT: Contract = {
+    "train": Ask(  # opens the round; its answer is wanted when the turns are over (``share``)
+        ("encode", "decode", "encode_vjp"),
+        ("w",),
+        (
+            PROX,
+            RATE,
+            Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+            Number("received", *_FLAG),  # begin at w
+            Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
+            Number("choice", 0, 2),  # forecast with the last model, or with the fleet's best
+            _KEPT,
+        ),
+        Up.WEIGHTS,
+        (LOSS, _VALIDATION),
+        personal=True,
+        patient=True,
+    ),
+    "ready": Ask(
+        numbers=(_ORDER,),
+        up=Up.SIGNAL,
+        report=(  # with the fleet's choice also of the windows held back, if there are any
+            _FIRST,
+            _LAST,
+            replace(_FIRST, name="held_first", needed=False),
+            replace(_FIRST, name="held_last", needed=False),
+        ),
+        perishable=True,
+    ),
+    "encode": Ask(
+        ("encode",),
+        ("ids",),
+        (
+            _ORDER,
+            _HALF,
+            Number("frozen", *_FLAG),  # no step of the device's follows
+            Number("held", *_FLAG),  # of windows held back; ``judge`` follows
+        ),
+        Up.SIGNAL,
+        perishable=True,
+    ),
+    "decode": Ask(("decode",), ("z",), (_ORDER, _HALF), Up.SIGNAL, (LOSS,), perishable=True),
+    "keep": Ask((), ("z",), (_ORDER, _HALF), perishable=True),
+    "judge": Ask(("decode",), ("z",), (_ORDER, _HALF), perishable=True),
+    "finish": Ask(  # without its array: alone
+        ("encode_vjp",), ("hgrad",), (_ORDER, _HALF), perishable=True
+    ),
+    "local": Ask(numbers=(_ORDER, STEPS, Number("batch", 1, 65536)), perishable=True),
+    "share": Ask(numbers=(_ORDER,), perishable=True),
+    "serve": Ask(("encode",), ("z",), (_HALF, _KEPT), Up.SIGNAL, perishable=True),
+}
+"""Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
+
+_LEANING = (  # what joins a device's loss
+    Number("smooth", 0.0, 1e9),
+    Number("ridge", 0.0, 1e9),
+    Number("own", 0.0, 1.0),  # what the graph leaves to the device's own model
+)
+_BILEVEL: Contract = {
+    "train": Ask(
+        ("gradient",),
+        ("c", "phi"),  # what the neighbours' models add up to; the map, left out as the identity
+        (
+            STEPS,
+            RATE,
+            Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
+            *_LEANING,
+            Number("form", 0, 3),  # of the map: identity, diagonal, low rank, a block
+            Number("begin", 0, 2**31),  # of the block
+            Number("side", 0, 65536),  # of the block
+        ),
+        Up.WEIGHTS,
+        (LOSS,),
+        personal=True,
+        patient=True,
+        stacked=True,
+    ),
+    "solve": Ask(  # (H + damping) q = p
+        ("hvp",),
+        ("p",),
+        (
+            *_LEANING,
+            Number("of", 0, 2**31),  # the round whose answer is the model that H is taken at
+            Number("solver", 0, 1),  # conjugate gradients, a Neumann series
+            Number("iterations", 1, 1000),
+            Number("damping", 0.0, 1e9),
+            Number("tolerance", 0.0, 1.0),
+            Number("step", 0.0, 1e9),  # of the series; left out, the device finds one
+            Number("curvature", 1e-9, 1e9),  # divides p where the loss curves down
+            Number("batches", 1, 64),  # minibatches that H is taken over
+        ),
+        Up.SOLUTION,
+        personal=True,
+        patient=True,
+    ),
+}
+
+_AMONG = Ask(  # the task also names the neighbours
+    ("gradient",),
+    numbers=(
+        STEPS,  # from one exchange to the next
+        RATE,
+        Number("fading", *_FLAG),  # with the square root of the step's number
+        Number("order", *_FLAG),  # step beside the mixing, or before it
+        Number("every", 0.0, 1e9),
+        Number("deadline", 0.0, 1e9),
+        Number("last", 1, 2**31),
+    ),
+    up=Up.PEERS,
+    personal=True,
+    mirrored=True,
+)
+_DOUBTING = (
+    Number("insist", *_FLAG),  # wait for a neighbour's word, however long it takes
+    Number("robust", 0, 2),  # plain, clipped, trimmed
+    Number("radius", 1e-12, 1e12),
+    Number("trim", 0, 24),
+)
+
+CONTRACTS: Mapping[str, Contract] = MappingProxyType(
+    {
+        "fedsgd": {
+            "train": Ask(("gradient",), ("w",), (RATE,), Up.GRADIENT, (LOSS,)),
+        },
+        "fedavg": {"train": _TRAIN},
+        "fedprox": {"train": _TRAIN},
+        "fedavgm": {"train": _TRAIN},
+        "fedadam": {"train": _TRAIN},
+        "fedasync": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
+        "fedbuff": {"train": replace(_TRAIN, personal=True, patient=True)},
+        "afl": {"train": replace(_TRAIN, report=(replace(LOSS, needed=True),))},
+        "fedatt": {"train": _TRAIN},
+        "fedda": {"train": _TRAIN},
+        "fedgru": {"train": _TRAIN},
+        "fedntp": {"train": _TRAIN},
+        "nbafl": {"train": replace(_BOUNDED, up=Up.WEIGHTS)},
+        "udp": {"train": _BOUNDED},
+        "fesem": {"train": replace(_TRAIN, up=Up.WEIGHTS, personal=True, patient=True)},
+        "dfl_sgd": {"begin": replace(_AMONG, numbers=(*_AMONG.numbers, *_DOUBTING))},
+        "dfl_gt": {"begin": _AMONG},
+        "pfl": {"train": _PERSONAL},
+        "bigfl": _BILEVEL,
+        "pfgl": _SPLIT,
+        "cnfgnn": _SPLIT,
+        "lstm_cnn_fedavg": _SPLIT,
+        "lstm_cnn_pfl": _SPLIT,
+        "bafdp": {"step": _BAFDP},
+        "bsfdp": {"step": _BAFDP},
+        "aspire_ease": {"step": _ASPIRE},
+        "rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b2")},
+        "rsa_weights": {"step": _RSA},
+        "dp_rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b1")},
+    }
+)
+"""Every method's asks; the two ``METHODS`` of device and aggregator have the same keys."""

@@ -1,0 +1,255 @@
+"""Where a broker is and how a client presents itself to it; plain settings and their checks."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path as FilePath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.link.tls_files import mark_of
+
+WINDOW: Final = 20
+"""Most QoS 1 publishes in flight, whatever the server would take."""
+
+LARGEST: Final = 65_536
+"""Largest payload in bytes, unless the server takes less."""
+
+STORED: Final = "stored time"
+MACHINE: Final = "machine's clock"
+EARLIER: Final = "stored time before its last leap"
+"""By which time the dates of a broker's certificate were found good."""
+
+Will = tuple[str, bytes, bool]
+"""Topic, payload, retained: what the broker says for us when we are gone."""
+
+Path = str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """Where the broker is and how this client presents itself.
+
+    Attributes:
+        url: ``mqtts://host:port`` or, on loopback only, ``mqtt://host:port``.
+        client_id: Stable and unique: the broker's session hangs on it.
+        ca_file: PEM of the authority that signed the broker's certificate; required for mqtts.
+        cert_file: PEM of this client's certificate.
+        key_file: PEM of its private key.
+        protocol: 5, or 4 for MQTT 3.1.1.
+        keepalive: Seconds of silence before a ping.
+        will: Said by the broker when the link is lost. A callable is asked before every CONNECT.
+        session_expiry: Seconds the broker keeps our session (MQTT 5).
+        receive_maximum: Unacknowledged messages the broker may have in flight to us (MQTT 5).
+        max_packet: Largest packet we accept, bytes (MQTT 5).
+        reconnect_min: Upper end of the first reconnect delay's draw, seconds.
+        reconnect_max: Where its doubling ends.
+        connect_timeout: Seconds for TCP and TLS; the only step that blocks.
+        insecure: Allow ``mqtt://`` to a host that is not loopback.
+        judged_at: Asked before every TLS handshake: the Unix seconds to judge the broker's dates
+            by, where this machine's clock is a day or more behind what was signed; None while it
+            is not. The dates may fit this machine's clock instead.
+        judged_else: As ``judged_at``: one more moment that the dates may fit, or None.
+
+    Raises:
+        LinkError: The settings cannot work together; the sentence says which.
+
+    >>> Broker(url="mqtt://broker.example", client_id="meter-1")
+    Traceback (most recent call last):
+    edge_sdk.wire.errors.LinkError: mqtt:// to broker.example would send everything in the clear; \
+use mqtts:// (plain MQTT is for loopback, or insecure = true)
+    """
+
+    url: str
+    client_id: str
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    protocol: int = 5
+    keepalive: int = 60
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    will: Will | Callable[[], Will] | None = None
+    session_expiry: int = 86_400
+    receive_maximum: int = WINDOW
+    max_packet: int = LARGEST
+    reconnect_min: float = 1.0
+    reconnect_max: float = 600.0
+    connect_timeout: float = 5.0
+    insecure: bool = False
+    judged_at: Callable[[], float | None] | None = field(default=None, repr=False)
+    judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work, before anything is sent."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname:
+            raise LinkError(f"{self.url!r} is not a broker address: mqtt://host or mqtts://host")
+        if self.protocol not in {4, 5}:
+            raise LinkError(f"MQTT protocol {self.protocol} is not known: 5, or 4 for MQTT 3.1.1")
+        if not 1 <= self.keepalive <= 65_535:
+            raise LinkError(f"keepalive {self.keepalive} is outside 1 to 65535 seconds")
+        if self.reconnect_max <= 0:
+            raise LinkError("reconnect_max is 0: a broker that is gone would be asked without end")
+        if not self.client_id:
+            raise LinkError("a client id is needed: the broker's session hangs on it")
+        if self.is_tls:
+            self._check_files()
+        elif not (self.insecure or _is_loopback(parts.hostname)):
+            raise LinkError(
+                f"mqtt:// to {parts.hostname} would send everything in the clear; use mqtts:// "
+                "(plain MQTT is for loopback, or insecure = true)"
+            )
+
+    def _check_files(self) -> None:
+        if self.ca_file is None:
+            raise LinkError("mqtts:// needs ca_file: the authority that signed the broker")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise LinkError("cert_file and key_file come together")
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether the address asks for TLS."""
+        return urlsplit(self.url).scheme == "mqtts"
+
+    @property
+    def host(self) -> str:
+        """Name or address of the broker."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """Its port: as given, else 8883 with TLS and 1883 without."""
+        return urlsplit(self.url).port or (8883 if self.is_tls else 1883)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's flag that leaves the dates of a chain to its caller; Python has no name for it."""
+
+
+class _Dated(ssl.SSLSocket):
+    """Compares the leaf's dates itself where clock and signed time disagree."""
+
+    def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - ssl's signature
+        """Shake hands, and refuse a certificate that is valid at no time that may be the present.
+
+        Raises:
+            SSLCertVerificationError: With the dates of the certificate, and the moments tried.
+        """
+        super().do_handshake(block)
+        context = self.context
+        if not isinstance(context, TlsContext):
+            return
+        context.dates_by = MACHINE
+        if context.at is None:
+            return
+        leaf: Any = self.getpeercert()
+        begin, end = _second(leaf["notBefore"]), _second(leaf["notAfter"])
+        tried = {STORED: context.at, MACHINE: time.time(), EARLIER: context.other}
+        for name, at in tried.items():
+            if at is not None and begin <= at <= end:
+                context.dates_by = name
+                return
+        context.dates_by = ""
+        told = "; ".join(f"{name} {_said(at)}" for name, at in tried.items() if at is not None)
+        raise ssl.SSLCertVerificationError(
+            f"the certificate is valid from {leaf['notBefore']} to {leaf['notAfter']}; "
+            f"this machine's clock is wrong, or the time that was signed; none fits: {told}"
+        )
+
+
+_second = ssl.cert_time_to_seconds
+
+
+def _said(at: float) -> str:
+    """Write a moment for a person.
+
+    >>> _said(0.0)
+    '1970-01-01 00:00 UTC'
+    """
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+class TlsContext(ssl.SSLContext):
+    """Remembers the connection it wrapped last, and by which time its dates are judged.
+
+    The MQTT library leaves it open when the handshake fails; whoever called it can close it here.
+    While the clock is a day or more behind what was signed, OpenSSL checks chain and host name
+    without the time, and the dates of the broker's own certificate are compared with the time that
+    was signed, with the clock, and with the signed time before it last leapt.
+
+    Attributes:
+        at: The signed time, Unix seconds; None while the clock agrees.
+        other: One more moment to try.
+        dates_by: Which of them the last certificate was valid at.
+    """
+
+    sslsocket_class = _Dated
+    judged_at: Callable[[], float | None] | None = None
+    judged_else: Callable[[], float | None] | None = None
+    at: float | None = None
+    other: float | None = None
+    dates_by: str = ""
+    wrapped: ssl.SSLSocket | None = None
+    marks: tuple[object, ...] = ()
+
+    def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
+        """Wrap as usual."""
+        self.at = None if self.judged_at is None else self.judged_at()
+        self.other = None if self.judged_else is None else self.judged_else()
+        flags = self.verify_flags & ~_NO_CHECK_TIME
+        self.verify_flags = flags if self.at is None else flags | _NO_CHECK_TIME
+        self.wrapped = super().wrap_socket(*args, **settings)
+        return self.wrapped
+
+
+def tls_context(broker: Broker) -> TlsContext:
+    """TLS 1.2 or later, the broker's authority pinned, its name checked, our certificate shown.
+
+    Raises:
+        LinkError: A file is missing or is not what it should be.
+    """
+    context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
+    context.marks = _marks(broker)  # before they are read: what is written meanwhile is read again
+    try:
+        context.load_verify_locations(cafile=broker.ca_file)
+        if broker.cert_file is not None:
+            context.load_cert_chain(broker.cert_file, broker.key_file)
+    except OSError as error:
+        files = ", ".join(str(f) for f in (broker.ca_file, broker.cert_file, broker.key_file) if f)
+        raise LinkError(f"cannot use the TLS files {files}: {error}") from error
+    return context
+
+
+def renewed(context: TlsContext, broker: Broker) -> TlsContext:
+    """Return a context of the files as they are now, so that a link outlives its certificate.
+
+    It is the one we have while no file changed, and while they do not fit: a certificate may be
+    in place a moment before its key.
+    """
+    if context.marks == _marks(broker):
+        return context
+    try:
+        return tls_context(broker)
+    except LinkError:
+        return context
+
+
+def _marks(broker: Broker) -> tuple[object, ...]:
+    named = (broker.ca_file, broker.cert_file, broker.key_file)
+    return tuple(mark_of(FilePath(fspath(name))) for name in named if name is not None)

@@ -1,0 +1,224 @@
+"""What a device's link saw: every release that left and every receipt that came, a line each.
+
+Written outside the code that is judged, at the link, by a simulator or a test. A release is written
+down before its first byte leaves; a receipt before the device hears of it. So after a ``kill -9``
+the lines are at least what went out, and at least what the device may have believed.
+``gridfed-aggregator audit --devices`` holds them against the aggregator's database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.wire.contract.method import Array
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.protocol import codec, topics
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, KeyOf, digest, ref, unseal
+from edge_sdk.wire.protocol.messages import (
+    ChunkMessage,
+    OfferMessage,
+    ReceiptMessage,
+    UpdateMessage,
+)
+
+Number = tuple[str, int, int]
+"""``(device, life, seq)``: one release, for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A release left, whole or as an offer; a repeat is another line.
+
+    Attributes:
+        device: Who.
+        life: Its ledger session.
+        seq: Its number within it.
+        digest: SHA-256 of the body, 64 hex digits.
+        run: Run it answers.
+        round: Round it answers.
+        spent: Releases the device had charged.
+        vector: ``vector_digest`` of what is in it; empty for an offer, which carries none.
+        at: Unix seconds by the observer's clock.
+    """
+
+    device: str
+    life: int
+    seq: int
+    digest: str
+    run: int
+    round: int
+    spent: int
+    vector: str = ""
+    at: float = 0.0
+
+    @property
+    def number(self) -> Number:
+        """Which release it is."""
+        return self.device, self.life, self.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Receipted:
+    """A receipt came, with the aggregator's own signature.
+
+    Attributes:
+        device: To whom.
+        life: As in ``Sent``.
+        seq: As in ``Sent``.
+        ref: First 16 bytes of the digest it is for, 32 hex digits.
+        code: 0, or why it does not count.
+        at: Unix seconds by the observer's clock.
+    """
+
+    device: str
+    life: int
+    seq: int
+    ref: str
+    code: int
+    at: float = 0.0
+
+    @property
+    def number(self) -> Number:
+        """Which release it settles."""
+        return self.device, self.life, self.seq
+
+
+Line = Sent | Receipted
+
+
+def vector_digest(vector: Array) -> str:
+    """Return SHA-256 of a vector as float64, little-endian: one name in whatever type it is kept.
+
+    >>> vector_digest(np.ones(2, np.float32)) == vector_digest(np.ones(2))
+    True
+    """
+    return hashlib.sha256(np.asarray(vector, "<f8").tobytes()).hexdigest()
+
+
+class PublishedBodies:
+    """Reads what one device publishes, and puts the chunks of an offered body together."""
+
+    def __init__(self, key_of: KeyOf) -> None:
+        """Start with nothing offered; ``key_of`` gives the device's own public key."""
+        self._key_of = key_of
+        self._offered: dict[bytes, tuple[Sent, int]] = {}
+        self._pieces: dict[bytes, dict[int, bytes]] = {}
+
+    def left(self, topic: str, payload: bytes, at: float) -> Sent | None:
+        """Read what is about to be published; None for everything that completes no release.
+
+        An offer is a release without its vector; the last missing chunk is the same with it.
+
+        Args:
+            topic: Where it goes.
+            payload: The whole envelope.
+            at: Unix seconds.
+        """
+        where = topics.parse(topic)
+        if where is None or where.direction != "up" or where.kind not in _RELEASES:
+            return None
+        try:
+            proved = unseal(
+                payload,
+                kind=where.kind,
+                sender=where.id,
+                recipient=AGGREGATOR,
+                fleet=where.fleet,
+                key_of=self._key_of,
+            )
+            said = codec.decode(where.kind, proved.body)
+        except Refused:  # spoilt on purpose: no release of ours
+            return None
+        if isinstance(said, ChunkMessage):
+            return self._joined(said, at)
+        if isinstance(said, UpdateMessage):
+            return _sent(where.id, said, digest(proved.body), at)
+        return self._promised(where.id, said, at) if isinstance(said, OfferMessage) else None
+
+    def _promised(self, device: str, said: OfferMessage, at: float) -> Sent | None:
+        if said.of != "update":
+            return None
+        name = said.digest.hex()
+        sent = Sent(device, said.life, said.seq, name, said.run, said.round, said.spent, at=at)
+        self._offered = {ref(said.digest): (sent, said.size)}  # one transfer at a time
+        self._pieces = {i: kept for i, kept in self._pieces.items() if i in self._offered}
+        return sent
+
+    def _joined(self, said: ChunkMessage, at: float) -> Sent | None:
+        promised = self._offered.get(said.id)
+        if promised is None:
+            return None
+        sent, size = promised
+        pieces = self._pieces.setdefault(said.id, {})
+        pieces[said.i] = said.blob
+        if sum(map(len, pieces.values())) != size:
+            return None
+        body = b"".join(blob for _, blob in sorted(self._pieces.pop(said.id).items()))
+        return _sent(sent.device, codec.decode(UpdateMessage, body), digest(body), at)
+
+
+_RELEASES = frozenset({"update", "offer", "chunk"})
+
+
+def _sent(device: str, said: UpdateMessage, whole: bytes, at: float) -> Sent:
+    numbers = said.life, said.seq, whole.hex(), said.run, said.round, said.spent
+    return Sent(device, *numbers, _vector(said), at)
+
+
+def came(topic: str, payload: bytes, *, key_of: KeyOf, at: float) -> Receipted | None:
+    """Read what has just arrived for a device; None for everything but a proved receipt.
+
+    A command's receipt has life 0 and goes the other way; it is none of these.
+    """
+    where = topics.parse(topic)
+    if where is None or where.direction != "down" or where.kind != "receipt":
+        return None
+    try:
+        proved = unseal(
+            payload,
+            kind="receipt",
+            sender=AGGREGATOR,
+            recipient=where.id,
+            fleet=where.fleet,
+            key_of=key_of,
+        )
+        said = codec.decode(ReceiptMessage, proved.body)
+    except Refused:
+        return None
+    return Receipted(where.id, said.life, said.seq, said.ref.hex(), said.code, at)
+
+
+def _vector(update: UpdateMessage) -> str:
+    if update.enc != "f4":
+        return ""
+    try:
+        return vector_digest(codec.unpack_tensor(update.blob, "f4", len(update.blob) // 4))
+    except Refused:
+        return ""
+
+
+def written(line: Line) -> str:
+    """Return a line of text, its end included."""
+    kind = "sent" if isinstance(line, Sent) else "receipted"
+    return json.dumps({"kind": kind, **asdict(line)}, separators=(",", ":")) + "\n"
+
+
+def read(lines: Iterable[str]) -> Iterator[Line]:
+    """Read lines back; one that a death cut short counts as nothing said.
+
+    >>> line = Receipted("m", 1, 2, "00" * 16, 0)
+    >>> list(read([written(line), written(line)[:20]])) == [line]
+    True
+    """
+    for text in lines:
+        if not text.endswith("\n"):
+            continue
+        table: dict[str, Any] = json.loads(text)
+        kind = table.pop("kind")
+        yield Sent(**table) if kind == "sent" else Receipted(**table)

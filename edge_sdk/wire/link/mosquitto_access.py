@@ -1,0 +1,83 @@
+"""Access rules for Mosquitto: the table of topics of PROTOCOL.md, one line a topic.
+
+No rule ends in a wildcard under which a device may write. A retained message lives in the broker's
+memory and on its disk until it is replaced, so what one device can keep there is the number of
+topics it may write times the largest packet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+from edge_sdk.wire.protocol.topics import AGGREGATOR, ALL, ROOT, UPLINK, is_device_id, is_fleet_id
+
+_NONE: Mapping[str, Collection[str]] = MappingProxyType({})
+
+
+def mosquitto_access(
+    fleet: str,
+    devices: Collection[str] | None = None,
+    *,
+    neighbours: Mapping[str, Collection[str]] = _NONE,
+) -> str:
+    """Return the text of an ``acl_file``.
+
+    The rules trust the user name, so the broker must take that, and the client id, from the
+    certificate (``use_identity_as_username``, ``use_username_as_clientid``).
+
+    Args:
+        fleet: Whose topics.
+        devices: Who may speak: a block of rules for each, and nothing for any other certificate.
+            None writes patterns instead, under which every certificate of the authority may.
+        neighbours: By device, to whom it may send ``peer`` and from whom it may hear them.
+
+    Raises:
+        ValueError: A name that is no id.
+
+    >>> print(mosquitto_access("north", ["meter-1"]).splitlines()[-1])
+    topic readwrite gf/1/north/#
+    """
+    if not is_fleet_id(fleet):
+        raise ValueError(f"fleet {fleet!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,31}}")
+    for name in {*(devices or ()), *neighbours, *(n for near in neighbours.values() for n in near)}:
+        if not is_device_id(name):
+            raise ValueError(f"device {name!r}: expected [A-Za-z0-9][A-Za-z0-9_-]{{0,63}}")
+    root = f"{ROOT}/{fleet}"
+    lines = [
+        "# with: require_certificate true, use_identity_as_username true,",
+        "#       use_username_as_clientid true",
+    ]
+    if devices is None:
+        lines += [*_denials(root), *(f"pattern {rule}" for rule in _own(root, "%u"))]
+    for name in sorted(neighbours if devices is None else devices):
+        rules = [] if devices is None else _own(root, name)
+        for other in sorted(neighbours.get(name, ())):
+            rules += [f"write {root}/{name}/peer/{other}", f"read {root}/{other}/peer/{name}"]
+        lines += [f"user {name}", *(f"topic {rule}" for rule in rules)]
+    lines += [f"user {AGGREGATOR}", f"topic readwrite {root}/#"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _own(root: str, name: str) -> list[str]:
+    return [
+        *(f"write {root}/{name}/up/{kind}" for kind in UPLINK),
+        f"write {root}/{name}/status",
+        f"read {root}/{name}/down/#",
+        f"read {root}/{ALL}/#",
+    ]
+
+
+def _denials(root: str) -> list[str]:
+    """What keeps a certificate named ``meter-1/up`` out of the topics of ``meter-1``.
+
+    Mosquitto puts a name into a pattern as it is, slashes too. No device writes a topic of seven
+    levels, nor one of six that ends in ``status``.
+    """
+    return [
+        "# names with a slash, and _all, must not reach the topics of others",
+        f"pattern deny {root}/+/+/status",
+        f"pattern deny {root}/+/+/+/+/#",
+        f"pattern deny {root}/{ALL}/status",
+        f"pattern deny {root}/{ALL}/up/#",
+    ]

@@ -1,0 +1,462 @@
+"""A link to a real MQTT broker: paho-mqtt's codec on our own epoll, and none of its loops.
+
+The only file that imports paho. What paho leaves to its caller is done here: the in-flight window
+the server announced, its largest packet, reconnecting with jitter, acknowledging by hand, and
+telling a refused publish from an accepted one. Rules: ``docs/brokers.md``.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import paho.mqtt.client as paho
+from paho.mqtt import MQTTException
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.link.broker_options import LARGEST, WINDOW, Broker, Will, renewed, tls_context
+from edge_sdk.wire.link.event_loop import Clock, Poller
+from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message
+from edge_sdk.wire.protocol.topics import is_unkept
+
+__all__ = ["LARGEST", "WINDOW", "Broker", "MqttLink", "Poller", "Will"]
+
+OVERHEAD: Final = 512
+"""Bytes of a packet that are not payload: topic (at most 6 levels), properties, headers."""
+
+WILL_DELAY: Final = 30  # s: a short loss of the link is not a death
+STEADY: Final = 10.0  # s: a connection that lasted this long resets the reconnect delay
+CONNACK_PATIENCE: Final = 30.0  # s
+AT_ONCE: Final = 64  # packets read before other links have their turn
+FILTERS_AT_ONCE: Final = 8  # filters in one SUBSCRIBE; some services take no more
+QOS_0_PENDING: Final = 64  # publishes without acknowledgement that may wait for the socket
+REFUSED: Final = 0x80
+NOBODY_LISTENS: Final = 0x10
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
+    MQTTException,
+)
+"""What paho's decoder raises on bytes that are not MQTT. All mean: this connection is over."""
+
+
+def traffic(connection: object) -> tuple[int, int]:
+    """Bytes the peer acknowledged and bytes received, as the kernel counts a TCP connection.
+
+    TLS is included, headers of TCP and IP are not. (0, 0) where the kernel does not tell.
+    Source: ``struct tcp_info`` of linux/tcp.h, ``tcpi_bytes_acked`` at 120.
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or not isinstance(connection, socket.socket):
+        return 0, 0
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, option, 136)
+    except OSError:
+        return 0, 0
+    up, down = struct.unpack_from("=QQ", info, 120) if len(info) >= 136 else (0, 0)
+    return up, down
+
+
+class _WindowShrankError(Exception):
+    """The new connection takes fewer publishes in flight than paho would send again."""
+
+
+class MqttLink:
+    """A `Transport` to a broker. Give many links one poller to serve them all together.
+
+    Args:
+        broker: Where and how.
+        poller: Shared by the links of a process; by default one of its own.
+        rng: Draws the reconnect delays: uniform in 0 … min(reconnect_max, reconnect_min · 2ⁿ).
+        clock: Monotonic seconds, for a poller of its own.
+
+    Raises:
+        LinkError: The TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        poller: Poller | None = None,
+        rng: random.Random | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.broker = broker
+        self._owns_poller = poller is None
+        self._poller = poller if poller is not None else Poller(clock=clock)
+        self._rng = rng if rng is not None else random.Random()  # noqa: S311 - jitter
+        self._tls = tls_context(broker) if broker.is_tls else None
+        self._happened: deque[Happening] = deque()
+        self._counts = dict.fromkeys(
+            ("publishes", "connects", "refused_publishes", "unheard_publishes", "abandoned",
+             "refused_filters", "unreadable"), 0)  # fmt: skip
+        self._sent_before = self._received_before = 0
+        self._held: set[int] = set()  # packet ids of QoS 1 publishes without a PUBACK
+        self._unsent: set[int] = set()  # packet ids of QoS 0 publishes not yet on the socket
+        self._window = WINDOW
+        self._max_payload = LARGEST
+        self._retains = True
+        self._epoch = 0  # of the connection: an acknowledgement belongs to the one it came by
+        self._attempt = 0
+        self._since = 0.0
+        self._wanted = self._is_up = self._is_connecting = False
+        self._why = ""
+        self._descriptor = -1
+        self._client = self._new_client()
+
+    # What a Transport does.
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker has accepted us and the connection stands."""
+        return self._is_up
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What went over the link since it was made.
+
+        ``bytes_up`` and ``bytes_down`` are the kernel's count of the TCP payload, TLS included.
+        """
+        up, down = traffic(self._client.socket()) if self._descriptor >= 0 else (0, 0)
+        return {
+            "bytes_up": self._sent_before + up,
+            "bytes_down": self._received_before + down,
+            **self._counts,
+        }
+
+    def open(self) -> None:
+        """Start connecting. Returns at once; ``poll`` reports ``LinkUp``."""
+        if not self._wanted:
+            self._wanted = True
+            self._poller.at(self._poller.clock(), self)
+
+    def poll(self, timeout: float) -> Sequence[Happening]:
+        """Serve the poller (all its links) for at most ``timeout`` seconds; return our share."""
+        until = time.monotonic() + timeout  # real seconds: the sockets do not know another clock
+        self._poller.serve(0.0 if self._happened else timeout)
+        while not self._happened and (left := until - time.monotonic()) > 0:
+            self._poller.serve(left)
+        happened = tuple(self._happened)
+        self._happened.clear()
+        return happened
+
+    def subscribe(self, *filters: str) -> None:
+        """Ask for these topics, ``time`` at QoS 0, others at 1; does nothing while it is down."""
+        for first in range(0, len(filters) if self._is_up else 0, FILTERS_AT_ONCE):
+            some = filters[first : first + FILTERS_AT_ONCE]
+            self._client.subscribe([(f, 0 if is_unkept(f) else 1) for f in some])
+
+    def unsubscribe(self, *filters: str) -> None:
+        """Stop receiving these topics; does nothing while the link is down."""
+        for first in range(0, len(filters) if self._is_up else 0, FILTERS_AT_ONCE):
+            self._client.unsubscribe(list(filters[first : first + FILTERS_AT_ONCE]))
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        qos: int = 1,
+        expiry: int | None = None,
+    ) -> bool:
+        """Hand one message to the link; False if it has no room now (nothing was sent).
+
+        Raises:
+            LinkError: The payload is larger than this broker takes; it never will have room.
+        """
+        if len(payload) > self._max_payload:
+            raise LinkError(f"{len(payload)} bytes for {topic}: at most {self._max_payload} fit")
+        if not self._is_up or (self.room() <= 0 if qos else len(self._unsent) >= QOS_0_PENDING):
+            return False
+        info = self._client.publish(
+            topic, payload, qos, retain and self._retains, self._publish_properties(expiry)
+        )
+        if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
+            return False
+        (self._held if qos else self._unsent).add(info.mid)
+        self._counts["publishes"] += 1
+        return True
+
+    def room(self) -> int:
+        """How many more QoS 1 publishes the link takes right now (its in-flight window)."""
+        return max(0, self._window - len(self._held)) if self._is_up else 0
+
+    def acknowledge(self, message: Message) -> None:
+        """Tell the broker that the message is safe here.
+
+        Does nothing for a message of an earlier connection: its packet id now means another one,
+        and the broker sends the message again.
+        """
+        if isinstance(message.receipt, tuple):
+            epoch, mid, qos = message.receipt
+            if epoch == self._epoch and self._is_up and qos:
+                self._client.ack(mid, qos)
+
+    def close(self) -> None:
+        """Say goodbye (the will is not sent) and free the socket. May take up to a second."""
+        was_up, self._wanted = self._is_up, False
+        if was_up:
+            self._client.disconnect()
+            until = time.monotonic() + 1.0
+            while self._client.want_write() and time.monotonic() < until:
+                self._client.loop_write()
+                time.sleep(0.001 if self._client.want_write() else 0.0)
+        self._hang_up()
+        self._poller.at(None, self)
+        if self._owns_poller:
+            self._poller.close()
+
+    def cut(self) -> None:
+        """Break the connection without a word, as a lost network would; then reconnect."""
+        self._lost("cut")
+
+    # What the poller calls.
+
+    def ready(self, *, readable: bool, writable: bool) -> None:
+        """Read and write what the socket allows."""
+        try:
+            if readable:
+                self._read()
+            if writable:
+                self._client.loop_write()
+        except _WindowShrankError:
+            self._counts["abandoned"] += len(self._held)
+            self._lost("the broker's window is smaller than what was in flight")
+            self._client = self._new_client()
+        except _UNREADABLE as error:
+            self._lost(f"the connection failed: {error!r}")
+
+    def tick(self, now: float) -> None:
+        """Connect, give up on a silent broker, or keep the connection alive."""
+        if not self._wanted:
+            return
+        if self._is_connecting and now - self._since > CONNACK_PATIENCE:
+            self._lost(f"no answer to CONNECT within {CONNACK_PATIENCE:.0f} s")
+        elif self._is_connecting or self._is_up:
+            self._client.loop_misc()
+            if self._descriptor >= 0:
+                self._poller.at(now + min(5.0, self.broker.keepalive / 4), self)
+        elif self._poller.admits(self):
+            self._connect(now)
+        else:
+            self._poller.at(now + 0.05, self)
+
+    # Connecting and losing.
+
+    def _new_client(self) -> paho.Client:
+        five = self.broker.protocol == 5
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self.broker.client_id,
+            clean_session=None if five else False,
+            protocol=paho.MQTTv5 if five else paho.MQTTv311,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.max_inflight_messages_set(WINDOW)
+        client.connect_timeout = self.broker.connect_timeout
+        if self.broker.username is not None:
+            client.username_pw_set(self.broker.username, self.broker.password)
+        if self._tls is not None:
+            client.tls_set_context(self._tls)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        client.on_socket_open = self._on_socket_open
+        client.on_socket_close = self._on_socket_close
+        client.on_socket_register_write = self._on_want_write
+        client.on_socket_unregister_write = self._on_written
+        client.connect_async(
+            self.broker.host,
+            self.broker.port,
+            self.broker.keepalive,
+            clean_start=False,  # paho's default wipes the session at the first connect
+            properties=self._connect_properties() if five else None,
+        )
+        self._held.clear()
+        self._unsent.clear()
+        return client
+
+    def _connect_properties(self) -> Properties:
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = self.broker.session_expiry
+        properties.ReceiveMaximum = self.broker.receive_maximum
+        properties.MaximumPacketSize = self.broker.max_packet
+        return properties
+
+    def _publish_properties(self, expiry: int | None) -> Properties | None:
+        if expiry is None or self.broker.protocol != 5:
+            return None
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.MessageExpiryInterval = expiry
+        return properties
+
+    def _set_will(self) -> None:
+        will = self.broker.will
+        if will is None:
+            return
+        topic, payload, retain = will() if callable(will) else will
+        properties = None
+        if self.broker.protocol == 5:
+            properties = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
+            properties.WillDelayInterval = WILL_DELAY
+        self._client.will_set(topic, payload, 1, retain, properties)
+
+    def _renew(self) -> None:
+        """Read the TLS files again if they changed since the last attempt."""
+        before = self._tls
+        if before is not None:
+            self._tls = renewed(before, self.broker)
+        if self._tls is not before:
+            self._counts["abandoned"] += len(self._held)  # whoever said it says it again
+            self._client = self._new_client()
+
+    def _connect(self, now: float) -> None:
+        self._poller.at(now + 1.0, self)  # the last words are saved first: a full disk forbids it
+        self._renew()
+        self._set_will()
+        self._is_connecting, self._since, self._why = True, now, ""
+        self._epoch += 1
+        self._unsent.clear()
+        try:
+            self._client.reconnect()
+        except _UNREADABLE as error:
+            if self._tls is not None and self._tls.wrapped is not None:
+                self._tls.wrapped.close()  # paho leaves it open when the handshake fails
+            self._lost(f"cannot reach {self.broker.url}: {error}")
+        else:
+            if self._descriptor >= 0:
+                self._poller.at(now + 1.0, self)
+
+    def _lost(self, why: str) -> None:
+        """Report the loss once, and plan the next attempt."""
+        was = self._is_up or self._is_connecting
+        lasted = self._poller.clock() - self._since if self._is_up else 0.0
+        self._hang_up()
+        if not (was and self._wanted):
+            return
+        self._attempt = 0 if lasted >= STEADY else self._attempt
+        longest = min(self.broker.reconnect_max, self.broker.reconnect_min * 2.0**self._attempt)
+        self._attempt = min(self._attempt + 1, 32)
+        self._poller.at(self._poller.clock() + self._rng.uniform(0.0, longest), self)
+        self._happened.append(LinkDown(why))
+
+    def _hang_up(self) -> None:
+        self._is_up = self._is_connecting = False
+        self._poller.settled(self)
+        connection = self._client.socket()
+        if connection is not None and self._descriptor >= 0:
+            self._on_socket_close(self._client, None, connection)
+            connection.close()
+
+    def _read(self) -> None:
+        """Read packets while messages come, or while TLS holds bytes that epoll cannot see."""
+        for _ in range(AT_ONCE):
+            before = len(self._happened)
+            self._client.loop_read()
+            connection = self._client.socket()
+            is_more = isinstance(connection, ssl.SSLSocket) and connection.pending()
+            if not is_more and len(self._happened) == before:
+                return
+        self._poller.at(self._poller.clock(), self)
+
+    # What paho calls. Nothing here runs a caller's code, so nothing here can fail for its sake.
+
+    def _on_connect(
+        self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        if reason.is_failure:
+            self._why = f"the broker refused the connection: {reason}"
+            return
+        self._window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
+        if len(self._held) > self._window:
+            raise _WindowShrankError
+        packet = getattr(properties, "MaximumPacketSize", LARGEST + OVERHEAD)
+        self._max_payload = max(0, min(LARGEST, packet - OVERHEAD))
+        self._retains = bool(getattr(properties, "RetainAvailable", 1))
+        self._is_up, self._is_connecting = True, False
+        self._since = self._poller.clock()
+        self._poller.settled(self)
+        self._counts["connects"] += 1
+        dates_by = self._tls.dates_by if self._tls is not None else ""
+        self._happened.append(LinkUp(self._max_payload, dates_by))
+
+    def _on_disconnect(
+        self, _c: object, _u: object, _f: object, reason: ReasonCode, _p: object
+    ) -> None:
+        self._lost(
+            self._why or (self._turned_away() if self._is_connecting else f"disconnected: {reason}")
+        )
+
+    def _turned_away(self) -> str:
+        """Say why a broker may hang up before CONNACK: TLS 1.3 judges our certificate late."""
+        told = "the broker hung up before it let us in"
+        if self._tls is None:
+            return told
+        if self.broker.cert_file is None:
+            return f"{told}; it may want a client certificate, and cert_file is not set"
+        return f"{told}; it may not accept the certificate {self.broker.cert_file}"
+
+    def _on_message(self, _c: object, _u: object, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            self._counts["unreadable"] += 1
+            self._client.ack(message.mid, message.qos)
+            return
+        receipt = (self._epoch, message.mid, message.qos)
+        self._happened.append(Message(topic, bytes(message.payload), message.retain, receipt))
+
+    def _on_publish(self, _c: object, _u: object, mid: int, reason: ReasonCode, _p: object) -> None:
+        self._held.discard(mid)
+        self._unsent.discard(mid)
+        if reason.value >= REFUSED:
+            self._counts["refused_publishes"] += 1
+        elif reason.value == NOBODY_LISTENS:
+            self._counts["unheard_publishes"] += 1
+
+    def _on_subscribe(
+        self, _c: object, _u: object, _mid: int, reasons: list[ReasonCode], _p: object
+    ) -> None:
+        self._counts["refused_filters"] += sum(reason.value >= REFUSED for reason in reasons)
+
+    def _on_socket_open(self, _c: object, _u: object, connection: object) -> None:
+        if isinstance(connection, socket.socket):
+            self._descriptor = connection.fileno()
+            self._poller.watch(self._descriptor, self)
+
+    def _on_socket_close(self, _c: object, _u: object, connection: object) -> None:
+        if self._descriptor >= 0:
+            self._poller.forget(self._descriptor)
+            up, down = traffic(connection)
+            self._sent_before += up
+            self._received_before += down
+            self._descriptor = -1
+
+    def _on_want_write(self, _c: object, _u: object, _s: object) -> None:
+        if self._descriptor >= 0:
+            self._poller.watch(self._descriptor, self, write=True)
+
+    def _on_written(self, _c: object, _u: object, _s: object) -> None:
+        if self._descriptor >= 0:
+            self._poller.watch(self._descriptor, self)

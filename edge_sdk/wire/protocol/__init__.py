@@ -1,0 +1,1 @@
+"""The protocol itself: messages, their bytes and signatures, transfers and the outbox."""

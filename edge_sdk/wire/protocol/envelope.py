@@ -1,0 +1,190 @@
+"""Who said it, to whom, in which fleet: the signed envelope around every body.
+
+``[wire, kind, sender, body, proof]``, five elements of fixed types. The signature covers fleet,
+kind, sender, recipient and the body's digest, so an envelope proves nothing anywhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import KID_SIZE, SIGNATURE_SIZE, Signer, kid_of, verify
+from edge_sdk.wire.protocol import msgpack_reader
+from edge_sdk.wire.protocol.messages import CLEAR, SEALED, WIRE
+from edge_sdk.wire.protocol.msgpack_reader import Cursor, malformed
+
+AGGREGATOR = "_agg"
+ROOT = "_root"
+ALL = "_all"
+
+PAYLOAD_LIMIT = 65536
+PROOF_SIZE = KID_SIZE + SIGNATURE_SIZE
+
+KeyOf = Callable[[str, bytes], bytes | None]
+"""``(sender, kid)`` to the raw public key in force, or None. It may itself raise ``Refused``
+(REVOKED, QUOTA): it is asked after the topic was checked and before any signature is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A body whose sender is proved. Nothing has been read of what it says."""
+
+    kind: str
+    sender: str
+    body: bytes
+    digest: bytes
+    proof: bytes
+
+    @property
+    def ref(self) -> bytes:
+        """The 16 bytes by which answers name this message."""
+        return ref(self.digest)
+
+
+def digest(body: bytes) -> bytes:
+    """Return the identity of a message: SHA-256 of its body, as the bytes came."""
+    return hashlib.sha256(body).digest()
+
+
+def ref(whole: bytes) -> bytes:
+    """Return the short form of a digest: its first 16 bytes."""
+    return whole[:16]
+
+
+def seal(
+    body: bytes, *, kind: str, sender: str, recipient: str, fleet: str, signer: Signer
+) -> bytes:
+    """Wrap and sign a body; the result is a whole MQTT payload."""
+    proof = prove(
+        digest(body), kind=kind, sender=sender, recipient=recipient, fleet=fleet, signer=signer
+    )
+    return wrap(body, kind=kind, sender=sender, proof=proof)
+
+
+def wrap(body: bytes, *, kind: str, sender: str, proof: bytes) -> bytes:
+    """Write the five elements around a body that was proved before (an outbox resends so)."""
+    return b"".join(
+        (
+            bytes([0x95, WIRE]),
+            msgpack_reader.text(kind),
+            msgpack_reader.text(sender),
+            msgpack_reader.binary(body),
+            msgpack_reader.binary(proof),
+        )
+    )
+
+
+def prove(
+    whole: bytes, *, kind: str, sender: str, recipient: str, fleet: str, signer: Signer
+) -> bytes:
+    """Sign a body's digest: 8 bytes key id and 64 bytes signature."""
+    said = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
+    return kid_of(signer.public) + signer.sign(said)
+
+
+def check_proof(
+    whole: bytes,
+    proof: bytes,
+    *,
+    kind: str,
+    sender: str,
+    recipient: str,
+    fleet: str,
+    key_of: KeyOf,
+) -> None:
+    """Check that ``sender`` signed the body with this digest; an offer is proved so.
+
+    Raises:
+        Refused: UNKNOWN_CLIENT if there is no such key, BAD_SIGNATURE, or what ``key_of`` raised.
+    """
+    if len(proof) != PROOF_SIZE:
+        raise malformed(f"a proof of {len(proof)} bytes")
+    kid, signature = proof[:KID_SIZE], proof[KID_SIZE:]
+    public = key_of(sender, kid)
+    if public is None:
+        raise Refused(Reason.UNKNOWN_CLIENT, f"{sender}, key {kid.hex()}")
+    said = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
+    if kid_of(public) != kid or not verify(public, signature, said):
+        raise Refused(Reason.BAD_SIGNATURE, f"{sender}, key {kid.hex()}")
+
+
+def unseal(
+    raw: bytes, *, kind: str, sender: str, recipient: str, fleet: str, key_of: KeyOf
+) -> Sealed:
+    """Check who sent these bytes before looking at what they say.
+
+    Args:
+        raw: The MQTT payload.
+        kind: What the topic says it is.
+        sender: Who the topic says wrote it (``_agg`` or ``_root`` for what comes down).
+        recipient: The receiver's own name: ``_agg``, the device's id, or ``_all``.
+        fleet: From the receiver's configuration, never from the message.
+        key_of: Looks up the sender's key; see ``KeyOf``.
+
+    Raises:
+        Refused: In this order: TOO_LARGE; MALFORMED; UNKNOWN_WIRE; MALFORMED (another kind than
+            the topic's); WRONG_SENDER; what ``key_of`` raises; UNKNOWN_CLIENT; BAD_SIGNATURE;
+            CANNOT_OPEN for a sealed body, which this version does not open.
+    """
+    if len(raw) > PAYLOAD_LIMIT:
+        raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
+    wire, said_kind, said_sender, body, proof = _outer(raw)
+    if wire != WIRE:
+        raise Refused(Reason.UNKNOWN_WIRE, str(wire))
+    if said_kind != kind:
+        raise malformed(f"{said_kind} under a topic for {kind}")
+    if said_sender != sender:
+        raise Refused(Reason.WRONG_SENDER, f"{said_sender} under the topic of {sender}")
+    whole = digest(body)
+    check_proof(
+        whole, proof, kind=kind, sender=sender, recipient=recipient, fleet=fleet, key_of=key_of
+    )
+    if body[:1] == bytes([SEALED]):
+        raise Refused(Reason.CANNOT_OPEN, "a sealed body")
+    if body[:1] != bytes([CLEAR]):
+        raise malformed("a body starts with 0x92 or 0x94")
+    return Sealed(kind, sender, body, whole, proof)
+
+
+def kind_of(raw: bytes) -> str:
+    """Return the kind an envelope names, where its topic does not say one; nothing is proved.
+
+    Raises:
+        Refused: TOO_LARGE, or MALFORMED: it is no envelope.
+    """
+    if len(raw) > PAYLOAD_LIMIT:
+        raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
+    return _outer(raw)[1]
+
+
+def unproved(raw: bytes) -> bytes:
+    """Return the body of an envelope that this machine wrote and kept; nothing is proved.
+
+    Raises:
+        Refused: MALFORMED: it is no envelope.
+    """
+    return _outer(raw)[3]
+
+
+def _outer(raw: bytes) -> tuple[int, str, str, bytes, bytes]:
+    """Read five elements of fixed types and lengths; nothing else is decoded before the proof."""
+    at = Cursor(raw)
+    if at.array() != 5:
+        raise malformed("an envelope has five elements")
+    five = at.whole(), at.text(16), at.text(64), at.binary(PAYLOAD_LIMIT), at.binary(PROOF_SIZE)
+    if not at.is_done:
+        raise malformed("bytes after the envelope")
+    return five
+
+
+def _signed(whole: bytes, *, kind: str, sender: str, recipient: str, fleet: str) -> bytes:
+    parts = (_lp(part) for part in (fleet, kind, sender, recipient))
+    return b"gridfed/1/sig\0" + b"".join(parts) + whole
+
+
+def _lp(value: str) -> bytes:
+    raw = value.encode()
+    return bytes([len(raw)]) + raw

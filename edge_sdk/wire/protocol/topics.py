@@ -1,0 +1,172 @@
+"""Where it is said: every topic of the protocol, built, parsed, subscribed to, and guarded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ROOT = "gf/1"
+AGGREGATOR = "_agg"
+ALL = "_all"
+UPLINK = ("hello", "offer", "have", "update", "signal", "metrics", "chunk", "receipt", "refusal")
+"""Kinds that a device writes under ``up``."""
+SLOTS_LIMIT = 256  # parts of a common model: as many as a body may have chunks
+
+DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+FLEET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_KIND = re.compile(r"[a-z]{1,16}")
+_WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAddress:
+    """What a topic says. ``id`` is the device for up, down, status and peer, ``_all`` for all."""
+
+    fleet: str
+    id: str
+    direction: str  # up, down, status, peer or all
+    kind: str  # the kind expected; empty under peer, where the envelope chooses
+    tail: str = ""  # worker of a chunk, slot of a part, neighbour of a peer
+
+
+def is_device_id(text: str) -> bool:
+    """Whether a text may name a device: it is a topic level, a user name and an envelope's sender.
+
+    >>> is_device_id("meter-0042"), is_device_id("_agg"), is_device_id("a/b")
+    (True, False, False)
+    """
+    return DEVICE_ID.fullmatch(text) is not None
+
+
+def is_fleet_id(text: str) -> bool:
+    """Whether a text may name a fleet."""
+    return FLEET_ID.fullmatch(text) is not None
+
+
+def is_unkept(pattern: str) -> bool:
+    """Whether a topic filter is subscribed to with quality of service 0.
+
+    ``time`` is. A broker that raises what it delivers to the subscription's quality would otherwise
+    keep one a minute for every device that sleeps.
+
+    >>> is_unkept("gf/1/north/_all/time"), is_unkept("gf/1/north/_all/keys")
+    (True, False)
+    """
+    return pattern.endswith(f"/{ALL}/time")
+
+
+def up(fleet: str, device: str, kind: str, worker: str | None = None) -> str:
+    """Return the topic on which a device speaks to the aggregator.
+
+    >>> up("north", "meter-0042", "update"), up("north", "meter-0042", "chunk", "w1")
+    ('gf/1/north/meter-0042/up/update', 'gf/1/north/meter-0042/up/chunk/w1')
+    """
+    tail = f"/{worker}" if worker else ""
+    return f"{ROOT}/{fleet}/{device}/up/{kind}{tail}"
+
+
+def status(fleet: str, device: str) -> str:
+    """Return the topic of a device's retained status and of its will."""
+    return f"{ROOT}/{fleet}/{device}/status"
+
+
+def down(fleet: str, device: str, kind: str) -> str:
+    """Return the topic on which the aggregator speaks to one device."""
+    return f"{ROOT}/{fleet}/{device}/down/{kind}"
+
+
+def common(fleet: str, kind: str) -> str:
+    """Return the retained topic of an announcement to all."""
+    return f"{ROOT}/{fleet}/{ALL}/{kind}"
+
+
+def part(fleet: str, slot: int) -> str:
+    """Return the retained topic of one slot of the common model."""
+    return f"{ROOT}/{fleet}/{ALL}/part/{slot}"
+
+
+def peer(fleet: str, device: str, neighbour: str) -> str:
+    """Return the topic on which a device speaks to one neighbour: below its own id.
+
+    >>> peer("north", "meter-0042", "meter-0043")
+    'gf/1/north/meter-0042/peer/meter-0043'
+    """
+    return f"{ROOT}/{fleet}/{device}/peer/{neighbour}"
+
+
+def parse(topic: str) -> TopicAddress | None:
+    """Read a topic; None if it has not exactly the shape of one of ours.
+
+    >>> parse("gf/1/north/meter-0042/up/update")
+    TopicAddress(fleet='north', id='meter-0042', direction='up', kind='update', tail='')
+    >>> parse("gf/1/north/_all/part/7").tail
+    '7'
+    >>> parse("gf/2/north/meter-0042/up/update") is parse("gf/1/north/_agg/up/update") is None
+    True
+    """
+    levels = topic.split("/")
+    if len(levels) < 5 or levels[:2] != ["gf", "1"] or not is_fleet_id(levels[2]):
+        return None
+    fleet, name, rest = levels[2], levels[3], levels[4:]
+    if name == ALL:
+        return _parse_common(fleet, rest)
+    if not is_device_id(name):
+        return None
+    return _parse_own(fleet, name, rest)
+
+
+def _parse_common(fleet: str, rest: list[str]) -> TopicAddress | None:
+    match rest:
+        case ["part", slot] if slot.isascii() and slot.isdigit() and slot == str(int(slot[:4])):
+            return (
+                TopicAddress(fleet, ALL, "all", "part", slot) if int(slot) < SLOTS_LIMIT else None
+            )
+        case [kind] if kind != "part" and _KIND.fullmatch(kind):
+            return TopicAddress(fleet, ALL, "all", kind)
+    return None
+
+
+def _parse_own(fleet: str, name: str, rest: list[str]) -> TopicAddress | None:
+    match rest:
+        case ["status"]:
+            return TopicAddress(fleet, name, "status", "status")
+        case ["up" | "down" as direction, kind] if _KIND.fullmatch(kind):
+            return TopicAddress(fleet, name, direction, kind)
+        case ["up", "chunk", worker] if _WORKER.fullmatch(worker):
+            return TopicAddress(fleet, name, "up", "chunk", worker)
+        case ["peer", other] if is_device_id(other):
+            return TopicAddress(fleet, name, "peer", "", other)
+    return None
+
+
+def device_filters(fleet: str, device: str) -> tuple[str, ...]:
+    """Return what a device subscribes to after every connect; none of them overlap."""
+    announced = ("keys", "time", "bundle", "model")
+    return (f"{ROOT}/{fleet}/{device}/down/#", *(common(fleet, kind) for kind in announced))
+
+
+def peers_filter(fleet: str, device: str) -> str:
+    """Return what a device adds while it exchanges models with neighbours."""
+    return f"{ROOT}/{fleet}/+/peer/{device}"
+
+
+def parts_filter(fleet: str) -> str:
+    """Return what a device adds while it fetches the common model, and only then."""
+    return f"{ROOT}/{fleet}/{ALL}/part/#"
+
+
+def aggregator_filters(fleet: str, group: str | None = None) -> tuple[str, ...]:
+    """Return what the aggregator subscribes to; ``group`` shares the uplink among workers.
+
+    Status is never shared: retained messages do not reach shared subscriptions.
+
+    >>> aggregator_filters("north", "agg")
+    ('$share/agg/gf/1/north/+/up/+', 'gf/1/north/+/status')
+    """
+    uplink = f"{ROOT}/{fleet}/+/up/+"
+    return (f"$share/{group}/{uplink}" if group else uplink, f"{ROOT}/{fleet}/+/status")
+
+
+def worker_filter(fleet: str, worker: str) -> str:
+    """Return the filter for chunks that are addressed to one worker."""
+    return f"{ROOT}/{fleet}/+/up/chunk/{worker}"

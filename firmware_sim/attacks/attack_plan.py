@@ -1,0 +1,176 @@
+"""Who lies in a fleet, how, and from when: one frozen value, and the cast it makes of a fleet."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from edge_sdk import Client
+from edge_sdk.app.settings import Duration, seconds
+from edge_sdk.wire.schema import Between
+from firmware_sim.attacks import ATTACKS, BoundAttack, bind, protocol
+from firmware_sim.attacks.byzantine_client import ByzantineClient, TamperingLink
+from firmware_sim.attacks.byzantine_halves import ByzantineHalves, overheard
+from firmware_sim.attacks.coalition import Coalition
+
+Make = Callable[..., Client]
+"""Makes a client from its configuration, ``transport=`` and ``clock=``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttackPlan:
+    """One attack on one run.
+
+    Attributes:
+        attack: A name that ``gridfed-sim attacks`` lists.
+        byzantine: Share of the devices that lie, rounded down; at least one does.
+        options: The attack's own numbers.
+        start_round: Liars are honest before.
+        choice: The ``first`` ids lie, or a draw that ``seed`` decides.
+        seed: Of who lies, and of what attacks draw.
+        colluding: Whether all liars of a round send one vector.
+        patience: How long an omniscient liar waits for the honest answers of a round.
+    """
+
+    attack: str
+    byzantine: Annotated[float, Between(0.0, 1.0)] = 0.2
+    options: Mapping[str, Any] = field(default_factory=dict)
+    start_round: Annotated[int, Between(1, 2**31)] = 1
+    choice: Literal["first", "seeded"] = "first"
+    seed: int = 0
+    colluding: bool = False
+    patience: Duration = "5s"
+
+    def __post_init__(self) -> None:
+        """Refuse a start that the attack cannot wait for: a link knows of no rounds."""
+        kind = ATTACKS[self.attack].kind if self.attack in ATTACKS else None
+        if self.start_round > 1 and kind in {"link", "twin"}:
+            raise ValueError(
+                f"start_round: {self.attack} is there from the beginning or not at all"
+            )
+
+    @property
+    def bound(self) -> BoundAttack:
+        """The attack with its options.
+
+        Raises:
+            UnknownAttack: There is no such attack or option.
+        """
+        return bind(self.attack, {key: str(value) for key, value in self.options.items()})
+
+    @property
+    def is_silenced(self) -> bool:
+        """Whether liars' answers are refused or never arrive: no round may wait for them."""
+        attack = self.bound.attack
+        return attack.kind in {"body", "twin"} or attack.name == "empty_payload"
+
+    def count(self, devices: int) -> int:
+        """Return how many devices lie.
+
+        >>> [AttackPlan("flipping", share).count(10) for share in (0.0, 0.05, 0.3, 0.39)]
+        [0, 1, 3, 3]
+        """
+        if self.byzantine <= 0:
+            return 0
+        return max(1, math.floor(self.byzantine * devices + 1e-9))
+
+    def share(self, devices: int) -> float:
+        """Return which share of so many devices lies: whole devices do.
+
+        >>> AttackPlan("flipping", 0.3).share(8)
+        0.25
+        """
+        return self.count(devices) / devices if devices else self.byzantine
+
+    def malicious(self, ids: Sequence[str]) -> frozenset[str]:
+        """Return who lies, for the whole run.
+
+        >>> sorted(AttackPlan("flipping", 0.5).malicious(["d", "b", "a", "c"]))
+        ['a', 'b']
+        """
+        known = sorted(ids)
+        if self.choice == "seeded":
+            known = random.Random(self.seed).sample(known, len(known))  # noqa: S311 - reproducible
+        return frozenset(known[: self.count(len(ids))])
+
+
+@dataclass(frozen=True, slots=True)
+class AttackRole:
+    """How one device is played.
+
+    Attributes:
+        make: Makes its client.
+        around: Puts what spoils messages around its link.
+        twins: Names under which further processes claim to be it.
+    """
+
+    make: Make = Client
+    around: Callable[[Any], Any] = lambda link: link
+    twins: tuple[str, ...] = ()
+
+
+HONEST = AttackRole()
+
+
+@dataclass(frozen=True, slots=True)
+class AttackCast:
+    """An assault, cast: every device's role.
+
+    Attributes:
+        assault: What is played.
+        bound: Its attack.
+        coalition: What the liars know together.
+    """
+
+    assault: AttackPlan
+    bound: BoundAttack
+    coalition: Coalition
+
+    @classmethod
+    def of(cls, assault: AttackPlan, ids: Sequence[str], clock: Callable[[], float]) -> AttackCast:
+        """Cast an assault on these devices.
+
+        Raises:
+            UnknownAttack: There is no such attack or option.
+        """
+        liars = assault.malicious(ids)
+        patience = seconds(assault.patience)
+        coalition = Coalition(frozenset(ids) - liars, liars, patience, clock)
+        return cls(assault, assault.bound, coalition)
+
+    def role(self, device: str) -> AttackRole:
+        """Return how a device is played. Where nobody lies, everybody is simply a client."""
+        if not self.coalition.liars:
+            return HONEST
+        if device not in self.coalition.liars:
+            is_heard = self.bound.attack.is_omniscient
+            heard = partial(Client, methods=overheard(self.coalition, device))
+            return AttackRole(heard) if is_heard else HONEST
+        match self.bound.attack.kind:
+            case "link":
+                return AttackRole(around=self._spoilt(device))
+            case "twin":
+                names = protocol.twin([device])
+                return AttackRole(twins=tuple(name for _, name in names))
+        return AttackRole(partial(ByzantineClient, liar=self._liar(device)))
+
+    def _liar(self, device: str) -> ByzantineHalves:
+        return ByzantineHalves(
+            device,
+            self.bound,
+            self.coalition,
+            start_round=self.assault.start_round,
+            is_colluding=self.assault.colluding,
+            seed=self.assault.seed,
+        )
+
+    def _spoilt(self, device: str) -> Callable[[Any], Any]:
+        number = sorted(self.coalition.liars).index(device)
+        rng = np.random.default_rng([self.assault.seed, number])
+        return partial(TamperingLink, bound=self.bound, clock=self.coalition.clock, rng=rng)

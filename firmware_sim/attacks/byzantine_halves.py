@@ -1,0 +1,194 @@
+"""Liars: the halves of a real device, whose answers are twisted before they are sealed.
+
+A liar's own state stays that of an honest device: it knows the truth and says something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from edge_sdk import METHODS
+from edge_sdk.wire.contract.method import (
+    CONTRACTS,
+    END,
+    Ask,
+    Effect,
+    Effects,
+    Half,
+    Signal,
+    Task,
+    Up,
+    Update,
+)
+from firmware_sim.attacks import BoundAttack
+from firmware_sim.attacks.attack_context import AttackContext, Row, sendable
+from firmware_sim.attacks.coalition import ALONE, Coalition
+from firmware_sim.attacks.data_poisoning import DataPoisoner
+
+Factory = Callable[..., Half[Any]]
+"""Makes a device half; what it is given besides the device's own is the SDK's affair."""
+
+
+def overheard(coalition: Coalition, device: str) -> Mapping[str, Factory]:
+    """Return the device halves of an honest device whose answers the liars overhear."""
+
+    def wrap(factory: Factory) -> Factory:
+        def made(*given: Any) -> Half[Any]:  # noqa: ANN401 - the SDK's own
+            half = factory(*given)
+
+            def apply(state: Any, event: Any) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+                state, effects = half.apply(state, event)
+                for effect in effects:
+                    if isinstance(effect, Update):
+                        coalition.tell(device, effect.round, effect.vector)
+                return state, effects
+
+            return half._replace(apply=apply)
+
+        return made
+
+    return {name: wrap(factory) for name, factory in METHODS.items()}
+
+
+@dataclass(slots=True)
+class ByzantineHalves:
+    """One device's part in an attack, and what it remembers.
+
+    Attributes:
+        device: Its id.
+        bound: The attack.
+        coalition: Whom it lies with.
+        start_round: It is honest before.
+        is_colluding: Whether all liars of a round send the same vector.
+        seed: Of what the attack draws.
+        features: Returns the inputs of the bundle at work; for data attacks.
+    """
+
+    device: str
+    bound: BoundAttack
+    coalition: Coalition
+    start_round: int = 1
+    is_colluding: bool = False
+    seed: int = 0
+    features: Callable[[], Any] = tuple
+    _at: int = 0
+    _past: dict[int, tuple[Row, Row]] = field(default_factory=dict)  # round -> sent, received
+
+    def methods(self) -> Mapping[str, Factory]:
+        """Return the device halves, each lying as this device lies."""
+        return {name: self._lying(name, factory) for name, factory in METHODS.items()}
+
+    def is_lying(self, of_round: int) -> bool:
+        """Whether the attack has begun; rounds that a device sets itself are its own affair."""
+        return self.start_round <= of_round < ALONE
+
+    def may_answer(self, task: Task) -> bool:
+        """Whether this device knows enough to lie about a task now."""
+        is_asked = task.ask != END and self.is_lying(task.round)
+        return not (is_asked and self.bound.attack.is_omniscient) or self.coalition.may_answer(
+            self.device, task
+        )
+
+    def _lying(self, method: str, factory: Factory) -> Factory:
+        def made(local: Any, *given: Any) -> Half[Any]:  # noqa: ANN401 - the SDK's own
+            half = factory(self._poisoned(local), *given)
+
+            def apply(state: Any, event: Any) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+                if not isinstance(event, Task):
+                    state, effects = half.apply(state, event)
+                    return state, tuple(self._hinted(effect) for effect in effects)
+                self._at = event.round or self._at  # what belongs to no round changes none
+                state, effects = half.apply(state, event)
+                return state, tuple(self._twisted(method, event, effect) for effect in effects)
+
+            return half._replace(apply=apply)
+
+        return made
+
+    def _poisoned(self, local: Any) -> Any:  # noqa: ANN401 - as above
+        """Lend the half poisoned windows while the attack is on."""
+        if self.bound.attack.kind != "data":
+            return local
+        poisoner, honest = DataPoisoner(self.bound, self.features, self._key(0)), local.windows
+
+        def windows() -> Any:  # noqa: ANN401 - as above
+            return poisoner.windows(honest()) if self.is_lying(self._at) else honest()
+
+        return replace(local, windows=windows)
+
+    def _twisted(self, method: str, task: Task, effect: Effect) -> Effect:
+        if isinstance(effect, Signal):
+            return self._hinted(effect)
+        if not isinstance(effect, Update) or task.round >= ALONE:
+            return effect
+        own, ask = np.asarray(effect.vector, np.float64), CONTRACTS[method][task.ask]
+        received, part = _received(task, ask, own), ask.up
+        said = self._said(part, task, own, received) if self.is_lying(task.round) else None
+        self._remember(task.round, own, received)
+        return effect if said is None else replace(effect, vector=_fit(said, part, effect.vector))
+
+    def _hinted(self, effect: Effect) -> Effect:
+        """Twist a signal, one of no round as well: it is in others' forecasts."""
+        is_on = self.bound.attack.kind == "signal" and self.is_lying(self._at)
+        if not (is_on and isinstance(effect, Signal) and effect.array.size):
+            return effect
+        return replace(effect, array=self.bound.act(effect.array))
+
+    def _said(self, part: Up, task: Task, own: Row, received: Row) -> Row | None:
+        """Return the lie of this round; None if the answer itself is not what is attacked."""
+
+        def lie() -> Row:
+            if self.bound.attack.kind != "model":
+                return own
+            return self.bound.on(part)(self._scene(task, own, received))
+
+        if self.is_colluding:
+            return self.coalition.agree(task.round, lie)
+        return lie() if self.bound.attack.kind == "model" else None
+
+    def _scene(self, task: Task, own: Row, received: Row) -> AttackContext:
+        rows = self.coalition.rows(task) if self.bound.attack.is_omniscient else None
+        past = [self._past[number] for number in sorted(self._past) if number < task.round]
+        liars = len(self.coalition.liars)
+        return AttackContext(
+            own=own,
+            honest=own[None] if rows is None else rows,
+            received=received,
+            past=tuple(sent for sent, _ in past),
+            models=tuple(model for _, model in past),
+            devices=liars + len(self.coalition.honest),
+            liars=liars,
+            rng=np.random.default_rng(self._key(task.round)),
+        )
+
+    def _remember(self, of_round: int, own: Row, received: Row) -> None:
+        """Keep as many rounds as the attack looks back."""
+        self._past[of_round] = own, received
+        reach = max(1, int(getattr(self.bound.act, "keywords", {}).get("rounds", 5)))
+        for old in sorted(self._past)[: -reach - 1]:
+            del self._past[old]
+
+    def _key(self, of_round: int) -> int:
+        """Seed the draw of a round: a repeat lies the same, and no two devices do."""
+        said = f"{self.seed}\0{self.device}\0{of_round}"
+        return int.from_bytes(hashlib.sha256(said.encode()).digest()[:8], "big")
+
+
+def _received(task: Task, ask: Ask, own: Row) -> Row:
+    """Return the model that a task carried: the first array of its contract; zeros if none came."""
+    for name in ask.down:
+        if name in task.arrays and task.arrays[name].shape == own.shape:
+            return np.asarray(task.arrays[name], np.float64)
+    return np.zeros_like(own)
+
+
+def _fit(lie: Row, part: Up, honest: Any) -> Any:  # noqa: ANN401 - an array of the honest type
+    """Say a lie in the alphabet of the answer: signs have only three letters, or two."""
+    if part is Up.SIGNS:
+        lie = np.where(np.sign(lie) == 0, np.sign(honest), np.sign(lie))
+    return sendable(lie).astype(np.asarray(honest).dtype)

@@ -1,0 +1,78 @@
+"""Poisoned readings: a device's frame with the target, and all that derives from it, corrupted.
+
+The lie is told in the device's own unit interval, after the scale was fixed on what was really
+read: a scale fixed on shifted readings would undo the shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from firmware_sim.attacks import BoundAttack
+from firmware_sim.attacks.data import Scaled
+
+Spoil = Callable[[Scaled], Scaled]
+
+
+def poisoned(frame: Any, features: Iterable[Any], bound: BoundAttack, seed: int) -> Any:  # noqa: ANN401 - the SDK's own frame
+    """Return a frame in which the target was read as an attack wants it.
+
+    Args:
+        frame: A device's channels, targets and scale.
+        features: The bundle's inputs, in the order of the channels.
+        bound: A data attack.
+        seed: Of what it draws; the same for every channel, or the lie would not be one.
+    """
+
+    def spoil(y: Scaled) -> Scaled:
+        spoilt: Scaled = bound.act(y, np.random.default_rng(seed))
+        return spoilt
+
+    low, width = frame.scale.low, frame.scale.width
+    raw = low + width * spoil(frame.scale.shrink(frame.raw))
+    if bound.attack.labels_only:
+        return replace(frame, raw=raw)
+    last = low + width * spoil(frame.scale.shrink(frame.last))
+    channels = frame.channels.copy()
+    for column, feature in enumerate(features):
+        if feature.kind in {"target", "lag"}:
+            behind = feature.lag_steps - 1 if feature.kind == "lag" else 0
+            channels[:, column] = _later(spoil(frame.scale.shrink(frame.last)), behind)
+    return replace(frame, raw=raw, last=last, channels=channels)
+
+
+def _later(values: Scaled, rows: int) -> Scaled:
+    """Shift later by some rows: the first ones are unknown.
+
+    >>> _later(np.array([1.0, 2.0, 3.0]), 1)
+    array([nan,  1.,  2.])
+    """
+    return np.concatenate([np.full(min(rows, len(values)), np.nan), values])[: len(values)]
+
+
+@dataclass(slots=True)
+class DataPoisoner:
+    """Poisons what a device learns from, once per frame.
+
+    Attributes:
+        bound: A data attack.
+        features: Asked when needed: a run may bring another bundle.
+        seed: Of what the attack draws.
+    """
+
+    bound: BoundAttack
+    features: Callable[[], Iterable[Any]]
+    seed: int
+    _clean: Any = None
+    _spoilt: Any = None
+
+    def windows(self, drawable: Any) -> Any:  # noqa: ANN401 - the SDK's own
+        """Return what there is to learn from, poisoned."""
+        if drawable.frame is not self._clean:
+            self._clean = drawable.frame
+            self._spoilt = poisoned(drawable.frame, self.features(), self.bound, self.seed)
+        return replace(drawable, frame=self._spoilt)

@@ -1,0 +1,97 @@
+"""What the options of a trial mean: ways to learn, and what they have to stand."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.wire.contract.method import CONTRACTS, Up
+from edge_sdk.wire.schema import SchemaError, build
+from firmware_sim.attacks.attack_plan import AttackPlan
+from firmware_sim.commands.options import pairs, rule, words
+from firmware_sim.scenario import Scenario
+
+
+def assaults(args: Namespace) -> tuple[AttackPlan, ...]:
+    """Return the attacks that the options name, one after the other.
+
+    Raises:
+        SettingsError: A number that cannot be meant, or a share of liars without an attack.
+        UnknownAttack: There is no such attack or option.
+    """
+    names = words(args.attack)
+    if args.byzantine is not None and not names:
+        raise SettingsError("--byzantine: lies need a name", hint="--attack; gridfed-sim attacks")
+    told = {
+        "byzantine": args.byzantine,
+        "start_round": args.start_round,
+        "choice": args.malicious,
+        "patience": args.patience,
+        "colluding": args.colluding or None,
+    }
+    options = pairs(args.attack_option, "--attack-option")
+    table = {key: value for key, value in told.items() if value is not None}
+    table |= {"options": options, "seed": args.seed}
+    try:
+        found = tuple(build(AttackPlan, {"attack": name, **table}) for name in names)
+    except SchemaError as misfit:
+        raise SettingsError(f"--{misfit}".replace("_", "-")) from misfit
+    for one in found:
+        _ = one.bound  # names what does not fit
+    return found
+
+
+def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
+    """Put ways to learn and attacks on top of a scenario.
+
+    Raises:
+        SettingsError: As ``assaults``.
+        UnknownAttack: As ``assaults``.
+    """
+    given = assaults(args) or chosen.assaults
+    f = max((one.count(chosen.devices) for one in given), default=0) if args.f is None else args.f
+    options = pairs(args.rule_option, "--rule-option")
+    rules = [rule(text, options, f) for text in words(args.rule)]
+    methods = words(args.method)
+    ways = (chosen.learning, *chosen.against)
+    if rules or methods:
+        ways = tuple(
+            replace(chosen.learning, method=method, rule=table)
+            for method in methods or (chosen.learning.method,)
+            for table in rules or (chosen.learning.rule,)
+        )
+    for way in ways:
+        _check_signs(way.method, chosen)
+        for one in given:
+            _check(way.method, one)
+    return replace(chosen, learning=ways[0], against=ways[1:], assaults=given)
+
+
+def _check(method: str, assault: AttackPlan) -> None:
+    """Refuse an attack on what a method never sends; an unknown method is the aggregator's."""
+    if method not in CONTRACTS:
+        return
+    kinds = {ask.up for ask in CONTRACTS[method].values()}
+    if assault.bound.attack.kind == "signal" and Up.SIGNAL not in kinds:
+        raise SettingsError(f"--attack {assault.attack}: devices of {method} send no activations")
+    try:
+        for part in kinds - {Up.SIGNAL, Up.NOTHING}:
+            assault.bound.on(part)
+    except ValueError as error:
+        raise SettingsError(f"--attack-option target: {method}: {error}") from error
+
+
+def _check_signs(method: str, chosen: Scenario) -> None:
+    """Refuse noisy signs from devices that make none: they would answer nothing, and say so."""
+    tells = {ask.enc for ask in CONTRACTS.get(method, {}).values()}
+    if "b1" in tells and dict(chosen.privacy.get("mechanism", {})).get("point") != "sign":
+        raise SettingsError(
+            f"--method {method}: its devices must make their signs noisy",
+            hint="--privacy FILE with a mechanism at point 'sign'; docs/privacy.md has one",
+        )
+
+
+def is_trial(chosen: Scenario) -> bool:
+    """Whether there is more than one run to set side by side."""
+    return bool(chosen.assaults or chosen.against)

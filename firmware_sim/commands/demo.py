@@ -1,0 +1,271 @@
+"""The demo: eight devices learn over a real broker, three ways, and are judged on later readings.
+
+Local training is configuration 3 of PL-FL: the same program, data and optimiser, nothing shared.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.cli import Failure
+from firmware_sim.fleet.federation import (
+    CLOSING,
+    Federation,
+    Progress,
+    TooSlow,
+    free_port,
+    start_broker,
+)
+from firmware_sim.fleet.processes import ProcessGroup, RunningProgram
+from firmware_sim.fleet.run_files import Prepared, prepare
+from firmware_sim.reports import html_page
+from firmware_sim.reports.evaluation import judge, traffic_of
+from firmware_sim.reports.progress_display import Display
+from firmware_sim.results import (
+    FEDERATED,
+    LOCAL,
+    NAMES,
+    PLFL,
+    DeviceResult,
+    Traffic,
+    as_json,
+    short,
+    table,
+    verdict,
+)
+from firmware_sim.samples import SampleSet, sample_set
+from firmware_sim.scenario import Scenario
+
+RUNS = (FEDERATED, PLFL, LOCAL)
+
+LEARNED = "round learned"  # what a device logs after each round
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything the demo found out.
+
+    Attributes:
+        scenario: What was run.
+        rows: A line a device.
+        panels: Forecasts and truth, for the picture.
+        seconds: Wall time of each part.
+        rounds: Rounds that were learned in each run; the fewest of any device.
+        cpu: Processor seconds of the devices in each run, summed.
+        peak_kb: Largest resident memory of any device, kilobytes.
+    """
+
+    scenario: Scenario
+    samples: SampleSet
+    rows: list[DeviceResult]
+    panels: list[html_page.Panel]
+    seconds: Mapping[str, float]
+    rounds: Mapping[str, int]
+    cpu: Mapping[str, float]
+    peak_kb: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether PL-FL won, by rule."""
+        return verdict(self.rows)
+
+    def text(self) -> str:
+        """Return the table and the verdict, for a terminal."""
+        steps = int(self.scenario.learning.settings.get("steps", 0))
+        budget = ", ".join(f"{arm} {self.rounds[arm] * steps}" for arm in RUNS)
+        return "\n".join(
+            (
+                f"{self.scenario.title} ({self.samples.kind} readings, {self.samples.licence})",
+                "",
+                table(self.rows, self.samples.unit),
+                f"training steps of every device, at least: {budget}",
+                "",
+                self.verdict,
+            )
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything but the panels, for programs."""
+        return {
+            "scenario": self.scenario.title,
+            "samples": {"name": self.samples.name, "licence": self.samples.licence},
+            "verdict": self.verdict,
+            "devices": as_json(self.rows),
+            "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
+            "rounds": dict(self.rounds),
+            "device_cpu_seconds": {name: round(value, 1) for name, value in self.cpu.items()},
+            "device_peak_kb": self.peak_kb,
+        }
+
+
+@dataclass
+class Demo:
+    """One demonstration in one folder.
+
+    Attributes:
+        scenario: What to run.
+        out: Everything is written below it; the first level must not hold an earlier demo.
+        shown: Where progress goes.
+        limit: Seconds that one run may take.
+        broker: Which broker to start: ``auto``, ``mosquitto`` or ``embedded``.
+    """
+
+    scenario: Scenario
+    out: Path
+    shown: Display
+    limit: float = 300.0
+    broker: str = "auto"
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    rounds: dict[str, int] = field(default_factory=dict)
+    traffic: dict[str, dict[str, Traffic]] = field(default_factory=dict)
+    peak_kb: int = 0
+
+    def run(self) -> Outcome:
+        """Do it all: broker, three runs, judgement, page.
+
+        Raises:
+            Died: A program ended in failure.
+            TooSlow: A run was not done in time.
+        """
+        begun = time.monotonic()
+        samples = sample_set(self.scenario.samples)
+        for sample in samples.samples:
+            sample.verify()
+        with ProcessGroup(self.out / "logs") as family:
+            url = start_broker(family, self.out / "broker", self.broker)
+            self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
+            fleets = {arm: self._learn(family, url, samples, arm) for arm in RUNS}
+        self.shown.note("judging forecasts on readings that no device learned from")
+        judged = time.monotonic()
+        rows, panels = judge(fleets, samples, self.scenario.span, self.traffic)
+        self.seconds |= {"judging": time.monotonic() - judged, "all": time.monotonic() - begun}
+        return Outcome(
+            self.scenario, samples, rows, panels, self.seconds, self.rounds, self.cpu, self.peak_kb
+        )
+
+    def _learn(self, family: ProcessGroup, url: str, samples: SampleSet, arm: str) -> Prepared:
+        begun = time.monotonic()
+        learning = replace(self.scenario.learning, shared=shared(self.scenario, arm))
+        chosen = replace(self.scenario, learning=learning)
+        address = f"127.0.0.1:{free_port()}"
+        prepared = prepare(self.out / arm, arm, chosen, samples, broker=url, page=address)
+        run = Federation(prepared, learning.rounds, family)
+        try:
+            run.start_aggregator()
+            run.start_devices()
+            self._wait(run, arm)
+        finally:
+            run.stop()
+        self._account(run, arm, time.monotonic() - begun)
+        return prepared
+
+    def _wait(self, run: Federation, arm: str) -> None:
+        """Show progress until the run is done and every device holds what it learned."""
+        name = NAMES[arm].split(" (")[0]
+        if arm == LOCAL:
+            self._wait_alone(run, name)
+            return
+        for now in run.watch(self.limit):
+            self.shown.update(name, "learning" if not now.is_done else "done", now)
+        until = time.monotonic() + CLOSING
+        for device in run.devices:
+            if device.wait(max(0.0, until - time.monotonic())) is None:
+                raise TooSlow(f"{device.name} did not finish", hint=device.tail())
+
+    def _wait_alone(self, run: Federation, name: str) -> None:
+        """Nothing is sent when nothing is shared: progress is what devices log themselves."""
+        begun, wanted = time.monotonic(), self.scenario.learning.rounds
+        while True:
+            run.family.check()
+            learned = min(map(learned_rounds, run.devices))
+            seconds = time.monotonic() - begun
+            now = Progress(
+                version=min(learned, wanted),
+                rounds=wanted,
+                seen=len(run.devices),
+                present=sum(one.poll() is None for one in run.devices),
+                seconds=seconds,
+            )
+            self.shown.update(name, "done" if now.is_done else "learning", now)
+            if now.is_done:
+                return
+            if seconds > self.limit:
+                raise TooSlow(f"{learned} of {wanted} rounds alone after {seconds:.0f} s")
+            time.sleep(0.4)
+
+    def _account(self, run: Federation, arm: str, seconds: float) -> None:
+        self.seconds[arm] = seconds
+        alone = min(map(learned_rounds, run.devices))
+        self.rounds[arm] = alone if arm == LOCAL else run.rounds
+        self.cpu[arm] = sum(one.cpu for one in run.devices)
+        self.peak_kb = max(self.peak_kb, *(one.peak_kb for one in run.devices))
+        self.traffic[arm] = traffic_of(run.prepared.devices, run.devices)
+
+
+def shared(chosen: Scenario, arm: str) -> tuple[str, ...] | None:
+    """Return the layers that travel in a run, by name prefix.
+
+    All when federated, none when alone, else what scenario or bundle say: the recurrent ones.
+    """
+    return {FEDERATED: ("",), LOCAL: ()}.get(arm, chosen.learning.shared)
+
+
+def learned_rounds(device: RunningProgram) -> int:
+    """Count the rounds that a device says it has learned."""
+    return device.log.read_text(encoding="utf-8", errors="replace").count(LEARNED)
+
+
+def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
+    """Write page, picture and numbers; return where they are."""
+    scenario, samples = outcome.scenario, outcome.samples
+    learning = scenario.learning
+    facts = (
+        ("Readings", f"{samples.title}; {samples.kind}"),
+        ("Licence and source", f"{samples.licence}. {samples.attribution}"),
+        ("Learned from", f"{scenario.start} to {scenario.until}"),
+        ("Judged on", f"{scenario.judge[0]} to {scenario.judge[1]}, one step ahead"),
+        ("Model", f"bundle {scenario.bundle}, {learning.method}, {dict(learning.settings)}"),
+        ("Rounds learned", ", ".join(f"{NAMES[a]}: {n}" for a, n in outcome.rounds.items())),
+        ("How settings were chosen", scenario.why or "not stated"),
+        ("Seconds", ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds.items())),
+        ("Largest device process", short(outcome.peak_kb * 1024)),
+    )
+    png = html_page.picture(outcome.panels, samples.unit)
+    story = html_page.Story(scenario.title, outcome.verdict, samples.unit, facts)
+    made = {"page": out / "index.html", "numbers": out / "results.json"}
+    made["page"].write_text(html_page.page(story, outcome.rows, png), encoding="utf-8")
+    numbers = json.dumps(outcome.as_json(), indent=1) + "\n"
+    made["numbers"].write_text(numbers, encoding="utf-8")
+    if png is not None:
+        made["picture"] = out / "forecasts.png"
+        made["picture"].write_bytes(png)
+    return made
+
+
+class InTheWay(Failure):
+    """The output folder holds something that is not ours to overwrite."""
+
+    exit_code = 2
+
+
+def clear(out: Path) -> None:
+    """Make room for a demo: an earlier one's folder is emptied, any other is refused.
+
+    Raises:
+        InTheWay: The folder holds something else.
+    """
+    import shutil  # noqa: PLC0415 - only to replace an earlier demo
+
+    mark = out / ".gridfed-sim"
+    if out.exists() and any(out.iterdir()):
+        if not mark.exists():
+            raise InTheWay(f"{out} is not empty", hint="name another folder with --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    mark.touch()

@@ -1,0 +1,98 @@
+"""The options of a trial, as text: what a command line may say before numpy is loaded."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edge_sdk.app.settings import SettingsError
+
+BELIEVES = "mean"
+"""The rule that believes everybody: it cannot be told that somebody lies."""
+
+
+def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Read ``key=value`` texts.
+
+    Raises:
+        SettingsError: A text without ``=``.
+
+    >>> pairs(["z=1.5", "target=update"], "--attack-option")
+    {'z': '1.5', 'target': 'update'}
+    """
+    read = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not (key and sign):
+            raise SettingsError(f"{option}: expected KEY=VALUE, got {text!r}")
+        read[key] = value
+    return read
+
+
+def value_of(text: str) -> Any:  # noqa: ANN401 - what a TOML file would say
+    """Read a number, or leave the text.
+
+    >>> value_of("2"), value_of("0.5"), value_of("home-1")
+    (2, 0.5, 'home-1')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def rule(text: str, options: Mapping[str, str], f: int) -> dict[str, Any]:
+    """Return the aggregator's table of a rule, ``before`` it what stands left of a ``+``.
+
+    Args:
+        text: ``krum``, or ``nnm+krum``.
+        options: The rule's parameters; a pre-aggregation's with its name and a point before them.
+        f: How many may lie; the mean alone is not told.
+
+    >>> rule("bucketing+krum", {"bucketing.size": "3"}, 2)
+    {'name': 'krum', 'f': 2, 'before': [{'name': 'bucketing', 'size': 3}]}
+    >>> rule("mean", {}, 2)
+    {'name': 'mean'}
+    """
+    *steps, name = text.split("+")
+    own = {key: value_of(value) for key, value in options.items() if "." not in key}
+    table: dict[str, Any] = {"name": name}
+    if f and (steps or name != BELIEVES):
+        table["f"] = f
+    table |= own
+    if steps:
+        table["before"] = [_step(step, options) for step in steps]
+    return table
+
+
+def _step(name: str, options: Mapping[str, str]) -> dict[str, Any] | str:
+    start = f"{name}."
+    own = {k.removeprefix(start): value_of(v) for k, v in options.items() if k.startswith(start)}
+    return {"name": name, **own} if own else name
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    """Read a list with commas between.
+
+    >>> words("alie,ipm"), words(None)
+    (('alie', 'ipm'), ())
+    """
+    return tuple(word for word in (text or "").split(",") if word)
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add the options of a trial to a command."""
+    add = parser.add_argument_group("liars, and what stands them").add_argument
+    add("--attack", metavar="NAMES", help="with commas between; gridfed-sim attacks lists them")
+    add("--byzantine", type=float, metavar="SHARE", help="of the devices lie (0.2)")
+    add("--attack-option", action="append", default=[], metavar="K=V", help="of the attacks")
+    add("--start-round", type=int, metavar="N", help="liars are honest before (1)")
+    add("--malicious", choices=("first", "seeded"), help="who lies: first ids, or as drawn (first)")
+    add("--colluding", action="store_true", help="all liars of a round send one vector")
+    add("--patience", metavar="TIME", help="liars wait so long for what the honest send (5s)")
+    add("--rule", metavar="NAMES", help="with commas; a + puts what comes before: nnm+krum (mean)")
+    add("--rule-option", action="append", default=[], metavar="K=V", help="of the rules")
+    add("--f", type=int, metavar="N", help="liars that rules are told of (as many as there are)")

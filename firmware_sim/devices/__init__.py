@@ -1,0 +1,1 @@
+"""Simulated devices: meters, charge points, base stations, and their faults."""

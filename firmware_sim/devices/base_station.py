@@ -1,0 +1,202 @@
+"""A base station that drops performance files, as slowly or as fast as one likes, and its faults.
+
+Time is the files' own: ``speed`` seconds of it pass in one of ours, or it runs as fast as the disk
+allows. A file that ought to be late is late in that time too.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.app.settings import SettingsError
+from firmware_sim.ports.pm3gpp import MeasurementReport, Standard, written
+from firmware_sim.profiles.station import CellSite, Load, load
+from firmware_sim.profiles.weather import draw
+
+_SLOWLY = 3.0  # seconds between the halves of a file
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often, as shares of the files, things go as they go in the field; never by default.
+
+    Attributes:
+        late: The file comes one to ten minutes after its period.
+        twice: The same file comes again under another name.
+        broken: The file stops in the middle, and is written whole a period later.
+        lost: There never is a file: the node was starting.
+        suspect: The manager doubts the values of a cell.
+        missing: A cell has no values.
+        slow: The file is written slowly under its own name instead of renamed.
+    """
+
+    late: float = 0.0
+    twice: float = 0.0
+    broken: float = 0.0
+    lost: float = 0.0
+    suspect: float = 0.0
+    missing: float = 0.0
+    slow: float = 0.0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Habits:
+        """Read ``--fault`` options.
+
+        Raises:
+            SettingsError: An unknown fault, or a share that is none.
+
+        >>> Habits.of({"late": 0.1}).late
+        0.1
+        """
+        known = [one.name for one in fields(cls)]
+        for name, value in options.items():
+            if name not in known:
+                raise SettingsError(f"--fault {name}: unknown; known: {', '.join(known)}")
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise SettingsError(f"--fault {name}: {value!r} is no share")
+        return cls(**{name: float(value) for name, value in options.items()})
+
+
+@dataclass(slots=True)
+class Dropper:
+    """Writes what a station measured, a period at a time.
+
+    Attributes:
+        station: What happens there.
+        name: Of the element, in the files and their names.
+        folder: Where files are dropped.
+        standard: Which of the two.
+        seconds: Length of a period.
+        is_packed: Whether files are packed.
+        habits: What goes wrong.
+        speed: Seconds of a file's time in one of ours; 0 is as fast as possible.
+        wait: Passes seconds of ours; false means stop.
+        counts: What was done, by kind.
+    """
+
+    station: CellSite
+    name: str
+    folder: Path
+    standard: Standard = "32.435"
+    seconds: int = 900
+    is_packed: bool = True
+    habits: Habits = field(default_factory=Habits)
+    speed: float = 0.0
+    wait: Callable[[float], bool] = _sleep
+    counts: Counter[str] = field(default_factory=Counter)
+    _due: list[tuple[float, int, Path, bytes, bool]] = field(default_factory=list)
+    _order: count[int] = field(default_factory=count)
+    _now: float = 0.0
+
+    def run(self, begin: int, periods: int, truth: Path | None = None) -> Counter[str]:
+        """Drop the files of some periods; return what was done.
+
+        Args:
+            begin: Unix seconds of the first period.
+            periods: How many.
+            truth: A CSV file for what really happened, by period, summed over cells.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rng = draw("files", self.station.seed, begin)
+        loads = load(self.station, begin, periods, self.seconds)
+        if truth is not None:
+            _tell(truth, loads, begin, self.seconds)
+        self._now = float(begin)
+        for i in range(periods):
+            start = begin + i * self.seconds
+            one = Load(*(array[i : i + 1] for array in loads))
+            self._plan(rng, start, one)
+            if not self._until(start + 2 * self.seconds if i == periods - 1 else start):
+                break
+        self._until(float("inf") if self.speed == 0 else self._now + 600)
+        return self.counts
+
+    def _plan(self, rng: np.random.Generator, start: int, one: Load) -> None:
+        """Decide what becomes of a period's file."""
+        chance, cells, habits = rng.random(7), self.station.cells, self.habits
+        if chance[0] < habits.lost:
+            self.counts["lost"] += 1
+            return
+        doubted = frozenset({int(rng.integers(cells))} if chance[1] < habits.suspect else ())
+        lacking = frozenset({int(rng.integers(cells))} if chance[2] < habits.missing else ())
+        report = MeasurementReport(
+            self.name, start, self.seconds, one, self.station.zone, doubted, lacking
+        )
+        data = written(report, self.standard)
+        path = self.folder / report.name
+        if self.is_packed:
+            data, path = gzip.compress(data, mtime=0), path.with_name(path.name + ".gz")
+        due = start + self.seconds + 5.0
+        self.counts.update(["suspect"] * len(doubted) + ["missing"] * len(lacking))
+        if chance[3] < habits.late:
+            self.counts["late"] += 1
+            due += 60 + 540 * rng.random()
+        if chance[4] < habits.broken:
+            self.counts["broken"] += 1
+            self._push(due, path, data[: len(data) // 2], is_slow=False)
+            due += self.seconds
+        self._push(due, path, data, is_slow=bool(chance[6] < habits.slow))
+        if chance[5] < habits.twice:
+            self.counts["twice"] += 1
+            self._push(due + self.seconds, path.with_name(f"copy_{path.name}"), data, is_slow=False)
+
+    def _push(self, due: float, path: Path, data: bytes, *, is_slow: bool) -> None:
+        heapq.heappush(self._due, (due, next(self._order), path, data, is_slow))
+
+    def _until(self, moment: float) -> bool:
+        """Let time pass until then, and drop what is due; false means stop."""
+        while self._due and self._due[0][0] <= moment:
+            due, _, path, data, is_slow = heapq.heappop(self._due)
+            if not self._pass(due):
+                return False
+            self._drop(path, data, is_slow=is_slow)
+        return moment == float("inf") or self._pass(moment)
+
+    def _pass(self, moment: float) -> bool:
+        seconds, self._now = moment - self._now, max(self._now, moment)
+        return self.speed == 0 or seconds <= 0 or self.wait(seconds / self.speed)
+
+    def _drop(self, path: Path, data: bytes, *, is_slow: bool) -> None:
+        self.counts["files"] += 1
+        if not is_slow:
+            part = path.with_name(f"{path.name}.part")
+            part.write_bytes(data)
+            part.rename(path)
+            return
+        self.counts["slow"] += 1
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+            file.flush()
+            if self.speed:
+                self.wait(min(_SLOWLY, self.seconds / self.speed / 4))
+            file.write(data[len(data) // 2 :])
+
+
+def _tell(path: Path, loads: Load, begin: int, seconds: int) -> None:
+    with path.open("w", encoding="utf-8", newline="") as text:
+        out = csv.writer(text)
+        out.writerow(["time", "dl_mbit", "ul_mbit", "dl_blocks_percent", "power_w"])
+        for i in range(len(loads.dl)):
+            row = (
+                loads.dl[i].sum(),
+                loads.ul[i].sum(),
+                loads.dl_blocks[i].mean(),
+                loads.power[i].sum(),
+            )
+            out.writerow([begin + i * seconds, *(round(float(value), 6) for value in row)])

@@ -1,0 +1,127 @@
+"""A simulated electricity meter: registers that rise with what a site draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firmware_sim.ports.p1 import Face
+from firmware_sim.profiles.premises import MINUTES, is_free
+from firmware_sim.profiles.weather import DAY, draw
+
+_LOW_UNTIL, _LOW_FROM = 7, 23  # local hours of tariff 1
+
+
+class MeteredSite(Protocol):
+    """What a meter stands before: generated, or recorded."""
+
+    @property
+    def seed(self) -> int:
+        """Tells meters apart."""
+
+    def load(self, day: int) -> NDArray[np.float64]:
+        """Return kW drawn in each minute of a UTC day (days since 1970), shape ``(1440,)``."""
+
+    def generation(self, day: int) -> NDArray[np.float64]:
+        """Return kW made in each minute."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Registers in Wh, by tariff and direction, exact at every second.
+
+    Attributes:
+        premises: What is behind it.
+        start: Unix seconds, on a UTC midnight: where the registers begin.
+        zone: Whose hours the tariffs follow.
+        has_gas: Whether a gas meter reports through it, once an hour.
+
+    Example:
+        >>> from firmware_sim.profiles.premises import Premises
+        >>> from firmware_sim.profiles.weather import Weather
+        >>> meter = Meter(Premises(1, "home", Weather("north"), UTC), 1_700_006_400, UTC)
+        >>> first, later = meter.wh(1_700_006_400), meter.wh(1_700_092_800)
+        >>> bool(2_000 < later - first < 40_000)
+        True
+    """
+
+    premises: MeteredSite
+    start: int
+    zone: tzinfo
+    has_gas: bool = False
+    _passed: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
+    _today: int = -1
+    _curves: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, MINUTES + 1)))
+    _power: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MINUTES))
+
+    def registers(self, time: float) -> NDArray[np.float64]:
+        """Return Wh of low and normal tariff in, then out, at a moment, shape ``(4,)``.
+
+        Args:
+            time: Unix seconds, not before ``start``, never on an earlier day than last asked.
+        """
+        day = int(time // DAY)
+        while self._today < day:
+            self._turn_over(self._today + 1 if self._today >= 0 else self.start // DAY)
+        at = (time - day * DAY) / 60
+        minute = min(int(at), MINUTES - 1)
+        part = at - minute
+        curves = self._curves
+        here = curves[:, minute] + part * (curves[:, minute + 1] - curves[:, minute])
+        first = draw("registers", self.premises.seed).integers(1_000_000, 20_000_000, 4)
+        return np.asarray(first + self._passed + here, np.float64)
+
+    def _turn_over(self, day: int) -> None:
+        """Add a finished day to what passed, and draw the next."""
+        self._passed = self._passed + self._curves[:, -1]
+        net = self.premises.load(day) - self.premises.generation(day)
+        low = _low_tariff(day, self.zone)
+        rows = [
+            np.where(low, np.maximum(net, 0), 0),
+            np.where(low, 0, np.maximum(net, 0)),
+            np.where(low, np.maximum(-net, 0), 0),
+            np.where(low, 0, np.maximum(-net, 0)),
+        ]
+        wh = np.cumsum(np.stack(rows) * (1000 / 60), axis=1)
+        self._curves = np.concatenate([np.zeros((4, 1)), wh], axis=1)
+        self._power, self._today = net, day
+
+    def wh(self, time: float) -> float:
+        """Return all Wh drawn so far: the truth, before a register cuts it to whole ones."""
+        return float(self.registers(time)[:2].sum())
+
+    def face(self, time: float, shown: float | None = None) -> Face:
+        """Return what the meter shows.
+
+        Args:
+            time: Unix seconds, the true time.
+            shown: What its clock says; the true time if None.
+        """
+        low, normal, fed_low, fed_normal = (int(wh) for wh in self.registers(time))
+        told = time if shown is None else shown
+        minute = int((time % DAY) // 60)
+        hour = time - time % 3600
+        gas = (int(1_000_000 + 350 * (hour - self.start) / 3600), told - told % 3600)
+        return Face(
+            told,
+            (low, normal),
+            (fed_low, fed_normal),
+            round(self._power[minute] * 1000),
+            gas if self.has_gas else None,
+            1 if _low_tariff(int(time // DAY), self.zone)[minute] else 2,
+        )
+
+
+@cache
+def _low_tariff(day: int, zone: tzinfo) -> NDArray[np.bool_]:
+    """Return in which minutes of a UTC day the low tariff holds: at night, and on free days."""
+    local = [
+        datetime.fromtimestamp(day * DAY + hour * 900, UTC).astimezone(zone) for hour in range(96)
+    ]
+    low = [is_free(t.date()) or not _LOW_UNTIL <= t.hour < _LOW_FROM for t in local]
+    return np.repeat(np.array(low), 15)

@@ -1,0 +1,192 @@
+"""``gridfed-sim meter``: one meter on this machine, in the bytes that a real one speaks."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+from edge_sdk.app.settings import SettingsError
+from firmware_sim.devices.faults import FaultRates, FaultSequence
+from firmware_sim.devices.meter import Meter
+from firmware_sim.ports.line import Line, open_line
+from firmware_sim.ports.modbus import Registers
+from firmware_sim.ports.p1 import Face, telegram
+from firmware_sim.profiles.premises import Premises
+from firmware_sim.profiles.recorded import Recorded
+from firmware_sim.profiles.weather import DAY, Weather
+
+_TRUTH_EVERY = 900
+_LINGER = 30.0  # seconds that a reader may take for the last bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MeterSettings:
+    """What to simulate.
+
+    Attributes:
+        start: Unix seconds of the first telegram.
+        seconds: How long, in the meter's time.
+        every: Seconds between two telegrams.
+        speed: Times as fast as the clock on the wall; 0 is as fast as it is read.
+        p1: Where telegrams go (``open_line``); empty is nowhere.
+        modbus: Where registers are served, ``tcp://host:port``; empty is nowhere.
+        kind: Of the premises.
+        seed: Tells sites apart.
+        region: Shares its weather.
+        zone: The meter's own.
+        solar: kW of panels.
+        heat_pump: Whether one heats.
+        gas: Whether a gas meter reports.
+        faults: What goes wrong.
+        truth: CSV of what really went through; None writes none.
+        recorded: ``SET/DEVICE`` of shipped readings to draw from instead; empty generates.
+    """
+
+    start: float
+    seconds: float
+    every: float = 10.0
+    speed: float = 1.0
+    p1: str = "pty"
+    modbus: str = ""
+    kind: Literal["home", "business"] = "home"
+    seed: int = 0
+    region: str = "north"
+    zone: str = "Europe/Amsterdam"
+    solar: float = 0.0
+    heat_pump: bool = False
+    gas: bool = False
+    faults: FaultRates = field(default_factory=FaultRates)
+    truth: Path | None = None
+    recorded: str = ""
+
+    def meter(self) -> Meter:
+        """Build the meter."""
+        zone = ZoneInfo(self.zone)
+        first = int(self.start // DAY) * DAY
+        if self.recorded:
+            return Meter(Recorded(self.recorded, self.seed), first, zone, self.gas)
+        place = Weather(self.region)
+        site = Premises(self.seed, self.kind, place, zone, self.solar, self.heat_pump)
+        return Meter(site, first, zone, self.gas)
+
+
+@dataclass(slots=True)
+class MeterCounts:
+    """What a simulated meter has done so far.
+
+    Attributes:
+        telegrams: Written, faults not counted.
+        dropped: Messages that nobody was there to take.
+        faults: What went wrong, by name.
+        wh: Drawn between the first telegram and the last: the truth.
+        shown: The same, as the registers show it: each in whole Wh.
+    """
+
+    telegrams: int = 0
+    dropped: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    wh: float = 0.0
+    shown: int = 0
+
+
+def run(order: MeterSettings, say: Callable[[dict[str, Any]], object]) -> MeterCounts:
+    """Be a meter until its time is over, or somebody interrupts.
+
+    Args:
+        order: What to simulate.
+        say: Told once where the meter can be read, before the first telegram.
+
+    Raises:
+        SettingsError: An address that is none.
+    """
+    meter, told = order.meter(), MeterCounts()
+    now: list[Face] = [meter.face(order.start)]
+    with ExitStack() as opened:
+        line = open_line(order.p1) if order.p1 else None
+        addresses: dict[str, Any] = {}
+        if line is not None:
+            opened.callback(line.close)
+            addresses["p1"] = line.url
+        if order.modbus:
+            host, port = _endpoint(order.modbus)
+            server = Registers(host, port, lambda: now[0])
+            opened.callback(server.close)
+            addresses["modbus"] = server.url
+        say(addresses)
+        first, shown = meter.wh(order.start), sum(now[0].imported)
+        for moment, face, messages, breaks in _life(order, meter, told):
+            now[0] = face
+            told.telegrams += 1
+            told.wh = meter.wh(moment) - first
+            told.shown = sum(face.imported) - shown
+            _send(line, messages, told, waits=order.speed == 0)
+            if line is not None and breaks:
+                line.break_off()
+        if line is not None and order.speed == 0:
+            line.drain(_LINGER)
+    return told
+
+
+def _life(
+    order: MeterSettings, meter: Meter, told: MeterCounts
+) -> Iterator[tuple[float, Face, list[bytes], bool]]:
+    """Yield true time, what the meter shows, what goes over the line, and whether that breaks."""
+    trouble = FaultSequence(order.faults, order.seed)
+    began, zone = time.monotonic(), ZoneInfo(order.zone)
+    with ExitStack() as opened:
+        truth = _Truth.open(order.truth, opened)
+        for number in range(int(order.seconds // order.every) + 1):
+            moment = order.start + number * order.every
+            if order.speed > 0:
+                time.sleep(max(0.0, began + number * order.every / order.speed - time.monotonic()))
+            truth.note(meter, moment)
+            shown = trouble.clock(moment, order.start)
+            told.faults = dict(trouble.counts)
+            if shown is None:
+                continue
+            face = meter.face(moment, shown)
+            messages = list(trouble.sent(telegram(face, zone)))
+            yield moment, face, messages, trouble.happens("flap")
+            told.faults = dict(trouble.counts)
+
+
+def _send(line: Line | None, messages: list[bytes], told: MeterCounts, *, waits: bool) -> None:
+    if line is None:
+        return
+    for message in messages:
+        if not line.send(message, waits=waits):
+            told.dropped += 1
+
+
+class _Truth:
+    """Rows of Unix seconds, Wh drawn so far, and whole Wh shown, on every quarter of an hour."""
+
+    def __init__(self, rows: Any) -> None:  # noqa: ANN401 - the writer's type has no public name
+        self._rows = rows
+
+    @classmethod
+    def open(cls, path: Path | None, opened: ExitStack) -> _Truth:
+        if path is None:
+            return cls(None)
+        rows = csv.writer(opened.enter_context(path.open("w", newline="", encoding="utf-8")))
+        rows.writerow(("time", "wh", "shown"))
+        return cls(rows)
+
+    def note(self, meter: Meter, moment: float) -> None:
+        if self._rows is not None and moment % _TRUTH_EVERY == 0:
+            shown = sum(meter.face(moment).imported)
+            self._rows.writerow((int(moment), f"{meter.wh(moment):.3f}", shown))
+
+
+def _endpoint(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "tcp" or not parts.hostname or parts.port is None:
+        raise SettingsError(f"{url!r} is no address", hint="such as tcp://127.0.0.1:0")
+    return parts.hostname, parts.port

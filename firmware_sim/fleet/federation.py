@@ -1,0 +1,254 @@
+"""One federation of real programs: start aggregator and devices, watch them, stop them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.cli import TEMPORARY, Failure
+from edge_sdk.wire.link.broker_options import Broker
+from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
+from firmware_sim.fleet.run_files import Device, Prepared
+
+LOOK = 0.4  # s between two looks at the aggregator's page
+STARTING = 60.0  # s until broker or aggregator must answer
+CLOSING = 30.0  # s that devices may take to fetch the final model
+_LOWEST, _LISTENED = 20_000, 12_000  # ports to listen on, below those of whoever connects
+
+
+class TooSlow(Failure):
+    """Something did not come about in the time it was given."""
+
+
+class NoBroker(Failure):
+    """Nobody answers where a broker should be."""
+
+    exit_code = TEMPORARY
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the aggregator said of a run, a moment ago.
+
+    Attributes:
+        round: Open, or closed last.
+        version: How often the model has moved.
+        rounds: How often it shall move.
+        loss: Mean training loss that devices reported for the last closed round.
+        seen: Devices heard of; ``present`` of them are connected now.
+        up: Payload bytes that the aggregator received so far; ``down``: that it published.
+        refused: Messages refused, by reason.
+        seconds: Since the aggregator was started.
+    """
+
+    round: int = 0
+    version: int = 0
+    rounds: int = 0
+    loss: float | None = None
+    seen: int = 0
+    present: int = 0
+    up: int = 0
+    down: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the model moved as often as it should."""
+        return self.version >= self.rounds > 0
+
+
+def free_port(count: int = 1) -> int:
+    """Return a loopback port that is free now, with ``count - 1`` free ones after it.
+
+    It lies below those that the kernel gives to whoever connects, and is drawn anew in every
+    process: others that look for one, or connect, before it is listened on hardly take it.
+    """
+    for _ in range(50):
+        port = _LOWEST + secrets.randbelow(_LISTENED)
+        if all(_is_free(port + i) for i in range(count)):
+            return port
+    raise TooSlow("no free port on loopback")
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+        return True
+
+
+def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
+    """Start a broker on loopback, wait until it takes connections, and return its address.
+
+    Raises:
+        Died: None is installed, or it does not start; the hint is what it said.
+    """
+    port = free_port(2)
+    options = ("--kind", kind, "--port", str(port), "--folder", str(folder))
+    family.start("broker", command("gridfed-aggregator", "broker", "start", *options))
+    until = time.monotonic() + STARTING
+    while time.monotonic() < until:
+        family.check()
+        with closing(socket.socket()) as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return f"mqtt://127.0.0.1:{port}"
+        time.sleep(0.05)
+    raise TooSlow(f"the broker did not answer within {STARTING:.0f} s")
+
+
+def require_broker(url: str) -> str:
+    """Return the address of a broker that somebody else runs, if anybody answers there.
+
+    Raises:
+        NoBroker: Nobody does.
+    """
+    broker = Broker(url=url, client_id="sim")
+    try:
+        socket.create_connection((broker.host, broker.port), 5.0).close()
+    except OSError as error:
+        raise NoBroker(
+            f"no broker answers at {url}: {error.strerror or error}",
+            hint="start one there, or leave --broker out and one is started",
+        ) from error
+    return url
+
+
+def fetched(page: str, path: str) -> str | None:
+    """Return what the aggregator's page says under a path, or None while it does not answer."""
+    connection = http.client.HTTPConnection(page, timeout=2.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def read(document: Mapping[str, Any], metrics: str, rounds: int, seconds: float = 0.0) -> Progress:
+    """Take a run's progress out of the status document and the metrics.
+
+    >>> document = {"run": {"round": 3, "version": 2}, "rounds": [{"loss": 0.5}],
+    ...             "devices": {"enrolled": 8, "online": 7, "lost": 1}, "refused": {"LATE": 0}}
+    >>> now = read(document, 'gridfed_payload_bytes_total{way="up"} 1.5e+03', rounds=2)
+    >>> now.is_done, now.present, now.seen, now.up, now.refused
+    (True, 7, 8, 1500, {})
+    """
+    run, closed = document.get("run", {}), document.get("rounds", [])
+    states = {name: int(n) for name, n in document.get("devices", {}).items()}
+    enrolled = states.pop("enrolled", 0)
+    return Progress(
+        round=int(run.get("round", 0)),
+        version=int(run.get("version", 0)),
+        rounds=rounds,
+        loss=next((row["loss"] for row in closed if row.get("loss") is not None), None),
+        seen=min(sum(states.values()), enrolled),
+        present=states.get("online", 0),
+        up=_payload(metrics, "up"),
+        down=_payload(metrics, "down"),
+        refused={name: int(n) for name, n in document.get("refused", {}).items() if n},
+        seconds=seconds,
+    )
+
+
+def _payload(metrics: str, way: str) -> int:
+    start = f'gridfed_payload_bytes_total{{way="{way}"}} '
+    lines = (line for line in metrics.splitlines() if line.startswith(start))
+    return int(float(next(lines, start + "0").rpartition(" ")[2]))
+
+
+@dataclass
+class Federation:
+    """The programs of one run, started from prepared files.
+
+    Attributes:
+        prepared: The files.
+        rounds: How often the model shall move.
+        family: Where the programs are started; whoever made it stops what is left.
+    """
+
+    prepared: Prepared
+    rounds: int
+    family: ProcessGroup
+    aggregator: RunningProgram | None = None
+    devices: list[RunningProgram] = field(default_factory=list)
+
+    def start_aggregator(self) -> None:
+        """Start the aggregator and wait until its page answers.
+
+        Raises:
+            TooSlow: It does not.
+        """
+        config = str(self.prepared.aggregator)
+        name = f"aggregator-{self.prepared.folder.name}"
+        self.aggregator = self.family.start(name, command("gridfed-aggregator", "run", config))
+        until = time.monotonic() + STARTING
+        while fetched(self.prepared.page, "/status") is None:
+            self.family.check()
+            if time.monotonic() > until:
+                raise TooSlow("the aggregator did not answer", hint=self.aggregator.tail())
+            time.sleep(0.05)
+
+    def start_devices(self) -> None:
+        """Start every device as a process of its own."""
+        self.devices += [self.start_device(device) for device in self.prepared.devices]
+
+    def start_device(self, device: Device) -> RunningProgram:
+        """Start one of them; who replaces a process that has ended puts it in its place."""
+        name = f"{self.prepared.folder.name}-{device.id}"
+        options = ("--until-done", "--json")
+        return self.family.start(name, command("gridfed-edge", "run", str(device.config), *options))
+
+    def watch(self, limit: float, tend: Callable[[], None] = lambda: None) -> Iterator[Progress]:
+        """Yield progress until the model moved as often as it should.
+
+        Args:
+            limit: Seconds until patience ends.
+            tend: Called before every look: serves devices that live in this process.
+
+        Raises:
+            TooSlow: The run was not done in time.
+            Died: A program ended in failure.
+        """
+        begun = looked = time.monotonic()
+        now = Progress(rounds=self.rounds)
+        while not now.is_done:
+            tend()
+            if time.monotonic() - looked < LOOK:
+                time.sleep(0.0 if self.is_in_process else 0.05)
+                continue
+            looked = time.monotonic()
+            self.family.check()
+            document = fetched(self.prepared.page, "/status")
+            if document is not None:
+                metrics = fetched(self.prepared.page, "/metrics") or ""
+                now = read(json.loads(document), metrics, self.rounds, looked - begun)
+                yield now
+            if looked - begun > limit and not now.is_done:
+                raise TooSlow(
+                    f"round {now.round} after {limit:.0f} s, {now.version} of {self.rounds} moved",
+                    hint="more time: --limit; fewer rounds: --rounds",
+                )
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether no device is a process of its own."""
+        return not self.devices
+
+    def stop(self) -> None:
+        """Stop devices first: their last word still finds the broker."""
+        self.family.stop(self.devices)
+        if self.aggregator is not None:
+            self.family.stop([self.aggregator])

@@ -1,0 +1,210 @@
+"""Many devices in one process: real clients on one poller, or on any link that a test hands out."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Self
+
+from edge_sdk import Client, Config, Reading
+from edge_sdk.app.clock import Clock
+from edge_sdk.app.settings import seconds
+from edge_sdk.wire.link.broker_options import Broker, Will
+from edge_sdk.wire.link.transport import Transport
+from firmware_sim.attacks.attack_plan import HONEST, AttackRole
+from firmware_sim.fleet.run_files import Device
+from firmware_sim.results import Traffic, short
+from firmware_sim.samples import DeviceReadings, SampleSet, instant
+from firmware_sim.scenario import Scenario
+
+Connect = Callable[[Config, Callable[[], Will]], Transport]
+"""Makes one device's link."""
+
+
+@dataclass
+class Fleet:
+    """Clients that share a process, and its one thread.
+
+    Attributes:
+        clients: In the order they were added.
+
+    Example: ``tests/fleet`` runs one on a loopback broker with a clock of its own.
+    """
+
+    clients: list[Client] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def add(
+        self,
+        config: Config,
+        readings: Iterable[Reading],
+        *,
+        connect: Connect,
+        clock: Clock | None = None,
+        make: Callable[..., Client] = Client,
+    ) -> Client:
+        """Start one device and give it its history; ``make`` may make one that lies."""
+        client = make(config, transport=lambda will: connect(config, will), clock=clock)
+        self._stack.callback(client.close)
+        for reading in readings:
+            client.observe(reading)
+        client.flush()
+        self.clients.append(client)
+        return client
+
+    def turn(self, timeout: float = 0.0) -> None:
+        """Let every device do what it can do now; the first one may wait ``timeout`` seconds."""
+        for client in self.clients:
+            client.tick(timeout)
+            timeout = 0.0
+
+    def traffic(self) -> list[Traffic]:
+        """Return each device's bytes, as its link counted them."""
+        counts = [client.status()["counts"] for client in self.clients]
+        return [Traffic(n.get("bytes_up", 0), n.get("bytes_down", 0)) for n in counts]
+
+    def close(self) -> None:
+        """Say goodbye for everyone."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def over_mqtt(seed: int = 0) -> Connect:
+    """Return a maker of MQTT links that are all served by one epoll."""
+    from edge_sdk.wire.link.event_loop import Poller  # noqa: PLC0415 - as above
+    from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho
+
+    poller, rng = Poller(), random.Random(seed)  # noqa: S311 - jitter of reconnects
+
+    def connect(config: Config, will: Callable[[], Will]) -> Transport:
+        broker = Broker(
+            url=config.broker.url,
+            client_id=config.id,
+            protocol=config.broker.protocol,
+            keepalive=config.broker.keepalive,
+            reconnect_max=seconds(config.broker.reconnect_max),
+            will=will,
+        )
+        return MqttLink(broker, poller=poller, rng=random.Random(rng.random()))  # noqa: S311
+
+    return connect
+
+
+def readings(sample: DeviceReadings, samples: SampleSet, chosen: Scenario) -> Iterator[Reading]:
+    """Yield a device's history, column by column, within the scenario's bounds."""
+    first = instant(chosen.start) if chosen.start else -(2**62)
+    last = instant(chosen.until) if chosen.until else 2**62
+    for column, stream in samples.columns.items():
+        times, values = sample.column(column)
+        for time, value in zip(times.tolist(), values.tolist(), strict=True):
+            if first <= time < last:
+                yield Reading(stream, float(time), value)
+
+
+def populate(
+    fleet: Fleet,
+    devices: Sequence[Device],
+    samples: SampleSet,
+    chosen: Scenario,
+    connect: Connect,
+    *,
+    role: Callable[[str], AttackRole] = lambda _device: HONEST,
+) -> None:
+    """Start every prepared device in this process, each in its role."""
+    for device in devices:
+        config = Config.load(device.config)
+        history = partial(readings, device.sample, samples, chosen)
+        enlist(fleet, config, role(device.id), connect=connect, history=history)
+
+
+def enlist(
+    fleet: Fleet,
+    config: Config,
+    role: AttackRole,
+    *,
+    connect: Connect,
+    history: Callable[[], Iterable[Reading]],
+    clock: Clock | None = None,
+) -> Client:
+    """Start one device in its role, and the processes that claim to be it."""
+
+    def linked(as_config: Config, will: Callable[[], Will]) -> Transport:
+        link: Transport = role.around(connect(as_config, will))
+        return link
+
+    client = fleet.add(config, history(), connect=linked, clock=clock, make=role.make)
+    for name in role.twins:
+        double = replace(config, state=config.state.with_name(name))
+        named = replace(config, id=name)  # for the broker, which would throw the other out
+        at = partial(_as, named, linked)
+        fleet.add(double, history(), connect=at, clock=clock)
+    return client
+
+
+def _as(named: Config, connect: Connect, _: Config, will: Callable[[], Will]) -> Transport:
+    return connect(named, will)
+
+
+def processor_seconds() -> float:
+    """Return what this process has used so far, user and system."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run cost, to be divided by devices and rounds.
+
+    Attributes:
+        devices: How many.
+        rounds: How many the model moved.
+        wall: Seconds of the rounds, without the start.
+        device_cpu: Processor seconds of all devices during the rounds.
+        aggregator_cpu: Of the aggregator during the rounds.
+        up: Bytes that all devices sent, ``down`` received.
+    """
+
+    devices: int
+    rounds: int
+    wall: float
+    device_cpu: float
+    aggregator_cpu: float
+    up: int
+    down: int
+
+    @property
+    def each(self) -> dict[str, float]:
+        """Per device and round: milliseconds of processor, bytes.
+
+        >>> Cost(10, 5, 2.0, 1.0, 0.1, 5000, 10000).each["device_cpu_ms"]
+        20.0
+        """
+        share = self.devices * max(self.rounds, 1)
+        return {
+            "device_cpu_ms": 1e3 * self.device_cpu / share,
+            "aggregator_cpu_ms": 1e3 * self.aggregator_cpu / share,
+            "bytes_up": self.up / share,
+            "bytes_down": self.down / share,
+        }
+
+    def text(self) -> str:
+        """Return two sentences for a person."""
+        each = self.each
+        return (
+            f"{self.devices} devices, {self.rounds} rounds in {self.wall:.1f} s"
+            f" ({self.wall / max(self.rounds, 1):.2f} s a round)\n"
+            f"per device and round: {each['device_cpu_ms']:.1f} ms processor on the device,"
+            f" {each['aggregator_cpu_ms']:.2f} ms at the aggregator,"
+            f" {short(each['bytes_up'])} up, {short(each['bytes_down'])} down"
+        )

@@ -1,0 +1,142 @@
+"""A link that keeps a diary: what left and what came, written down before anybody acts on it.
+
+One ``write`` a line, on a file opened for appending: what a process has written outlives its
+``kill -9``. ``edge_sdk.wire.link.link_trace`` says what a line holds, ``gridfed-aggregator audit
+--devices`` reads it.
+
+A body in chunks may leave from several processes: one offers it and sends half, the next one is
+asked for the rest. So what left of it lies beside the diary until the body is whole, in
+``NAME.pieces``: the envelopes as they went out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.permissions import make_private_folder, tighten
+from edge_sdk.wire.link.link_trace import Line, PublishedBodies, Sent, came, written
+from edge_sdk.wire.link.transport import Happening, Message, Transport
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.envelope import KeyOf
+
+
+class LinkRecord:
+    """The diary of one device."""
+
+    def __init__(self, path: Path, *, device: bytes, aggregator: bytes) -> None:
+        """Open or continue a diary.
+
+        Args:
+            path: The file; its folder is made if missing.
+            device: The device's own raw public key.
+            aggregator: The aggregator's: only receipts that it signed are receipts.
+        """
+        if not path.parent.exists():
+            make_private_folder(path.parent)
+        for old in (path, path.with_suffix(".pieces")):
+            tighten(old)
+        pieces = path.with_suffix(".pieces")
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._pieces = os.open(pieces, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._outgoing = PublishedBodies(lambda _sender, _kid: device)
+        self.of_aggregator: KeyOf = lambda _sender, _kid: aggregator
+        self._recall(pieces.read_bytes())
+
+    def _recall(self, text: bytes) -> None:
+        """Read what earlier processes sent of a body; a line that a death cut short is dropped."""
+        whole = text[: text.rfind(b"\n") + 1]
+        os.ftruncate(self._pieces, len(whole))
+        for line in whole.splitlines():
+            topic, payload = json.loads(line)
+            self._outgoing.left(topic, bytes.fromhex(payload), 0.0)
+
+    def leaves(self, topic: str, payload: bytes, at: float) -> None:
+        """Write down what is about to be published, if it is a release or a part of one.
+
+        Args:
+            topic: Where it goes.
+            payload: The whole envelope.
+            at: Unix seconds.
+        """
+        where = topics.parse(topic)
+        if where is not None and where.kind in _PARTS:
+            text = json.dumps([topic, payload.hex()]) + "\n"
+            os.write(self._pieces, text.encode())
+        line = self._outgoing.left(topic, payload, at)
+        self.note(line)
+        if isinstance(line, Sent) and line.vector:
+            os.ftruncate(self._pieces, 0)
+
+    def note(self, line: Line | None) -> None:
+        """Write a line down; None is nothing."""
+        if line is not None:
+            os.write(self._file, written(line).encode())
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._file)
+        os.close(self._pieces)
+
+
+_PARTS = frozenset({"offer", "chunk"})
+
+
+class RecordedLink:
+    """A link beside which a diary is kept. Everything is handed on as it is."""
+
+    def __init__(
+        self, link: Transport, diary: LinkRecord, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Stand before a link; it should be the outermost, next to the device."""
+        self._link, self._diary, self._clock = link, diary, clock
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker has accepted us."""
+        return self._link.is_up
+
+    def open(self) -> None:
+        """Start connecting."""
+        self._link.open()
+
+    def poll(self, timeout: float) -> Sequence[Happening]:
+        """Serve the link, and write down the receipts among what came."""
+        happened = self._link.poll(timeout)
+        for one in happened:
+            if isinstance(one, Message):
+                said = came(
+                    one.topic, one.payload, key_of=self._diary.of_aggregator, at=self._clock()
+                )
+                self._diary.note(said)
+        return happened
+
+    def subscribe(self, *filters: str) -> None:
+        """Ask for these topics."""
+        self._link.subscribe(*filters)
+
+    def unsubscribe(self, *filters: str) -> None:
+        """Stop receiving these topics."""
+        self._link.unsubscribe(*filters)
+
+    def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
+        """Write a release down, then hand it on."""
+        self._diary.leaves(topic, payload, self._clock())
+        return self._link.publish(topic, payload, **options)
+
+    def room(self) -> int:
+        """How many more publishes the link takes."""
+        return self._link.room()
+
+    def acknowledge(self, message: Message) -> None:
+        """Tell the broker that the message is safe here."""
+        self._link.acknowledge(message)
+
+    def close(self) -> None:
+        """Say goodbye, and close the diary."""
+        self._link.close()
+        self._diary.close()

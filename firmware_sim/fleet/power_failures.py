@@ -1,0 +1,78 @@
+"""Power that fails on the devices of a fleet: ``kill -9`` at any line, and a start anew."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_sdk.app.settings import SettingsError
+from firmware_sim.fleet.federation import Federation
+from firmware_sim.profiles.weather import draw
+
+_PATIENCE = 10.0  # seconds for a killed process to be gone
+
+
+def a_minute(options: Mapping[str, Any]) -> float:
+    """Read the ``--fault`` options of a fleet: how often in a minute the power fails somewhere.
+
+    Raises:
+        SettingsError: Another fault, or no rate.
+
+    >>> a_minute({"brownouts": 6}), a_minute({})
+    (6.0, 0.0)
+    """
+    for name, value in options.items():
+        if name != "brownouts":
+            raise SettingsError(
+                f"--fault {name}: unknown; known: brownouts",
+                hint="gridfed-sim meter, charger and station have faults of their own",
+            )
+        if not isinstance(value, int | float) or value < 0:
+            raise SettingsError(f"--fault {name}: {value!r} is no rate")
+    return float(options.get("brownouts", 0.0))
+
+
+@dataclass(slots=True)
+class PowerFailures:
+    """Takes the power from one device after another.
+
+    Attributes:
+        run: Whose devices, each a process.
+        rate: A minute, over all devices.
+        seed: Decides when, and whom.
+        clock: Seconds.
+        met: How often it did.
+    """
+
+    run: Federation
+    rate: float
+    seed: int = 0
+    clock: Callable[[], float] = time.monotonic
+    met: int = 0
+    _next: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Draw the first one."""
+        self._next = self.clock() + self._pause()
+
+    def tend(self) -> None:
+        """Strike if it is time: a device that still runs loses its power, and gets it back."""
+        running = [i for i, one in enumerate(self.run.devices) if one.poll() is None]
+        if self.clock() < self._next or not running:
+            return
+        self._next = self.clock() + self._pause()
+        number = running[int(draw("whom", self.seed, self.met).integers(len(running)))]
+        self.met += 1
+        struck = self.run.devices[number]
+        struck.signal(signal.SIGKILL)
+        struck.wait(_PATIENCE)
+        self.run.family.members.remove(struck)
+        self.run.devices[number] = self.run.start_device(self.run.prepared.devices[number])
+
+    def _pause(self) -> float:
+        if not self.rate:
+            return float("inf")
+        return float(draw("when", self.seed, self.met).exponential(60.0 / self.rate))

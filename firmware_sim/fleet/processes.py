@@ -1,0 +1,248 @@
+"""Start programs in process groups of their own, watch them, weigh them, and leave none behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import ClassVar, Self
+
+from edge_sdk.app.cli import USAGE, Failure
+
+GRACE = 8.0
+"""Seconds between a polite request to stop and the end of patience."""
+
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+"""One thread a process: eight devices on two cores must not fight over them."""
+
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """In a fresh child: let the kernel send SIGTERM when we die, even by ``kill -9``."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+class ProgramDied(Failure):
+    """A program that should be running is not."""
+
+
+class ProgramRefused(ProgramDied):
+    """A program was asked for something that it refuses: the sentence and the code are its own."""
+
+    exit_code: ClassVar[int] = USAGE
+
+
+@dataclass(slots=True)
+class RunningProgram:
+    """One started program, the leader of its own process group.
+
+    Attributes:
+        name: What it is called in messages and in its log file.
+        log: Its standard output and error.
+        cpu: Processor seconds, user and system; final once it has ended.
+        peak_kb: Largest resident memory in kilobytes; final once it has ended.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    cpu: float = 0.0
+    peak_kb: int = 0
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; negative for a signal."""
+        if self.code is None:
+            pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if pid:
+                self.code = self.process.returncode = os.waitstatus_to_exitcode(status)
+                self.cpu = usage.ru_utime + usage.ru_stime
+                self.peak_kb = usage.ru_maxrss
+        return self.code
+
+    def measure(self) -> float:
+        """Return the processor seconds used so far (Linux: from ``/proc``)."""
+        if self.code is None:
+            self.cpu = max(self.cpu, processor_seconds(self.process.pid))
+        return self.cpu
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group; nothing happens if it has ended."""
+        if self.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the end; None if it is still running after ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        while self.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.code
+
+    def tail(self, lines: int = 5) -> str:
+        """Return the last lines it wrote."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def processor_seconds(pid: int) -> float:
+    """Return user and system seconds of a running process; 0.0 where there is no ``/proc``.
+
+    >>> processor_seconds(os.getpid()) > 0 or sys.platform != "linux"
+    True
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]  # a name may hold blanks and brackets
+    return (int(user) + int(system)) / float(os.sysconf("SC_CLK_TCK"))
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    """Return the command line of one of our own programs, run by this very interpreter.
+
+    >>> command("gridfed-edge", "run", "a.toml")[1:]
+    ['-m', 'edge_sdk', 'run', 'a.toml']
+    """
+    modules = {"gridfed-edge": "edge_sdk", "gridfed-aggregator": "aggregator"}
+    return [sys.executable, "-m", modules[program], *arguments]
+
+
+@dataclass
+class ProcessGroup:
+    """Programs that live and die together. Leaving the ``with`` block stops every one of them.
+
+    Attributes:
+        logs: Folder for one log file a program.
+        members: In the order they were started.
+    """
+
+    logs: Path
+    members: list[RunningProgram] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        """Make the log folder."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Stop all that still run, last started first."""
+        self.stop(self.members)
+
+    def start(
+        self, name: str, arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
+    ) -> RunningProgram:
+        """Start a program in the background.
+
+        Args:
+            name: For messages; also names the log file.
+            arguments: The command line.
+            environ: Variables on top of this process's own.
+        """
+        log = self.logs / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread runs while we start any
+                env=os.environ | QUIET | dict(environ or {}),
+            )
+        self.members.append(RunningProgram(name, process, log))
+        return self.members[-1]
+
+    def check(self) -> None:
+        """Raise ``ProgramDied`` with its last words if a member ended in failure."""
+        for member in self.members:
+            if member.poll():
+                raise ProgramDied(
+                    f"{member.name} ended with code {member.code}",
+                    hint=member.tail() or "no output",
+                )
+
+    def stop(self, members: Iterable[RunningProgram], grace: float = GRACE) -> None:
+        """Ask politely, all at once, then insist. Every member is reaped, and so weighed."""
+        doomed = [member for member in reversed(list(members)) if member.poll() is None]
+        with _deaf():
+            for member in doomed:
+                member.signal(signal.SIGTERM)
+            until = time.monotonic() + grace
+            for member in doomed:
+                if member.wait(until - time.monotonic()) is None:
+                    member.signal(signal.SIGKILL)
+                    member.wait(grace)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that everything started in it is stopped."""
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore Ctrl-C while cleaning up: a second one must not leave half a family behind."""
+    with ExitStack() as stack:
+        try:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except ValueError:  # not the main thread: signals do not come here
+            yield
+            return
+        stack.callback(signal.signal, signal.SIGINT, before)
+        yield
+
+
+def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
+    """Run a program to its end and return what it printed.
+
+    Raises:
+        ProgramRefused: It was wrong usage or configuration; the sentence is what it said.
+        ProgramDied: It failed or took longer than ``timeout`` seconds; the hint is what it said.
+    """
+    name = " ".join(Path(arguments[0]).name if i == 0 else a for i, a in enumerate(arguments[:5]))
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            env=os.environ | QUIET,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ProgramDied(f"{name} took longer than {timeout:.0f} s") from late
+    words = done.stderr.decode(errors="replace").strip()
+    if done.returncode == USAGE and words:
+        sentence, _, hint = words.partition("\n  hint: ")
+        raise ProgramRefused(sentence, hint=hint)
+    if done.returncode:
+        said = words.replace("\n  hint: ", "; ")
+        raise ProgramDied(f"{name} ended with code {done.returncode}", hint=said)
+    return done.stdout.decode()

@@ -1,0 +1,226 @@
+"""The files a fleet is started from: keys, configurations, and who is enrolled."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.app.permissions import make_private_folder
+from edge_sdk.wire.keys import generate, save_public, save_signing_key
+from firmware_sim.fleet.processes import command, run
+from firmware_sim.samples import DeviceReadings, SampleSet
+from firmware_sim.scenario import UNPROTECTED, Learning, Scenario
+
+FAST = {"answer": "2s", "fetch": "2s"}
+"""How patient a simulated device is: it sits beside its broker."""
+
+FEW = 16
+"""So many are impatient. More share one thread, and wait for each other as long as in the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device's configuration file and the readings it was given."""
+
+    id: str
+    config: Path
+    sample: DeviceReadings
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A fleet that can be started.
+
+    Attributes:
+        folder: Everything lies below it.
+        aggregator: Configuration of the aggregator.
+        devices: In order of their ids.
+        page: Address of the aggregator's page, ``host:port``.
+    """
+
+    folder: Path
+    aggregator: Path
+    devices: tuple[Device, ...]
+    page: str
+
+
+def toml(table: Mapping[str, Any]) -> str:
+    """Write a mapping as TOML: a line a key, tables inline. None is left out.
+
+    >>> print(toml({"id": "a", "keys": {"root": Path("r.pub")}, "shared": ("lstm.",), "url": None}))
+    id = "a"
+    keys = { "root" = "r.pub" }
+    shared = ["lstm."]
+    <BLANKLINE>
+    """
+    return "".join(
+        f"{key} = {_value(value)}\n" for key, value in table.items() if value is not None
+    )
+
+
+def _value(value: Any) -> str:  # noqa: ANN401 - any TOML value
+    if isinstance(value, Mapping):
+        inside = (f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None)
+        return "{ " + ", ".join(inside) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def assigned(samples: Sequence[DeviceReadings], devices: int) -> list[tuple[str, DeviceReadings]]:
+    """Give every device readings; beyond the samples there are, they are used over again.
+
+    >>> a, b = DeviceReadings("a", Path("a")), DeviceReadings("b", Path("b"))
+    >>> [id for id, _ in assigned([a, b], 5)]
+    ['a', 'b', 'a-2', 'b-2', 'a-3']
+    """
+    given = []
+    for number in range(devices):
+        sample, turn = samples[number % len(samples)], number // len(samples)
+        given.append((f"{sample.device}-{turn + 1}" if turn else sample.device, sample))
+    return given
+
+
+def prepare(
+    folder: Path, fleet: str, chosen: Scenario, samples: SampleSet, *, broker: str, page: str
+) -> Prepared:
+    """Write every file of a fleet, make its keys and enrol its devices.
+
+    Args:
+        folder: Made if missing; must not hold an earlier fleet.
+        fleet: Its name, in topics and signatures.
+        chosen: What it does.
+        samples: What it reads.
+        broker: Address of a running broker.
+        page: Where the aggregator's page goes.
+
+    Raises:
+        Died: The aggregator's own commands refused; the hint says why.
+    """
+    make_private_folder(folder)
+    config = folder / "aggregator.toml"
+    config.write_text(toml(_aggregator(fleet, chosen, broker, page)), encoding="utf-8")
+    run(command("gridfed-aggregator", "init", str(config)))
+    root = folder / "aggregator" / "root.pub"
+    common = _common(fleet, chosen, broker, root)
+    if chosen.privacy != UNPROTECTED:  # a device judges its noise by the method it expects
+        common["accept"]["methods"] = [chosen.learning.method]
+    devices = _enrolled(folder, config, common, chosen, samples)
+    run(command("gridfed-edge", "check", str(devices[0].config)))  # readings, bundle, noise
+    return Prepared(folder, config, devices, page)
+
+
+def join(
+    folder: Path, config: Path, chosen: Scenario, samples: SampleSet, *, broker: str
+) -> Prepared:
+    """Write the devices' files only, and enrol them with an aggregator that somebody else runs.
+
+    Args:
+        folder: For the devices.
+        config: The aggregator's own configuration, on this machine.
+        chosen: What devices do; how they learn is the aggregator's to say.
+        samples: What they read.
+        broker: Address of the broker that the aggregator is connected to.
+
+    Raises:
+        Died: The aggregator's own commands refused; the hint says why.
+    """
+    said = json.loads(run(command("gridfed-aggregator", "check", str(config), "--json")))
+    settings = {row["key"]: row["value"] for row in said["settings"]}
+    root = Path(settings.get("keys.root") or "")
+    root = root if root.is_file() else Path(settings["state"]) / "root.pub"
+    common = _common(settings["fleet"], chosen, broker, root)
+    devices = _enrolled(folder, config, common, chosen, samples)
+    return Prepared(folder, config, devices, settings["page.listen"])
+
+
+def _enrolled(
+    folder: Path, config: Path, common: Mapping[str, Any], chosen: Scenario, samples: SampleSet
+) -> tuple[Device, ...]:
+    devices = tuple(
+        _device(folder / "devices", name, sample, common, _source(chosen, samples, sample))
+        for name, sample in assigned(samples.samples, chosen.devices)
+    )
+    claims = folder / "claims.csv"
+    with claims.open("w", encoding="utf-8", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow(["id", "public", "proof"])
+        for device in devices:
+            public = device.config.with_suffix(".pub").read_text(encoding="ascii").strip()
+            rows.writerow([device.id, public, ""])
+    enrol = ("enrol", "--from-file", str(claims), "--config", str(config))
+    run(command("gridfed-aggregator", *enrol))
+    return devices
+
+
+def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[str, Any]:
+    learning: Learning = chosen.learning
+    return {
+        "fleet": fleet,
+        "state": "aggregator",
+        "broker": {"url": broker},
+        "page": {"listen": page},
+        "pace": {"spread": "0s", "down_rate": 1e9, "up_rate": 1e6},
+        "admission": {"quota": 2_000_000_000, "control": 100_000},
+        "run": {
+            "bundle": chosen.bundle,
+            "method": learning.method,
+            "shared": learning.shared,
+            "settings": dict(learning.settings),
+            "quorum": learning.awaits(chosen.devices),
+            "rounds": learning.rounds,
+            "deadline": learning.deadline,
+            "rule": dict(learning.rule) or None,
+            "graph": dict(learning.graph) or None,
+        },
+    }
+
+
+def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, Any]:
+    """What all devices are told alike."""
+    told = chosen.learning.settings
+    steps = int(told.get("steps", 0))
+    alone = {"alone_every": "0s", "alone_steps": steps or None, "alone_rate": told.get("rate")}
+    return {
+        "fleet": fleet,
+        "bundle": chosen.bundle,
+        "broker": {"url": broker, "reconnect_max": "5s"},
+        "root": root.absolute(),
+        "accept": {"max_steps": max(64, steps)},
+        "pace": (FAST if chosen.devices <= FEW else {})
+        | (alone if chosen.learning.shared == () else {}),
+        "privacy": dict(chosen.privacy),
+    }
+
+
+def _source(chosen: Scenario, samples: SampleSet, sample: DeviceReadings) -> dict[str, Any]:
+    source = {"type": "csv", "path": sample.path.absolute(), "columns": dict(samples.columns)}
+    bounds = {"from": chosen.start, "until": chosen.until}
+    return source | {key: moment for key, moment in bounds.items() if moment}
+
+
+def _device(
+    folder: Path,
+    name: str,
+    sample: DeviceReadings,
+    common: Mapping[str, Any],
+    source: Mapping[str, Any],
+) -> Device:
+    make_private_folder(folder)
+    key = generate()
+    save_signing_key(folder / f"{name}.key", key)
+    save_public(folder / f"{name}.pub", key.public)
+    told = {key: value for key, value in common.items() if key != "root"}
+    own = {
+        "id": name,
+        "state": name,
+        "keys": {"device": f"{name}.key", "root": common["root"]},
+        "source": [source],
+    }
+    config = folder / f"{name}.toml"
+    config.write_text(toml({**own, **told}), encoding="utf-8")
+    return Device(name, config, sample)

@@ -1,0 +1,1 @@
+"""Reports about simulated fleets: progress, errors, intervals, credit and pages."""

@@ -1,0 +1,79 @@
+"""Who trusted whom in a run, as the aggregator's own command tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from firmware_sim.fleet.processes import ProgramRefused, command, run
+
+PICTURE = "credit.svg"
+
+
+@dataclass(frozen=True, slots=True)
+class CreditReport:
+    """What devices' models counted for one another.
+
+    Attributes:
+        credit: By version, what each device made of each other; what is left out is zero.
+        text: The same as a table, what most others make of each.
+        picture: The heat map.
+    """
+
+    credit: Mapping[int, Mapping[str, Mapping[str, float]]]
+    text: str
+    picture: Path
+
+    def marked(self, liars: Collection[str]) -> str:
+        r"""Return the table with liars pointed out.
+
+        >>> print(CreditReport({}, "version  1\na      .50\nb        0", Path("x")).marked({"b"}))
+        version  1
+        a      .50
+        b        0  lies
+        """
+        return "\n".join(
+            f"{line}  lies" if line.split(" ", 1)[0] in liars else line
+            for line in self.text.splitlines()
+        )
+
+    def since(self, liar: str) -> int | None:
+        """Return from which version on most others made nothing of a liar; None for never.
+
+        >>> rounds = {1: {"a": {"b": 0.5}, "b": {}}, 2: {"a": {}, "b": {"b": 1.0}}, 3: {"a": {}}}
+        >>> CreditReport(rounds, "", Path("x")).since("b"), CreditReport(rounds, "", Path("x")).since("a")
+        (2, 1)
+        """
+        found = None
+        for version in sorted(self.credit, reverse=True):
+            rows = self.credit[version]
+            others = [row.get(liar, 0.0) for name, row in rows.items() if name != liar]
+            if others and median(others) > 0.0:
+                return found
+            found = version
+        return found
+
+
+def trust(config: Path, out: Path) -> CreditReport | None:
+    """Ask the aggregator's database, beside the daemon or after it.
+
+    Returns:
+        None where no round has weighed models for one another.
+
+    Raises:
+        Died: The command failed.
+    """
+    picture = out / PICTURE
+    asked = ("credit", str(config), "--out", str(picture))
+    try:
+        found: dict[str, Any] = json.loads(run(command("gridfed-aggregator", *asked, "--json")))
+    except ProgramRefused:
+        return None
+    text = run(command("gridfed-aggregator", *asked))
+    credit = {int(version): rows for version, rows in found["credit"].items()}
+    table = [line for line in text.splitlines() if not line.startswith("heat map:")]
+    return CreditReport(credit, "\n".join(table), picture)

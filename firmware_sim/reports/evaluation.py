@@ -1,0 +1,131 @@
+"""Judge what devices learned: rolling forecasts of each, against its own later readings."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firmware_sim.fleet.processes import ProgramDied, RunningProgram, command, run
+from firmware_sim.fleet.run_files import Device, Prepared
+from firmware_sim.reports.html_page import Panel
+from firmware_sim.results import PERSISTENCE, DeviceResult, Series, Traffic, score
+from firmware_sim.samples import SampleSet
+
+Times = NDArray[np.int64]
+AT_ONCE = 2  # forecasting processes side by side
+
+
+def rolling(device: Device, span: tuple[float, float], out: Path) -> tuple[Times, Series]:
+    """Let a device forecast every step of a span with what it learned.
+
+    Args:
+        device: Its state is read, nothing is written to it.
+        span: First and last moment, Unix seconds.
+        out: CSV file for the forecasts.
+
+    Returns:
+        Instants and one-step forecasts, shape ``(n,)`` each.
+
+    Raises:
+        ProgramDied: The device could not forecast a single window; the hint is what it said.
+    """
+    first, last = (str(int(moment)) for moment in span)
+    options = ("--rolling", first, last, "--beyond", "--out", str(out))
+    run(command("gridfed-edge", "forecast", str(device.config), *options))
+    with out.open(encoding="utf-8", newline="") as text:
+        rows = [
+            (int(row["origin"]), float(row["forecast"]))
+            for row in csv.DictReader(text)
+            if row["step"] == "1"
+        ]
+    if not rows:
+        raise ProgramDied(f"{device.id} forecast nothing between {first} and {last}")
+    times, values = zip(*rows, strict=True)
+    return np.array(times, np.int64), np.array(values, np.float64)
+
+
+def judge(
+    fleets: Mapping[str, Prepared],
+    samples: SampleSet,
+    span: tuple[float, float],
+    traffic: Mapping[str, Mapping[str, Traffic]],
+) -> tuple[list[DeviceResult], list[Panel]]:
+    """Score every device under every arm, and persistence, on the same hours.
+
+    Args:
+        fleets: Arm to its fleet; all have the same devices.
+        samples: Names the target column.
+        span: The judged part, Unix seconds.
+        traffic: Arm to device to bytes.
+    """
+    devices = next(iter(fleets.values())).devices
+    told = _all_rolling(fleets, span)
+    rows, panels = [], []
+    for device in devices:
+        times, truth, last = _truth(device, samples, span)
+        forecasts = {PERSISTENCE: last} | {
+            arm: _placed(times, *told[arm, device.id]) for arm in fleets
+        }
+        scores = {arm: score(truth, values) for arm, values in forecasts.items()}
+        moved = {arm: counts[device.id] for arm, counts in traffic.items() if device.id in counts}
+        windows = min(int(np.isfinite(values).sum()) for values in forecasts.values())
+        rows.append(DeviceResult(device.id, windows, scores, moved))
+        panels.append(Panel(device.id, times, truth, forecasts))
+    return rows, panels
+
+
+def _all_rolling(
+    fleets: Mapping[str, Prepared], span: tuple[float, float]
+) -> dict[tuple[str, str], tuple[Times, Series]]:
+    tasks = {
+        (arm, device.id): (device, span, fleet.folder / f"{device.id}.forecast.csv")
+        for arm, fleet in fleets.items()
+        for device in fleet.devices
+    }
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(tasks, pool.map(lambda task: rolling(*task), tasks.values()), strict=True))
+
+
+def _truth(
+    device: Device, samples: SampleSet, span: tuple[float, float]
+) -> tuple[Times, Series, Series]:
+    """Return the span's instants, its readings, and the reading before each."""
+    times, values = device.sample.column(samples.target)
+    before = np.concatenate([[np.nan], values[:-1]])
+    part = (times >= span[0]) & (times < span[1])
+    return times[part], values[part], before[part]
+
+
+def _placed(times: Times, told: Times, values: Series) -> Series:
+    """Lay forecasts on the span's instants; where there is none it says NaN."""
+    out = np.full(len(times), np.nan)
+    at = np.searchsorted(times, told)
+    fits = (at < len(times)) & (times[np.minimum(at, len(times) - 1)] == told)
+    out[at[fits]] = values[fits]
+    return out
+
+
+def last_status(device: RunningProgram) -> dict[str, Any]:
+    """Return the status that a device printed when it ended; empty if it did not."""
+    for line in reversed(device.tail(50).splitlines()):
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return {}
+
+
+def traffic_of(devices: Sequence[Device], ended: Iterable[RunningProgram]) -> dict[str, Traffic]:
+    """Return each device's bytes, as its link counted them."""
+    told = {device.id: last_status(one) for device, one in zip(devices, ended, strict=True)}
+    counts = {name: found.get("counts", {}) for name, found in told.items()}
+    return {
+        name: Traffic(int(n.get("bytes_up", 0)), int(n.get("bytes_down", 0)))
+        for name, n in counts.items()
+    }

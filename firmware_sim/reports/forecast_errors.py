@@ -1,0 +1,118 @@
+"""How far off devices of one process are, on readings that none of them learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk import Client, Reading
+from firmware_sim.fleet.in_process import Fleet, readings
+from firmware_sim.fleet.run_files import Device
+from firmware_sim.reports.interval_scores import ForecastExample, IntervalCoverage, held
+from firmware_sim.samples import SampleSet
+from firmware_sim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Of one device, in the unit of its series.
+
+    Attributes:
+        mae: Mean absolute error.
+        rmse: Root of the mean squared error.
+        windows: Forecasts judged; 0 where the device could not forecast.
+    """
+
+    mae: float
+    rmse: float
+    windows: int
+
+    @classmethod
+    def of(cls, told: NDArray[np.float64], truth: NDArray[np.float64]) -> Error:
+        """Judge forecasts, shape ``(n, horizon)``, where the truth was observed.
+
+        A forecast that is no number is infinitely wrong.
+
+        >>> Error.of(np.array([[1.0], [5.0]]), np.array([[1.0], [2.0]]))
+        Error(mae=1.5, rmse=2.1213203435596424, windows=2)
+        >>> Error.of(np.array([[np.nan]]), np.array([[2.0]])).rmse
+        inf
+        """
+        known = np.isfinite(truth)
+        if not known.any():
+            return cls(np.inf, np.inf, 0)
+        off = np.abs(np.nan_to_num(told[known] - truth[known], nan=np.inf))
+        with np.errstate(over="ignore"):
+            rmse = float(np.sqrt(np.mean(off**2)))
+        return cls(float(off.mean()), rmse, len(told))
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of several devices.
+
+    Attributes:
+        each: By device id.
+        held: How intervals fared, by device id; empty where models say none.
+        glimpses: One forecast of each, beside what then happened.
+    """
+
+    each: Mapping[str, Error]
+    held: Mapping[str, IntervalCoverage] = field(default_factory=dict)
+    glimpses: tuple[ForecastExample, ...] = ()
+
+    @property
+    def mae(self) -> float:
+        """The devices' mean absolute errors, averaged."""
+        return float(np.mean([one.mae for one in self.each.values()]))
+
+    @property
+    def rmse(self) -> float:
+        """The devices' root mean squared errors, averaged."""
+        return float(np.mean([one.rmse for one in self.each.values()]))
+
+    @property
+    def windows(self) -> int:
+        """Forecasts judged, of all devices together."""
+        return sum(one.windows for one in self.each.values())
+
+
+def errors(
+    fleet: Fleet,
+    devices: Sequence[Device],
+    judged: Collection[str],
+    samples: SampleSet,
+    chosen: Scenario,
+) -> Errors:
+    """Give devices the readings after those they learned from, and judge their forecasts of them.
+
+    Args:
+        fleet: Whose learning is over: what is read here must not be learned.
+        devices: Who reads what.
+        judged: Ids of those who are judged.
+        samples: Their readings.
+        chosen: Names the judged span.
+    """
+    later = replace(chosen, start=chosen.until, until=chosen.judge[1], judge=chosen.judge)
+    clients = {client.config.id: client for client in reversed(fleet.clients)}
+    found, around = {}, {}
+    for device in devices:
+        if device.id in judged:
+            client = clients[device.id]
+            history = readings(device.sample, samples, later)
+            found[device.id] = judge(client, history, chosen.span)
+            if (one := held(client, chosen.span)) is not None:
+                around[device.id] = one
+    fared = {name: one for name, (one, _) in around.items()}
+    return Errors(found, fared, tuple(glimpse for _, glimpse in around.values()))
+
+
+def judge(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:
+    """Judge one device's rolling forecasts of a span of time, with what it has learned."""
+    for reading in later:
+        client.observe(reading)
+    _, told, truth = client.learner.rolling(client.state, *span)
+    return Error.of(np.asarray(told), np.asarray(truth))

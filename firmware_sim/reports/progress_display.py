@@ -1,0 +1,147 @@
+"""Live progress: a table that rewrites itself on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from firmware_sim.fleet.federation import Progress
+from firmware_sim.results import short
+
+EVERY = 5.0  # s between two plain lines of one run
+
+HEAD = ("run", "state", "round", "loss", "bytes in / out", "devices", "refused", "seconds")
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+
+    def update(self, run: str, state: str, progress: Progress) -> None:
+        """Show how a run stands; ``state`` is a word such as ``learning`` or ``done``."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """End; what was shown last stays."""
+
+
+def cells(run: str, state: str, now: Progress) -> tuple[str, ...]:
+    """Write one run's progress as the cells of its row.
+
+    >>> now = Progress(4, 3, 40, 0.0123, 8, 7, 12_000, 9_000, {"LATE": 1}, 2.5)
+    >>> cells("PL-FL", "learning", now)
+    ('PL-FL', 'learning', '3 / 40', '0.01230', '12 kB / 9 kB', '7 of 8', '1 (LATE 1)', '2')
+    """
+    reasons = ", ".join(f"{name} {count}" for name, count in sorted(now.refused.items()))
+    refused = sum(now.refused.values())
+    return (
+        run,
+        state,
+        f"{now.version} / {now.rounds}",
+        "" if now.loss is None else f"{now.loss:.5f}",
+        f"{short(now.up)} / {short(now.down)}",
+        f"{now.present} of {now.seen}",
+        f"{refused} ({reasons})" if refused else "0",
+        f"{now.seconds:.0f}",
+    )
+
+
+class PlainDisplay:
+    """A line when something changed, at most one every few seconds and run."""
+
+    def __init__(self, out: TextIO = sys.stderr, *, every: float = EVERY) -> None:
+        """Write to ``out``."""
+        self._out, self._every = out, every
+        self._said: dict[str, tuple[str, float]] = {}
+
+    def note(self, text: str) -> None:
+        """Write it as it is."""
+        print(text, file=self._out, flush=True)
+
+    def update(self, run: str, state: str, progress: Progress) -> None:
+        """Write a line if the state changed or the last line is some seconds old."""
+        before, when = self._said.get(run, ("", 0.0))
+        now = time.monotonic()
+        if state == before and now - when < self._every:
+            return
+        self._said[run] = (state, now)
+        pairs = zip(HEAD[2:], cells(run, state, progress)[2:], strict=True)
+        known = (f"{name} {value}" for name, value in pairs if value)  # a loss may be withheld
+        self.note(f"{run}: {state}; " + ", ".join(known))
+
+    def __enter__(self) -> Self:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Nothing to put back."""
+
+
+class LiveDisplay:
+    """A table on a terminal, a row a run; notes scroll by above it."""
+
+    def __init__(self, console: Any) -> None:  # noqa: ANN401 - rich.console.Console
+        """Draw on a rich console."""
+        from rich.live import Live  # noqa: PLC0415 - only with a terminal
+
+        self._console = console
+        self._rows: dict[str, tuple[str, ...]] = {}
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+
+    def note(self, text: str) -> None:
+        """Print above the table."""
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def update(self, run: str, state: str, progress: Progress) -> None:
+        """Redraw the run's row."""
+        from rich.table import Table  # noqa: PLC0415 - as above
+
+        self._rows[run] = cells(run, state, progress)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in HEAD:
+            table.add_column(name, justify="left" if name in {"run", "state"} else "right")
+        for row in self._rows.values():
+            table.add_row(*row)
+        self._live.update(table)
+
+    def __enter__(self) -> Self:
+        """Begin drawing."""
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Leave the last table on the screen."""
+        self._live.stop()
+
+
+def display(*, is_quiet: bool = False) -> Display:
+    """Choose what fits: live on a terminal with rich, else plain lines on standard error."""
+    if not is_quiet and sys.stderr.isatty():
+        try:
+            from rich.console import Console  # noqa: PLC0415 - the simulator's extra
+
+            return LiveDisplay(Console(stderr=True))
+        except ImportError:
+            pass
+    return PlainDisplay()

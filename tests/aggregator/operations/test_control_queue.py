@@ -1,0 +1,85 @@
+"""Orders reach the store once or twice, never half, and never ill-formed."""
+
+import pytest
+
+from aggregator.operations.control_queue import (
+    ControlOrder,
+    OrderError,
+    apply,
+    carry_out,
+    leave,
+    waiting,
+)
+from aggregator.store import SqliteStore
+
+PUBLIC, OTHER = "01" * 32, "02" * 32
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SqliteStore.open(tmp_path / "fleet.db") as opened:
+        yield opened
+
+
+def states(store):
+    return {client.id: (client.state, client.generation) for client in store.clients()}
+
+
+def test_enrolling_twice_is_enrolling_once(store):
+    order = ControlOrder("enrol", "meter-1", public=PUBLIC)
+    assert apply(order, store) == "meter-1 is enrolled"
+    assert apply(order, store) == "meter-1 was enrolled with this key already"
+    assert states(store) == {"meter-1": ("enrolled", 1)}
+
+
+def test_another_key_is_another_generation(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    apply(ControlOrder("enrol", "meter-1", public=OTHER), store)
+    assert states(store) == {"meter-1": ("enrolled", 2)}
+    assert store.clients()[0].sign == (bytes.fromhex(OTHER),)
+
+
+def test_a_revoked_device_comes_back_by_enrolment_only(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    apply(ControlOrder("revoke", "meter-1", why="sold"), store)
+    assert states(store) == {"meter-1": ("revoked", 1)}
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    assert states(store) == {"meter-1": ("enrolled", 2)}
+
+
+def test_a_command_twice_is_issued_once_until_it_is_done(store):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    order = ControlOrder("command", "meter-1", op="report")
+    assert apply(order, store) == apply(order, store) == "command 1 for meter-1: report"
+    store.command_done("meter-1", 1, 0)
+    assert apply(order, store) == "command 2 for meter-1: report"
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (ControlOrder("revoke", "nobody"), "is not enrolled"),
+        (ControlOrder("pause", "_all"), "only a running daemon can pause"),
+        (
+            ControlOrder("command", "meter-1", op="explode"),
+            "unknown command 'explode'; known: stop",
+        ),
+    ],
+)
+def test_orders_that_make_no_sense(store, order, says):
+    apply(ControlOrder("enrol", "meter-1", public=PUBLIC), store)
+    with pytest.raises(OrderError, match=says):
+        apply(order, store)
+
+
+def test_the_folder_is_emptied_whatever_lies_in_it(store, tmp_path):
+    folder, told = tmp_path / "inbox", []
+    leave(folder, ControlOrder("enrol", "meter-1", public=PUBLIC))
+    leave(folder, ControlOrder("revoke", "nobody"))
+    (folder / "garbage.json").write_text('{"do": "explode"}')
+    (folder / "deep.json").write_text("[" * 60_000)
+    (folder / "half.part").write_text("{")
+    assert carry_out(folder, lambda order: apply(order, store), told.append) == 1
+    assert [path.name for path in folder.iterdir()] == ["half.part"]
+    assert len(told) == 4
+    assert list(waiting(folder)) == []

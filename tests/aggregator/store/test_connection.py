@@ -1,0 +1,62 @@
+"""Who may open the file, what is refused, what a copy knows, and how damage is told."""
+
+import os
+import sqlite3
+
+import pytest
+
+from aggregator.store import DatabaseBusyError, DatabaseError, SqliteStore
+from aggregator.store.sqlite import SERIAL_LEAP
+from aggregator.store.types import EnrolledDevice
+from tests.aggregator.store.rig import settle
+
+
+class TestOpening:
+    def test_one_process_at_a_time(self, store, path):
+        with pytest.raises(DatabaseBusyError) as caught:
+            SqliteStore.open(path)
+        assert caught.value.exit_code == 75
+
+    def test_a_reader_beside_the_daemon_sees_and_cannot_write(self, store, path):
+        store.put_client(EnrolledDevice("m-1", (bytes(32),)))
+        with SqliteStore.open(path, read_only=True) as reader:
+            assert [c.id for c in reader.clients()] == ["m-1"]
+            with pytest.raises(DatabaseError, match="readonly"):
+                reader.put_client(EnrolledDevice("m-2", (bytes(32),)))
+
+    def test_another_programs_database_and_no_database(self, tmp_path):
+        other = tmp_path / "other.db"
+        with sqlite3.connect(other) as db:
+            db.execute("CREATE TABLE theirs (x)")
+        with pytest.raises(DatabaseError, match="not an aggregator's"):
+            SqliteStore.open(other)
+        (tmp_path / "text.db").write_text("hello " * 1000)
+        with pytest.raises(DatabaseError, match="cannot open"):
+            SqliteStore.open(tmp_path / "text.db")
+        with pytest.raises(DatabaseError, match="cannot open"):
+            SqliteStore.open(tmp_path / "none.db", read_only=True)
+
+
+class TestBackup:
+    def test_a_copy_knows_that_it_is_one(self, store, tmp_path):
+        settle(store)
+        before = store.next_serial()
+        store.backup(tmp_path / "copy.db")
+        assert not store.was_restored
+        with SqliteStore.open(tmp_path / "copy.db") as copy:
+            assert copy.row("m-1", (1, 1)) is not None
+            assert copy.was_restored
+            copy.adopt()
+            assert not copy.was_restored
+            assert copy.next_serial() >= before + SERIAL_LEAP
+
+    def test_a_damaged_file_is_told(self, store, path):
+        for number in range(200):
+            settle(store, key=(1, number + 1), round_number=number)
+        store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.close()
+        raw = bytearray(path.read_bytes())
+        raw[8192:12288] = os.urandom(4096)
+        path.write_bytes(raw)
+        with SqliteStore.open(path) as damaged:
+            assert damaged.integrity()

@@ -1,0 +1,219 @@
+"""The command line as a person meets it: first start, wrong files, no state, a forecast."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from edge_sdk.commands.main import _plain, main
+from edge_sdk.wire import keys
+
+TOML = """
+id = "meter-1"
+fleet = "north"
+state = "state"
+bundle = "load-lstm"
+site = { floor-area = 100.0, wall-area = 80.0, window-area = 10.0 }
+broker = { url = "mqtt://127.0.0.1:1" }
+keys = { device = "meter.key", root = "root.pub" }
+privacy = { mechanism = { name = "none" } }
+[[source]]
+type = "csv"
+path = "load.csv"
+form = "epoch"
+columns = { kwh = "elec.import.energy", t = "weather.temperature", w = "weather.wind_speed" }
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "meter.toml"
+    path.write_text(TOML)
+    keys.save_public(tmp_path / "root.pub", keys.from_seed(b"r" * 32).public)
+    start = 1_700_000_000 // 900 * 900
+    rows = [
+        f"{start + 900 * i},{1 + math.sin(i / 96 * 6.28) / 2:.3f},10,3\n" for i in range(96 * 5)
+    ]
+    (tmp_path / "load.csv").write_text("time,kwh,t,w\n" + "".join(rows))
+    return path
+
+
+def said(capsys):
+    return capsys.readouterr()
+
+
+def test_a_device_is_enrolled_checked_and_asked(config, capsys):
+    assert main(["check", str(config)]) == 2
+    assert "gridfed-edge enrol" in said(capsys).err
+    assert main(["enrol", str(config), "--json"]) == 0
+    first = json.loads(said(capsys).out)
+    assert first["is_new"]
+    assert (config.parent / "meter.key").stat().st_mode & 0o777 == 0o600
+    assert main(["enrol", str(config), "--json"]) == 0
+    again = json.loads(said(capsys).out)
+    assert (again["public"], again["is_new"]) == (first["public"], False)
+    assert main(["check", str(config)]) == 0
+    out = said(capsys).out
+    assert "fleet = north    (meter.toml)" in out
+    assert "no privacy mechanism is active" in out
+
+
+def test_the_proof_is_over_fleet_id_and_key(config, capsys):
+    assert main(["enrol", str(config), "--json"]) == 0
+    told = json.loads(said(capsys).out)
+    public = bytes.fromhex(told["public"])
+    statement = (
+        b"gridfed/1/enrol\0\x05north\x07meter-1"
+        + public
+        + bytes(32)
+        + bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+    )
+    assert keys.verify(public, bytes.fromhex(told["proof"]), statement)
+
+
+def enrolled(config):
+    keys.save_signing_key(config.parent / "meter.key", keys.from_seed(b"d" * 32))
+
+
+@pytest.mark.parametrize(
+    ("change", "blame"),
+    [
+        (("load-lstm", "load-lsdm"), "neither shipped nor a folder"),
+        (('name = "none"', 'name = "gauss"'), "privacy.mechanism.name"),
+        (("privacy =", "accept = { methods = [] }\nprivacy ="), "accept.methods: expected"),
+        (('privacy = { mechanism = { name = "none" } }\n', ""), "privacy: missing"),
+        (('mechanism = { name = "none" }', ""), "nothing protects the updates"),
+        (
+            ('{ name = "none" } }', '{ name = "gaussian", point = "update" }, mode = "honest" }'),
+            "privacy.budget.epsilon: missing",
+        ),
+        (("floor-area = 100.0, ", ""), "[site] lacks"),
+        (("load.csv", "lood.csv"), "there is no file"),
+        ((', w = "weather.wind_speed"', ""), "none gives weather.wind_speed, which bundle"),
+        (('type = "csv"', 'type = "cvs"'), "source[0].type: unknown 'cvs'"),
+        (("mqtt://127.0.0.1:1", "mqtt://broker.example"), "in the clear"),
+        (("fleet =", "fleat ="), "fleat: unknown key; did you mean 'fleet'?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(config, capsys, change, blame):
+    enrolled(config)
+    config.write_text(TOML.replace(*change))
+    assert main(["check", str(config)]) in {1, 2}
+    err = said(capsys).err
+    assert blame in err
+    assert "Traceback" not in err
+
+
+PRIVACY = """
+[privacy]
+mode = "honest"
+mechanism = { name = "gaussian", point = "update", clip = 1.0 }
+budget = { epsilon = 8.0, delta = 1e-5, releases = 50 }
+"""
+
+
+def test_the_budget_is_explained_and_printed_as_a_sheet(config, capsys):
+    enrolled(config)
+    plain = TOML.replace('privacy = { mechanism = { name = "none" } }\n', "")
+    config.write_text(plain + PRIVACY)
+    assert main(["budget", str(config)]) == 0
+    out = said(capsys).out
+    assert "one device's whole contribution is (epsilon 8, delta 1e-05)-private" in out
+    assert "updates left: 50" in out
+    assert "not protected:" in out
+    assert main(["budget", str(config), "--json"]) == 0
+    told = json.loads(said(capsys).out)
+    assert told["budget"]["left"] == 50
+    assert "text" not in told
+    assert main(["budget", str(config), "--datasheet"]) == 0
+    sheet = said(capsys).out
+    for word in ("unit of privacy", "neighbouring inputs: replace", "trust model", "composition"):
+        assert word in sheet
+    assert main(["budget", str(config), "--datasheet", "--json"]) == 0
+    assert json.loads(said(capsys).out)["releases left"] == 50
+
+
+def test_with_none_the_sheet_claims_nothing(config, capsys):
+    enrolled(config)
+    assert main(["budget", str(config), "--datasheet", "--json"]) == 0
+    sheet = json.loads(said(capsys).out)
+    assert (sheet["formal claim"], sheet["mechanism"]) == (False, "none")
+    assert sheet["noise over the bound"] is None
+
+
+def test_a_key_others_can_read_is_refused(config, capsys):
+    enrolled(config)
+    (config.parent / "meter.key").chmod(0o644)
+    assert main(["check", str(config)]) == 2
+    assert "chmod 600" in said(capsys).err
+
+
+def test_an_unreachable_broker_is_temporary(config, capsys, monkeypatch):
+    enrolled(config)
+    monkeypatch.setattr("edge_sdk.commands.check._PATIENCE", 0.3)
+    assert main(["check", str(config), "--broker"]) == 75
+    assert "broker: not reached" in said(capsys).out
+
+
+def test_before_the_first_start_there_is_no_status(config, capsys):
+    enrolled(config)
+    assert main(["status", str(config)]) == 1
+    assert "no state of a device yet" in said(capsys).err
+
+
+def test_a_budget_is_known_before_anything_is_sent(config, capsys):
+    enrolled(config)
+    assert main(["budget", str(config), "--json"]) == 0
+    told = json.loads(said(capsys).out)
+    assert told["shared"] == 5760
+    assert 4 * 5760 < told["bytes_up"] < 4 * 5760 * 1.02
+    assert told["releases"] == 0
+
+
+def test_status_is_written_for_a_person():
+    assert _plain({"epsilon": 29.99999999998864, "left": None}) == "epsilon 30, left unlimited"
+    assert _plain([]) == "none"
+    assert _plain([{"round": 3, "attempts": 0}, {"round": 4, "attempts": 1}]) == (
+        "round 3, attempts 0; round 4, attempts 1"
+    )
+
+
+def test_without_a_broker_it_runs_and_forecasts_and_leaves_on_sigterm(config, capsys):
+    enrolled(config)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "edge_sdk", "run", str(config), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    end, found = time.monotonic() + 300, 0
+    while found != 3 * 96 * 5:
+        assert time.monotonic() < end, found
+        assert run.poll() is None
+        time.sleep(0.1)
+        code = main(["status", str(config), "--json"])
+        out = said(capsys).out
+        found = json.loads(out)["readings"] if code == 0 else 0
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    told = json.loads(out)
+    assert (told["linked"], told["can_forecast"]) == (False, True)
+    assert main(["forecast", str(config), "--json"]) == 0
+    forecast = json.loads(said(capsys).out)
+    assert forecast["source"] == "model"
+    assert len(forecast["values"]) == 1
+    out_file = config.parent / "r.csv"
+    span = ["1700100000", "1700110000"]
+    assert main(["forecast", str(config), "--rolling", *span, "--out", str(out_file)]) == 0
+    lines = out_file.read_text().splitlines()
+    assert lines[0] == "origin,step,forecast,truth"
+    assert len(lines) == 1 + 12  # both ends lie on the grid; the later one is not in

@@ -1,0 +1,149 @@
+"""A grid out of readings that come late, twice, wrong, or not at all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edge_sdk.forecasting.series import Flag, Reading, ReadingOutcome, Series, SeriesRow
+
+LOAD, HEAT = "elec.import.energy", "weather.temperature"
+HOUR = 3600
+
+
+def hourly(capacity=1000):
+    return Series(HOUR, [LOAD, HEAT], capacity=capacity)
+
+
+def load(hour, value=1.0, **given):
+    return Reading(LOAD, hour * HOUR, value, **given)
+
+
+def test_order_does_not_matter():
+    rng = np.random.default_rng(1)
+    hours = rng.permutation(500)
+    mixed, sorted_ = hourly(), hourly()
+    for hour in hours:
+        mixed.add(load(int(hour), float(hour)))
+    for hour in range(500):
+        sorted_.add(load(hour, float(hour)))
+    assert mixed.values(LOAD).tolist() == sorted_.values(LOAD).tolist() == list(range(500))
+    assert mixed.times().tolist() == [hour * HOUR for hour in range(500)]
+
+
+@pytest.mark.parametrize("capacity", [70, 5000])
+def test_a_history_told_backwards_and_then_continued_is_the_same(capacity):
+    series = hourly(capacity)
+    for hour in [*range(600, 99, -1), *range(601, 700)]:
+        series.add(load(hour, float(hour)))
+    kept = min(capacity, 600)
+    assert series.values(LOAD).tolist() == list(range(700 - kept, 700))
+
+
+def test_an_instant_falls_into_its_slot_and_other_streams_stay_open():
+    series = hourly()
+    series.add(load(10))
+    assert series.add(Reading(HEAT, 10.5 * HOUR, 21.5)) is ReadingOutcome.NEW
+    assert series.values(HEAT).tolist() == [21.5]
+    series.add(load(12))
+    assert math.isnan(series.values(HEAT)[2])
+
+
+@pytest.mark.parametrize(
+    ("reading", "seen"),
+    [
+        (Reading("gas", 0.0, 1.0), ReadingOutcome.UNUSED),
+        (load(1, math.nan), ReadingOutcome.NOT_FINITE),
+        (load(1, math.inf), ReadingOutcome.NOT_FINITE),
+        (Reading(LOAD, math.nan, 1.0), ReadingOutcome.NOT_FINITE),
+        (load(1, flags=Flag.SUSPECT), ReadingOutcome.SUSPECT),
+        (load(1e9), ReadingOutcome.FUTURE),
+        (Reading(LOAD, 1e300, 1.0), ReadingOutcome.FUTURE),
+        (Reading(LOAD, 1800.0, 1.0), ReadingOutcome.OFF_GRID),
+        (load(1, seconds=7200), ReadingOutcome.OFF_GRID),
+        (load(1, seconds=-900), ReadingOutcome.OFF_GRID),
+        (load(1, seconds=0), ReadingOutcome.OFF_GRID),
+    ],
+)
+def test_what_cannot_be_used_is_counted_and_changes_nothing(reading, seen):
+    series = hourly()
+    series.add(load(5))
+    assert series.add(reading, latest=1e10) is seen
+    assert series.counts[seen] == 1
+    assert series.values(LOAD).tolist() == [1.0]
+
+
+def test_quarters_of_an_hour_add_up_once_all_of_them_came():
+    series = hourly()
+    told = [series.add(Reading(LOAD, at, 0.25, seconds=900)) for at in (0, 900, 900, 2700, 1800)]
+    assert told == [
+        ReadingOutcome.PART,
+        ReadingOutcome.PART,
+        ReadingOutcome.PART,
+        ReadingOutcome.PART,
+        ReadingOutcome.NEW,
+    ]
+    assert series.values(LOAD).tolist() == [1.0]
+
+
+def test_open_sums_are_bounded():
+    series = hourly()
+    for hour in range(10_000):
+        series.add(Reading(LOAD, hour * HOUR, 0.25, seconds=900))
+    assert len(series._parts) <= 16
+    assert len(series) == 0
+
+
+def test_the_oldest_go_first_and_do_not_come_back():
+    series = hourly(capacity=100)
+    for hour in range(1000):
+        series.add(load(hour, float(hour)))
+    assert series.values(LOAD).tolist() == list(range(900, 1000))
+    assert series.add(load(899)) is ReadingOutcome.LATE
+    assert series.add(load(900, -1.0)) is ReadingOutcome.CHANGED
+    assert max(column.size for column in series._columns.values()) <= 130
+
+
+def test_a_long_outage_leaves_an_empty_stretch_not_old_values():
+    series = hourly(capacity=100)
+    for hour in range(100):
+        series.add(load(hour))
+    series.add(load(150, 2.0))
+    assert np.isfinite(series.values(LOAD)).sum() == 50
+    series.add(load(10_000, 3.0))
+    assert np.flatnonzero(np.isfinite(series.values(LOAD))).tolist() == [99]
+    assert len(series) == 100
+
+
+def test_pending_rows_survive_a_failed_save_and_a_change_meanwhile():
+    series = hourly()
+    series.add(load(1))
+    series.add(load(2))
+    rows = series.pending()
+    assert rows == (SeriesRow(LOAD, 1, 1.0), SeriesRow(LOAD, 2, 1.0))
+    assert series.pending() == rows  # not saved: still owed
+    series.add(load(2, 5.0))
+    series.saved(rows)
+    assert series.pending() == (SeriesRow(LOAD, 2, 5.0),)
+
+
+def test_saved_rows_rebuild_the_series():
+    series = hourly(capacity=50)
+    for hour in range(80):
+        series.add(load(hour, float(hour), flags=Flag.ESTIMATED))
+        series.add(Reading(HEAT, hour * HOUR, -float(hour)))
+    rows = series.pending()
+    assert rows[0].flags == Flag.ESTIMATED
+    back = hourly(capacity=50)
+    back.load([*rows, SeriesRow("gone", 3, 1.0)])
+    assert back.pending() == ()
+    for stream in (LOAD, HEAT):
+        assert back.values(stream).tolist() == series.values(stream).tolist()
+    assert back.times().tolist() == series.times().tolist()
+
+
+def test_steps_and_capacities_are_positive():
+    with pytest.raises(ValueError, match="positive"):
+        Series(0, [LOAD])

@@ -1,0 +1,103 @@
+"""What a device can spare: classes, windows, power, and a day's flash, kept to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_sdk.limits.daily_quota import DAY, DailyQuota
+from edge_sdk.limits.resource_governor import ResourceGovernor, bytes_written, on_battery
+from edge_sdk.limits.resource_limits import (
+    CLASSES,
+    LimitsSection,
+    MachineState,
+    held_by,
+    is_open,
+    means_of,
+)
+
+NOW = 20_000 * DAY
+
+
+def test_a_class_fills_in_what_is_left_out_and_nothing_else():
+    assert means_of(LimitsSection()) == CLASSES[""]
+    assert means_of(LimitsSection()).memory is None
+    own = means_of(LimitsSection("B", memory=200, flash=0, commit_after="2m"))
+    assert (own.memory, own.flash, own.commit_after) == (200 * 2**20, 0, 120.0)
+    assert own.link == CLASSES["B"].link
+
+
+@given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
+def test_a_window_and_its_complement_share_the_day(begin, end, now):
+    def text(minute):
+        return f"{minute // 60:02}:{minute % 60:02}"
+
+    if begin != end:
+        one, rest = (f"{text(a)}-{text(b)}" for a, b in ((begin, end), (end, begin)))
+        assert is_open((one,), 60.0 * now) != is_open((rest,), 60.0 * now)
+
+
+@pytest.mark.parametrize(
+    ("section", "present", "why"),
+    [
+        (LimitsSection(), MachineState(0.0, load=9.0, on_battery=True), ""),
+        (LimitsSection(learn="idle"), MachineState(0.0, load=0.9), "busy"),
+        (LimitsSection(learn="idle"), MachineState(0.0, load=0.1), ""),
+        (LimitsSection(learn="mains"), MachineState(0.0, on_battery=False), ""),
+        (LimitsSection(learn="mains"), MachineState(0.0, on_battery=None), ""),
+        (LimitsSection(upload=("01:00-02:00",)), MachineState(0.0), "outside the upload windows"),
+    ],
+)
+def test_what_forbids_learning_is_named(section, present, why):
+    assert held_by(section, present, flash_spent=False) == why
+
+
+def test_flash_is_booked_by_the_day_and_holds_back_when_it_is_spent():
+    written = [1000]
+    booked = DailyQuota(20_000, 300)  # of the process before
+    thrift = ResourceGovernor(LimitsSection(flash=500), booked, now=0.0, written=lambda: written[0])
+    assert thrift.look(0.0, 0.0, NOW) == ""
+    assert thrift.patience == 60.0
+    written[0] += 250
+    assert thrift.look(5.0, 0.0, NOW) == "", "looked at again too early"
+    assert thrift.look(20.0, 0.0, NOW) == "flash"
+    assert thrift.flash.used == 550
+    assert thrift.patience == 3600.0
+    assert thrift.look(40.0, 0.0, NOW + DAY) == "", "another day"
+    assert thrift.patience == 60.0
+
+
+def test_time_awake_is_booked_by_the_day_and_holds_back_when_it_is_over():
+    woken = DailyQuota(20_000, 20_000)  # ms, of the process before
+    thrift = ResourceGovernor(
+        LimitsSection(wake="30s"), DailyQuota(), woken, now=0.0, written=lambda: 0
+    )
+    thrift.live(100.0, NOW, awake=False)
+    thrift.live(104.0, NOW, awake=True)
+    assert thrift.look(104.0, 0.0, NOW) == "", "24 of 30 seconds"
+    thrift.live(109.0, NOW, awake=False)
+    thrift.live(116.0, NOW, awake=True)
+    assert thrift.wake.used == 31_000
+    assert thrift.look(120.0, 0.0, NOW) == "wake time"
+    thrift.live(121.0, NOW + DAY, awake=True)
+    assert thrift.look(140.0, 0.0, NOW + DAY) == "", "another day"
+
+
+def test_batteries_are_known_by_the_mains_that_is_off(tmp_path):
+    assert on_battery(tmp_path) is None
+    for name, kind, online in (("AC", "Mains", "0"), ("BAT0", "Battery", "1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "type").write_text(f"{kind}\n")
+        (tmp_path / name / "online").write_text(f"{online}\n")
+    assert on_battery(tmp_path) is True
+    (tmp_path / "AC" / "online").write_text("1\n")
+    assert on_battery(tmp_path) is False
+
+
+def test_the_kernel_counts_what_is_written(tmp_path):
+    before = bytes_written()
+    with (tmp_path / "file").open("wb") as out:
+        out.write(bytes(100_000))
+        out.flush()
+    assert bytes_written() >= before  # on a RAM disk nothing is written

@@ -1,0 +1,353 @@
+"""What cannot be kept is refused, by its key; what can is calibrated as the table says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from edge_sdk.app.settings import SettingsError, from_table
+from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.windows import FILL
+from edge_sdk.privacy import noise_calibration as plans
+from edge_sdk.privacy.analytic_gaussian import epsilon_of, sigma_for
+from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.privacy.noise_calibration import DeviceFacts
+from edge_sdk.privacy.settings import PrivacySection
+from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.wire.contract.manifest import (
+    Feature,
+    Golden,
+    GraphFile,
+    Loss,
+    Manifest,
+    Target,
+    Training,
+    Window,
+)
+from edge_sdk.wire.contract.method import CONTRACTS, LOSS, Ask, Up
+
+SIGNATURES = {
+    "gradient": (("p", "x", "y"), ("loss", "g")),
+    "forecast": (("p", "x"), ("yhat",)),
+    "clipped_gradient": (("p", "x", "y", "bound"), ("loss", "g")),
+}
+
+
+def manifest(*, graphs=("gradient", "forecast", "clipped_gradient"), features=(), scale="device"):
+    lookback = 4
+    fixed = {"low": 0.0, "high": 5.0} if scale == "fixed" else {}
+    return Manifest(
+        name="linear",
+        version=1,
+        min_sdk="0.1.0",
+        layers=(("body", (4,)),),
+        shared=("",),
+        window=Window(lookback, 2, 1800),
+        features=(Feature("load", "target", "kWh"), *features),
+        target=Target("elec.import.energy", "kWh", "level", scale, **fixed),
+        loss=Loss("mse"),
+        training=Training(optimiser="sgd", rate=0.1, batch=8, steps=3, minibatch="fresh"),
+        graphs={name: GraphFile(f"{name}.onnx", *SIGNATURES[name]) for name in graphs},
+        golden=Golden(tuple((0.0,) * (1 + len(features)) for _ in range(lookback)), (0.0, 0.0)),
+    )
+
+
+def facts(**changes):
+    return DeviceFacts(manifest(**changes), keep=17_520, max_steps=4, shared=1000)
+
+
+def section(mechanism, mode="honest", budget=None, **others):
+    budget = {"epsilon": 10.0} if budget is None else budget
+    table = {"mechanism": mechanism, "mode": mode, "budget": budget, **others}
+    return from_table(PrivacySection, table, "privacy")
+
+
+NONE = {"name": "none"}
+INPUT = {"name": "gaussian", "point": "input", "range": [0.0, 5.0]}
+UPDATE = {"name": "gaussian", "point": "update", "clip": 1.0, "multiplier": 8.0}
+GRADIENT = {"name": "gaussian", "point": "gradient", "clip": 1.0, "multiplier": 64.0}
+GRADIENT["range"] = [0.0, 5.0]
+FLIP = {"name": "sign_flip", "point": "sign", "epsilon": 0.001}
+NBAFL = {"name": "gaussian", "point": "update", "clip": 1.0, "calibration": "nbafl"}
+NBAFL |= {"epsilon": 10.0, "paper": {"samples": 1000}}
+WEATHER = Feature("t", "stream", "°C", stream="weather.temperature", low=-20.0, high=40.0)
+
+REFUSED = {
+    "budget.epsilon of 0": (section(INPUT, budget={"epsilon": 0.0}), "privacy.budget.epsilon"),
+    "budget.epsilon below 0": (section(INPUT, budget={"epsilon": -1.0}), "privacy.budget.epsilon"),
+    "epsilon that is no number": (
+        section(INPUT, budget={"epsilon": math.nan}),
+        "privacy.budget.epsilon",
+    ),
+    "no budget": (section(UPDATE, budget={}), "privacy.budget.epsilon"),
+    "mechanism.epsilon of 0": (section(FLIP | {"epsilon": 0.0}), "privacy.mechanism.epsilon"),
+    "delta of 0": (section(INPUT, budget={"epsilon": 1.0, "delta": 0.0}), "privacy.budget.delta"),
+    "delta of 1": (section(INPUT, budget={"epsilon": 1.0, "delta": 1.0}), "privacy.budget.delta"),
+    "delta above one in N": (
+        section(INPUT, budget={"epsilon": 1.0, "delta": 1 / 17_520}),
+        "privacy.budget.delta",
+    ),
+    "classical above 1": (
+        section(INPUT | {"calibration": "classical"}, budget={"epsilon": 1.01}),
+        "privacy.mechanism.calibration",
+    ),
+    "classical above 1 for an update": (
+        section(
+            {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 2.0}
+            | {"calibration": "classical"}
+        ),
+        "privacy.mechanism.calibration",
+    ),
+    "measured numbers beside update noise": (
+        section(UPDATE, metrics="told"),
+        "privacy.metrics",
+    ),
+    "numbers beside gradient noise": (
+        section(GRADIENT, metrics="told"),
+        "privacy.metrics",
+    ),
+    "laplace at the gradient": (
+        section({"name": "laplace", "point": "gradient"}),
+        "privacy.mechanism.point",
+    ),
+    "signs of an update": (section(FLIP | {"point": "update"}), "privacy.mechanism.point"),
+    "gaussian nowhere": (section({"name": "gaussian"}), "privacy.mechanism.point"),
+    "clip at the input": (section(INPUT | {"clip": 1.0}), "privacy.mechanism.clip"),
+    "range at the update": (section(UPDATE | {"range": [0.0, 1.0]}), "privacy.mechanism.range"),
+    "noise with none": (
+        section(NONE | {"multiplier": 1.0}, "none"),
+        "privacy.mechanism.multiplier",
+    ),
+    "mode with none": (section(NONE, "honest"), "privacy.mode"),
+    "no mode": (section(INPUT, "none"), "privacy.mode"),
+    "no clip": (
+        section({"name": "gaussian", "point": "update", "multiplier": 1.0}),
+        "privacy.mechanism.clip",
+    ),
+    "no range": (section({"name": "gaussian", "point": "input"}), "privacy.mechanism.range"),
+    "a range upside down": (section(INPUT | {"range": [5.0, 0.0]}), "privacy.mechanism.range"),
+    "no range at the gradient": (section(GRADIENT | {"range": []}), "privacy.mechanism.range"),
+    "a range without end": (section(INPUT | {"range": [0.0, math.inf]}), "privacy.mechanism.range"),
+    "two amounts": (section(UPDATE | {"epsilon": 1.0}), "privacy.mechanism.multiplier"),
+    "no amount": (
+        section({"name": "gaussian", "point": "update", "clip": 1.0}),
+        "privacy.budget.releases",
+    ),
+    "an epsilon beyond its end": (section(INPUT | {"epsilon": 11.0}), "privacy.mechanism.epsilon"),
+    "laplace that becomes less": (
+        section(INPUT | {"name": "laplace", "epsilon": 1.0}),
+        "privacy.mechanism.epsilon",
+    ),
+    "amplification": (
+        section(UPDATE, budget={"epsilon": 10.0, "amplification": True}),
+        "privacy.budget.amplification",
+    ),
+    "a unit that is finer than the noise": (
+        section(UPDATE, budget={"epsilon": 10.0, "unit": "reading"}),
+        "privacy.budget.unit",
+    ),
+    "one release above the budget": (
+        section(UPDATE | {"multiplier": 0.1}),
+        "privacy.budget.epsilon",
+    ),
+    "one round above the budget": (
+        section(GRADIENT | {"multiplier": 0.5}),
+        "privacy.budget.epsilon",
+    ),
+    "a paper's noise in honest mode": (section(NBAFL), "privacy.mechanism.calibration"),
+    "a paper's formula without its numbers": (
+        section(NBAFL | {"paper": {}}, "paper"),
+        "privacy.mechanism.paper.samples",
+    ),
+    "a number that the paper does not know": (
+        section(NBAFL | {"paper": {"samples": 9, "round": 3}}, "paper"),
+        "privacy.mechanism.paper.round",
+    ),
+    "a budget where nothing is claimed": (section(NBAFL, "paper"), "privacy.budget.epsilon"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_kept_is_refused_by_its_key(case):
+    said, key = REFUSED[case]
+    with pytest.raises(ConfigError) as refused:
+        plan_of(said, facts())
+    assert str(refused.value).startswith(f"{key}: ")
+
+
+def test_a_bundle_that_cannot_clip_window_by_window_is_refused():
+    with pytest.raises(ConfigError, match=r"mechanism.point: .*clipped_gradient"):
+        plan_of(section(GRADIENT), facts(graphs=("gradient", "forecast")))
+
+
+def test_a_second_stream_must_be_public_or_have_a_range():
+    with pytest.raises(ConfigError, match=r"mechanism.public: weather.temperature"):
+        plan_of(section(INPUT), facts(features=(WEATHER,)))
+    public = INPUT | {"public": ["weather.temperature"]}
+    assert set(plan_of(section(public), facts(features=(WEATHER,))).ranges) == {
+        "elec.import.energy"
+    }
+    hidden = INPUT | {"ranges": {"weather.temperature": [-20.0, 40.0]}}
+    assert len(plan_of(section(hidden), facts(features=(WEATHER,))).ranges) == 2
+    with pytest.raises(ConfigError, match=r"not both"):
+        plan_of(section(public | hidden), facts(features=(WEATHER,)))
+    with pytest.raises(ConfigError, match=r"what is to be hidden"):
+        plan_of(section(INPUT | {"public": ["elec.import.energy"]}), facts())
+    with pytest.raises(ConfigError, match=r"ranges.cell.x: the bundle does not read"):
+        plan_of(section(INPUT | {"ranges": {"cell.x": [0.0, 1.0]}}), facts())
+
+
+def test_the_section_knows_its_keys():
+    with pytest.raises(SettingsError, match="unknown key; did you mean 'multiplier'"):
+        section(UPDATE | {"multiplyer": 1.0})
+    with pytest.raises(SettingsError, match=r"mechanism: missing"):
+        from_table(PrivacySection, {}, "meter.toml")
+
+
+@pytest.mark.parametrize(("unit", "readings"), [("reading", 1), ("day", 48), ("device", 17_520)])
+def test_input_noise_is_for_the_unit_that_is_claimed(unit, readings):
+    plan = plan_of(section(INPUT, budget={"epsilon": 1.0, "unit": unit}), facts())
+    assert plan.noise == pytest.approx(sigma_for(1.0, 1e-5, math.sqrt(readings)))
+    worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=35_040)).epsilon()
+    assert worth == pytest.approx(1.0, rel=1e-6)  # each reading is perturbed once
+
+
+def test_input_noise_by_its_size_tells_what_it_is_worth():
+    plan = plan_of(section(INPUT | {"multiplier": 0.1}, budget={"epsilon": 92.0}), facts())
+    worth = PrivacyAccount(limit=plan.limit).plus(plan.charge()).epsilon()
+    assert worth == pytest.approx(91.817, rel=1e-4)
+
+
+def test_laplace_at_the_input_needs_noise_for_the_sum_of_what_it_hides():
+    laplace = INPUT | {"name": "laplace"}
+    assert plan_of(section(laplace, budget={"epsilon": 0.5}), facts()).noise == 2.0
+    day = plan_of(section(laplace, budget={"epsilon": 0.5, "unit": "day"}), facts())
+    assert day.noise == 96.0
+
+
+def test_minibatches_that_change_with_the_count_of_windows_are_not_claimed_for():
+    fewer = GRADIENT | {"neighbours": "add-remove"}
+    with pytest.raises(ConfigError, match=r"privacy\.mechanism\.neighbours: .* say 'replace'"):
+        plan_of(section(fewer), facts())
+    assert plan_of(section(GRADIENT, budget={"epsilon": 50.0}), facts()).cost == 32.0
+
+
+@pytest.mark.parametrize(("neighbours", "epsilon"), [("add-remove", 9.9973), ("replace", 24.382)])
+def test_a_hundred_updates_cost_what_they_cost(neighbours, epsilon):
+    update = UPDATE | {"multiplier": 5.0, "neighbours": neighbours}
+    plan = plan_of(section(update, budget={"epsilon": 30.0}), facts())
+    worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=100)).epsilon()
+    assert worth == pytest.approx(epsilon, rel=1e-4)
+
+
+def test_noise_for_so_many_updates_is_just_enough():
+    update = {"name": "gaussian", "point": "update", "clip": 2.0}
+    plan = plan_of(section(update, budget={"epsilon": 8.0, "releases": 50}), facts())
+    assert PrivacyAccount(limit=plan.limit).left(plan.charge(releases=1)) == 50
+
+
+def test_the_gradient_costs_a_window_or_all_windows_of_a_reading():
+    window = plan_of(section(GRADIENT), facts())
+    assert window.cost == 32.0
+    reading = plan_of(section(GRADIENT, budget={"epsilon": 10.0, "unit": "reading"}), facts())
+    assert facts().occurrences == 8  # of 4 + 2 carried forward + 2 ahead; a batch has 8
+    assert reading.cost == 4.0
+
+
+def test_noise_for_so_many_rounds_counts_their_steps():
+    gradient = {k: v for k, v in GRADIENT.items() if k != "multiplier"}
+    plan = plan_of(section(gradient, budget={"epsilon": 8.0, "releases": 25}), facts())
+    worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=25 * 4)).epsilon()
+    assert worth == pytest.approx(8.0, rel=1e-6)
+
+
+def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
+    flip = plan_of(section(FLIP, budget={"epsilon": 2.0}), facts())
+    assert 1.0 / flip.cost == pytest.approx(1000 * 0.001)
+    bound = {"name": "sign_gaussian", "point": "sign", "bound": 1.0, "multiplier": 10.0}
+    pure = plan_of(section(bound, budget={"epsilon": 200.0}), facts())
+    assert 1.0 / pure.cost == pytest.approx(1000 * 0.15965, rel=1e-4)
+    clip = {"name": "sign_gaussian", "point": "sign", "clip": 1.0, "multiplier": 10.0}
+    normal = plan_of(section(clip, budget={"epsilon": 2.0}), facts())
+    assert (normal.booked, normal.cost) == ("gaussian", 5.0)
+
+
+def test_papers_are_labels_and_the_ledger_books_what_was_really_added():
+    plan = plan_of(section(NBAFL, "paper", {}), facts())
+    assert plan.noise == pytest.approx(9.68961e-4, rel=1e-5)
+    assert plan.limit.epsilon == math.inf
+    worth = PrivacyAccount(limit=plan.limit).plus(plan.charge()).epsilon()
+    assert worth == pytest.approx(epsilon_of(9.68961e-4 / 2, 1e-5), rel=1e-4)
+    assert worth > 2e6  # the paper calls this 10
+    udp = NBAFL | {"calibration": "udp"}
+    udp["paper"] = {"samples": 1000, "rate": 0.01, "steps": 5, "rounds": 25}
+    assert plan_of(section(udp, "paper", {}), facts()).noise == pytest.approx(2.399263e-4, rel=1e-6)
+
+
+def test_a_papers_input_noise_bounds_nothing():
+    plan = plan_of(section({"name": "gaussian", "point": "input"}, "paper"), facts())
+    assert plan.noise == pytest.approx(0.484481, rel=1e-5)
+    assert PrivacyAccount(limit=plan.limit).plus(plan.release()).epsilon() == math.inf
+
+
+def test_methods_that_noise_would_break_are_refused():
+    update, flip = plan_of(section(UPDATE), facts()), plan_of(section(FLIP), facts())
+    gradient, given = plan_of(section(GRADIENT), facts()), plan_of(section(INPUT), facts())
+    for plan in (update, gradient, given):
+        refuse_method(plan, "fedavg", CONTRACTS["fedavg"])
+    needs = dataclasses.replace(LOSS, needed=True)
+    mirror = {"step": Ask(("robust_gradient",), up=Up.WEIGHTS, mirrored=True)}
+    losses = {"step": Ask(("gradient",), up=Up.DELTA, report=(needs,))}
+    signs = {"step": Ask(("gradient",), up=Up.SIGNS)}
+    for plan, contract, key in (
+        (update, mirror, "mechanism.point"),
+        (update, signs, "mechanism.point"),
+        (update, losses, "metrics"),
+        (gradient, mirror, "mechanism.point"),
+        (flip, CONTRACTS["fedavg"], "mechanism.point"),
+    ):
+        with pytest.raises(ConfigError, match=rf"privacy.{key}: method 'it'"):
+            refuse_method(plan, "it", contract)
+    for contract in (mirror, losses):
+        refuse_method(given, "it", contract)
+    refuse_method(flip, "it", signs)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "mode", "method", "key"),
+    [
+        (UPDATE, "honest", "bafdp", "mechanism.point"),
+        (UPDATE, "honest", "rsa", "mechanism.point"),
+        (UPDATE, "honest", "afl", "metrics"),
+        (GRADIENT, "honest", "bafdp", "mechanism.point"),
+        (GRADIENT, "honest", "afl", "metrics"),
+        (INPUT, "honest", "dp_rsa", "mechanism.point"),
+        (NONE, "none", "dp_rsa", "mechanism.point"),
+        (FLIP, "honest", "fedavg", "mechanism.point"),
+        (UPDATE, "honest", "pfgl", "mechanism.point"),
+        (GRADIENT, "honest", "cnfgnn", "mechanism.point"),
+        (INPUT, "honest", "pfgl", None),
+        (NONE, "none", "pfgl", None),
+        (INPUT, "honest", "bafdp", None),
+        (INPUT, "honest", "afl", None),
+        (FLIP, "honest", "dp_rsa", None),
+        (GRADIENT, "honest", "rsa", None),
+        (UPDATE, "honest", "fedbuff", None),
+        (UPDATE, "honest", "nbafl", None),
+        (NONE, "none", "bafdp", None),
+    ],
+)
+def test_which_methods_a_mechanism_serves(mechanism, mode, method, key):
+    budget = {} if mode == "none" else None
+    plan = plan_of(section(mechanism, mode, budget), facts())
+    if key is None:
+        refuse_method(plan, method, CONTRACTS[method])
+    else:
+        with pytest.raises(ConfigError, match=rf"privacy.{key}: method '{method}'"):
+            refuse_method(plan, method, CONTRACTS[method])
+
+
+def test_gaps_are_carried_as_far_as_the_windows_say():
+    assert plans.CARRIED == FILL

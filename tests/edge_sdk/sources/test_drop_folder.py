@@ -1,0 +1,147 @@
+"""A folder of dropped files: written well, written badly, again, and never twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_sdk.sources.drop_folder import DropFolder
+
+Look = Callable[[], list[bytes]]
+
+
+class Hand:
+    """A clock that only moves when somebody waits."""
+
+    passed = 0.0
+
+    def wall(self) -> int:
+        return 1_000_000
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def wait(self, seconds: float) -> None:
+        self.passed += seconds
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DropFolder:
+    hand = Hand()
+    return DropFolder(tmp_path / "pm", "*.xml*", clock=hand, wait=hand.wait)
+
+
+@pytest.fixture
+def look(folder: DropFolder) -> Look:
+    folder.path.mkdir()
+    return lambda: [frame.payload for frame in folder.frames(5.0)]
+
+
+def _write(path: Path, data: bytes, at: float) -> None:
+    path.write_bytes(data)
+    os.utime(path, (at, at))
+
+
+def test_it_looks_no_oftener_than_it_was_told(folder: DropFolder, look: Look) -> None:
+    _write(folder.path / "A.xml", b"one", 10)
+    folder.frames(0.2)
+
+    assert [len(folder.frames(0.2)) for _ in range(26)].index(1) in (24, 25)
+
+
+def test_a_folder_that_is_not_there_yet_is_waited_for(folder: DropFolder) -> None:
+    assert folder.frames(3.0) == []
+
+
+def test_files_that_have_come_to_rest_are_read_once_and_the_oldest_first(
+    folder: DropFolder, look: Look
+) -> None:
+    _write(folder.path / "A2.xml", b"two", 20)
+    _write(folder.path / "B1.xml.gz", b"one", 10)
+
+    assert look() == []  # it might be in the middle of being written
+    assert look() == [b"one", b"two"]
+    assert look() == []
+
+
+def test_a_slow_writer_is_waited_for(folder: DropFolder, look: Look) -> None:
+    path = folder.path / "A.xml"
+    _write(path, b"beg", 10)
+    assert look() == []
+    _write(path, b"begin and e", 11)
+    assert look() == []
+    _write(path, b"begin and end", 12)
+    assert look() == []
+    assert look() == [b"begin and end"]
+
+
+def test_a_file_that_is_renamed_when_complete_is_read_under_its_name(
+    folder: DropFolder, look: Look
+) -> None:
+    part = folder.path / "A.xml.part"
+    _write(part, b"whole", 10)
+    assert look() == look() == []
+    part.rename(folder.path / "A.xml")
+    assert look() == []
+    assert look() == [b"whole"]
+
+
+def test_a_file_that_is_written_again_is_read_again(folder: DropFolder, look: Look) -> None:
+    path = folder.path / "A.xml"
+    _write(path, b"first", 10)
+    look()
+    assert look() == [b"first"]
+    _write(path, b"second", 20)
+    look()
+    assert look() == [b"second"]
+
+
+def test_what_is_too_large_is_counted_once(folder: DropFolder, look: Look) -> None:
+    folder.largest = 8
+    _write(folder.path / "A.xml", b"123456789", 10)
+    _write(folder.path / "B.xml", b"12345678", 11)
+    look()
+
+    assert look() == [b"12345678"]
+    assert look() == []
+    assert folder.rejected == {"too large": 1}
+
+
+def test_many_files_come_a_few_at_a_time(folder: DropFolder, look: Look) -> None:
+    folder.largest = 8
+    for number in range(5):
+        _write(folder.path / f"{number}.xml", b"1234", number)
+    look()
+
+    assert [len(look()) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_old_history_is_left_alone(folder: DropFolder, look: Look) -> None:
+    folder.history = 100.0
+    _write(folder.path / "old.xml", b"old", 899)
+    _write(folder.path / "new.xml", b"new", 901)
+    look()
+
+    assert look() == [b"new"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_counted(folder: DropFolder, look: Look) -> None:
+    _write(folder.path / "A.xml", b"secret", 10)
+    (folder.path / "A.xml").chmod(0)
+    look()
+
+    assert look() == []
+    assert folder.rejected == {"unreadable file": 1}
+
+
+def test_other_names_and_folders_are_not_looked_at(folder: DropFolder, look: Look) -> None:
+    (folder.path / "sub.xml").mkdir()
+    for name in ("A.csv", ".A.xml", "A.xml.tmp"):
+        _write(folder.path / name, b"no", 10)
+    look()
+
+    assert look() == []

@@ -1,0 +1,140 @@
+"""What a device must not forget: all or nothing, and nothing lost to SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from edge_sdk.errors import StoreError, StoreFull
+from edge_sdk.forecasting.series import SeriesRow
+from edge_sdk.store.store import DeviceStore, LearnedState
+from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
+
+
+def entry(seq: int, life: int = 3) -> OutboxEntry:
+    return OutboxEntry(life, seq, b"body" * seq, b"p" * 72, 1, seq, 0, b"s" * 16, spent=seq)
+
+
+def learned(round_: int) -> LearnedState:
+    return LearnedState(
+        1, round_, round_, b"w" * 16, {"half": {"p": np.full(3, round_, np.float32)}}
+    )
+
+
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path):
+    p = np.array([0.1, -0.0, 1e-45], np.float32)
+    with DeviceStore.open(tmp_path) as store:
+        kept = LearnedState(2, 7, 6, b"x" * 16, {"half": {"p": p}, "scale": [0.25, 3.0]})
+        store.save(learned=kept, numbers=UplinkCounters(3, 1, 12, lost=False), entry=entry(1))
+    with DeviceStore.open(tmp_path) as store:
+        again = store.learned()
+        assert (again.run, again.round, again.version, again.spec) == (2, 7, 6, b"x" * 16)
+        np.testing.assert_array_equal(again.leaves["half"]["p"].view(np.uint32), p.view(np.uint32))
+        assert store.numbers() == UplinkCounters(3, 1, 12, lost=False)
+        assert store.outbox() == (entry(1),)
+
+
+_VICTIM = """
+    import os, signal, sys
+    from pathlib import Path
+    import numpy as np
+    from edge_sdk.store.store import Learned, Store
+    from edge_sdk.wire.protocol.outbox import Entry, Numbers
+
+    store = DeviceStore.open(Path(sys.argv[1]))
+    left = int(sys.argv[2])
+
+    def count(statement):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store._db.set_trace_callback(count)
+    for seq in (1, 2, 3):
+        store.save(
+            learned=LearnedState(1, seq, seq, b"w" * 16, {"half": {"p": np.full(3, seq, np.float32)}}),
+            numbers=UplinkCounters(3, seq, seq, lost=False),
+            entry=OutboxEntry(3, seq, b"body" * seq, b"p" * 72, 1, seq, 0, b"s" * 16, spent=seq),
+        )
+        print(seq, flush=True)
+    store._db.set_trace_callback(None)
+    print("done", flush=True)
+"""
+
+
+def test_killed_before_every_statement_state_charge_and_release_stay_together(tmp_path):
+    finished = False
+    for count in range(1, 40):
+        folder = tmp_path / str(count)
+        run = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(_VICTIM), str(folder), str(count)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},  # noqa: PTH109 - the checkout
+        )
+        said = run.stdout.split()
+        with DeviceStore.open(folder) as store:
+            numbers, outbox, state = store.numbers(), store.outbox(), store.learned()
+        assert numbers.seq == numbers.spent == len(outbox) == (state.round if state else 0)
+        assert [e.seq for e in outbox] == list(range(1, numbers.seq + 1))
+        assert numbers.seq >= sum(word.isdigit() for word in said), "told before it was on disk"
+        finished = "done" in said
+        if finished:
+            break
+        assert run.returncode == -signal.SIGKILL, run.stderr
+    assert finished
+    assert count > 12
+
+
+def test_a_failed_save_changes_nothing(tmp_path):
+    with DeviceStore.open(tmp_path) as store:
+        store.save(learned=learned(1), numbers=UplinkCounters(3, 1, 1, lost=False), entry=entry(1))
+        with pytest.raises(StoreError):
+            store.save(
+                learned=learned(2), numbers=UplinkCounters(3, 2, 2, lost=False), entry=entry(1)
+            )
+        assert store.numbers().seq == 1
+        assert store.learned().round == 1
+
+
+def test_on_a_full_disk_the_error_says_so_and_the_outbox_is_kept(tmp_path):
+    with DeviceStore.open(tmp_path) as store:
+        store.save(learned=learned(1), numbers=UplinkCounters(3, 1, 1, lost=False), entry=entry(1))
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreFull, match="no space left"):
+            store.add_readings(SeriesRow("load", slot, 1.0) for slot in range(100_000))
+        assert store.outbox() == (entry(1),)
+        store._db.execute("PRAGMA max_page_count = 1000000")
+        store.add_readings([SeriesRow("load", 1, 1.0)])
+
+
+def test_a_receipt_removes_exactly_its_entry(tmp_path):
+    with DeviceStore.open(tmp_path) as store:
+        for seq in (1, 2):
+            store.save(
+                learned=learned(seq), numbers=UplinkCounters(3, seq, seq, False), entry=entry(seq)
+            )
+        store.keep(UplinkCounters(3, 2, 2, False), before=(entry(1), entry(2)), after=(entry(2),))
+        assert [e.seq for e in store.outbox()] == [2]
+
+
+def test_the_last_write_of_a_slot_wins(tmp_path):
+    with DeviceStore.open(tmp_path) as store:
+        store.add_readings([SeriesRow("load", 2, 1.0), SeriesRow("load", 1, 5.0)])
+        store.add_readings([SeriesRow("load", 2, 3.0)])
+        assert list(store.readings()) == [
+            SeriesRow("load", 1, 5.0, 0),
+            SeriesRow("load", 2, 3.0, 0),
+        ]
+        store.add_readings([SeriesRow("load", 3, 1.0)], before=2)
+        assert [row.slot for row in store.readings()] == [2, 3]
+        assert (store.span_readings(), store.noised_since()) == ((2, 3), 0)

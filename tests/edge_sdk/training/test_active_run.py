@@ -1,0 +1,94 @@
+"""The bundle at work: what another one takes over, and what it leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge_sdk.methods.local_sgd import LocalState
+from edge_sdk.session.task_inbox import FoundBundle
+from edge_sdk.training import active_run as work_module
+from edge_sdk.wire.protocol import codec
+from edge_sdk.wire.protocol import messages as m
+
+
+@pytest.fixture
+def started(fleet):
+    client = fleet.device.start()
+    fleet.device.observe()
+    client.flush()
+    fleet.run()
+    assert client.status()["run"] == 1
+    return fleet
+
+
+def announced(manifest, *, run=2, **changes):
+    said = m.BundleMessage(
+        serial=2,
+        name=manifest.name,
+        version=manifest.version,
+        digest=b"b" * 32,
+        size=100,
+        spec=manifest.spec().digest,
+        sdk="0.1.0",
+        method="fedavg",
+        run=run,
+        shared=("body.",),
+    )
+    said = replace(said, **changes)
+    return FoundBundle(said, codec.encode(said), archive=b"archive")
+
+
+def wider(bundle):
+    """A bundle of another layout: one scalar more."""
+    layers = (*bundle.manifest.layers, ("tail.c", (1,)))
+    return replace(bundle, manifest=replace(bundle.manifest, layers=layers), digest=b"b" * 32)
+
+
+def learn_alone(work):
+    work.alone = LocalState(work.learner.vector(work.state) + np.float32(0.25))
+    return work.alone
+
+
+def test_a_bundle_of_another_layout_begins_anew_on_the_same_readings(started, monkeypatch):
+    client = started.device.client
+    other = wider(client.learner.bundle)
+    monkeypatch.setattr(work_module, "take_over", lambda *_: other)
+    series = client.learner.series
+    learn_alone(client._work)
+    assert client._work.follow(announced(other.manifest))
+    assert client.learner.manifest is other.manifest
+    assert client.learner.series is series
+    assert client._work.alone is None, "what was learned alone fits the old layout only"
+    assert client.learner.vector(client._work.latest).size == other.manifest.size
+    assert client.forecast().source == "model"
+
+
+def test_another_run_of_the_same_bundle_goes_on_with_what_was_learned_alone(started):
+    work = started.device.client._work
+    alone = learn_alone(work)
+    found = replace(announced(work.learner.manifest), archive=None)
+    assert work.follow(found)
+    assert work.latest is alone
+    assert work.learner.role.run == 2
+
+
+@pytest.mark.parametrize("changes", [{"spec": b"x" * 16}, {"method": "nothing-known"}])
+def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monkeypatch, changes):
+    work, session = started.device.client._work, started.device.client._session
+    other = wider(work.learner.bundle)
+    monkeypatch.setattr(work_module, "take_over", lambda *_: other)
+    before = (work.learner, work.state, session.wanted, session.holds, session.seen)
+    assert not work.follow(announced(other.manifest, **changes))
+    after = (work.learner, work.state, session.wanted, session.holds, session.seen)
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert session.counts["bundles refused"] == 1
+
+
+def test_what_a_round_of_the_fleet_made_is_newer_than_what_was_learned_alone(started):
+    work = started.device.client._work
+    learn_alone(work)
+    work.stand(work.state)
+    assert work.latest is work.state

@@ -1,0 +1,44 @@
+"""What is written by the clock: readings in batches, notes after them, books by the hour."""
+
+from __future__ import annotations
+
+from edge_sdk.forecasting.series import Reading
+
+
+def test_readings_that_nothing_follows_are_written_down_after_a_minute(fleet):
+    fleet.device.start()
+    fleet.run()
+    fleet.device.observe(hours=3)
+    fleet.run(3, seconds=10.0)
+    assert fleet.device.client._store.count_readings() == 0
+    fleet.run(5, seconds=10.0)
+    assert fleet.device.client._store.count_readings() == 3
+
+
+def test_many_readings_are_written_at_once_without_waiting(fleet):
+    client = fleet.device.start()
+    first = 1_700_000_000 // 3600 * 3600
+    for hour in range(1025):
+        client.observe(Reading("elec.import.energy", first + 3600 * hour, 1.0))
+    assert client._store.count_readings() == 1024
+
+
+def test_a_note_is_written_after_the_readings_it_speaks_of_and_outlives_the_process(fleet):
+    client = fleet.device.start()
+    fleet.device.observe(5)
+    assert client.remembered("p1") is None
+    client.remember({"p1": b"where I was"})
+    assert client._store.count_readings() == 5
+    fleet.device.kill()
+    assert fleet.device.start().remembered("p1") == b"where I was"
+
+
+def test_what_was_written_and_how_long_it_was_awake_is_booked_at_the_end(fleet):
+    client = fleet.device.start()
+    fleet.run(20, seconds=1.0)
+    client._upkeep.live(awake=False)
+    fleet.clock.at += 2.0
+    client._upkeep.live(awake=True)
+    client._upkeep.book()
+    assert client._store.fact("wake") >= 2000
+    assert client._store.fact("peak") > 0

@@ -1,0 +1,59 @@
+"""What a round leaves behind: its record, and one answer whose bytes never change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_sdk.session.announcements import NewestAnnouncements
+from edge_sdk.training.outbox_entry import OWN, record, sealed
+from edge_sdk.wire import keys
+from edge_sdk.wire.contract.method import Task, Update
+from edge_sdk.wire.protocol import codec
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, unseal, wrap
+from edge_sdk.wire.protocol.outbox import UplinkCounters
+
+SEEN = NewestAnnouncements(serial=9, run=3, version=5, round=7, attempt=1, step=2)
+KEY = keys.from_seed(b"d" * 32)
+
+
+@pytest.fixture
+def client(fleet):
+    return fleet.device.start()
+
+
+def test_a_round_of_the_runs_is_recorded_with_its_turn(client):
+    task = Task("meter-1", 8, "train", step=1, base=6, attempt=2)
+    kept = record(client.state, task, client.learner, SEEN)
+    assert (kept.run, kept.round, kept.version, kept.leaves["turn"]) == (3, 8, 6, [2, 1])
+    assert kept.spec == client.learner.spec.whole_digest
+    assert kept.leaves["scale"] == []
+    assert kept.leaves["noise"] == "none"
+
+
+def test_a_round_of_its_own_does_not_count_as_the_runs(client):
+    kept = record(client.state, Task("meter-1", OWN + 4, "train"), client.learner, SEEN)
+    assert (kept.run, kept.round, kept.version, kept.leaves["turn"]) == (3, 7, 5, [1, 2])
+
+
+def test_an_answer_is_numbered_and_signed_and_the_same_twice(client):
+    task = Task("meter-1", 8, "train", base=6)
+    vector = np.arange(4, dtype=np.float32)
+    update = Update("meter-1", 8, 6, vector, {"loss": 0.5, "n": 32.0})
+    told = {"run": 3, "learner": client.learner, "config": client.config, "signer": KEY}
+    numbers = UplinkCounters(life=2, seq=10, spent=11, lost=False)
+    entry, again = (sealed(update, task, numbers, **told) for _ in range(2))
+    assert (entry.body, entry.proof) == (again.body, again.proof)
+    proved = unseal(
+        wrap(entry.body, kind="update", sender="meter-1", proof=entry.proof),
+        kind="update",
+        sender="meter-1",
+        recipient=AGGREGATOR,
+        fleet="north",
+        key_of=lambda _sender, _kid: KEY.public,
+    )
+    said = codec.decode(m.UpdateMessage, proved.body)
+    assert (said.life, said.seq, said.spent, said.n, said.vals) == (2, 11, 11, 32, {"loss": 0.5})
+    assert (entry.run, entry.round, entry.base) == (3, 8, 6)
+    np.testing.assert_array_equal(codec.unpack_tensor(said.blob, said.enc, 4), vector)

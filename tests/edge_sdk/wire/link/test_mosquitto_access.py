@@ -1,0 +1,99 @@
+"""The access file: each topic by name, bounded, for patterns and for listed devices."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aggregator.brokers.mosquitto_acl import covers, findings, read
+from edge_sdk.wire.link.mosquitto_access import mosquitto_access
+from edge_sdk.wire.protocol import messages, topics
+
+ROOT = "gf/1/north"
+NEAR = {"m1": {"m2"}, "m2": {"m1"}}
+FILES = {
+    "patterns": mosquitto_access("north"),
+    "patterns and neighbours": mosquitto_access("north", neighbours=NEAR),
+    "devices": mosquitto_access("north", ["m1", "m2"]),
+    "devices and neighbours": mosquitto_access("north", ["m1", "m2", "m3"], neighbours=NEAR),
+}
+FORMER = """pattern write gf/1/north/%u/up/#
+pattern write gf/1/north/%u/status
+pattern write gf/1/north/%u/peer/+
+pattern read gf/1/north/%u/down/#
+pattern read gf/1/north/_all/#
+pattern read gf/1/north/+/peer/%u
+user _agg
+topic readwrite gf/1/north/#
+"""
+
+
+def test_the_kinds_are_those_of_the_protocol():
+    text = (Path(messages.__file__).parent / "PROTOCOL.md").read_text("utf-8")
+    row = re.search(r"^\| `gf/1/F/D/up/KIND` \| device D \| `([a-z ]+)` ", text, re.MULTILINE)
+    assert row is not None
+    assert tuple(row[1].split()) == topics.UPLINK
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+def test_no_device_writes_under_a_wildcard(text):
+    rules = read(text)
+    granted = [rule for name, own in rules.users.items() if name != "_agg" for rule in own]
+    writes = [rule.pattern for rule in (*granted, *rules.patterns) if rule.writes]
+    assert writes
+    assert not any(set(pattern) & set("+#") for pattern in writes)
+    assert text.endswith("user _agg\ntopic readwrite gf/1/north/#\n")
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+def test_what_is_tried_is_as_the_protocol_says(text):
+    assert findings(text) == []
+
+
+def test_the_rules_that_were_shipped_before_are_found_wanting():
+    found = "\n".join(findings(FORMER))
+    for words in ("up/made-up", "peer/made-up", "named device-b/up may write"):
+        assert words in found
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+@pytest.mark.parametrize(
+    "name", ["m2/up", "m2/down", "m2/peer", "_all/part", "_all", "m2/up/chunk"]
+)
+def test_a_name_with_a_slash_writes_nothing_that_anybody_reads(text, name):
+    rules = read(text)
+    heard = [
+        *topics.aggregator_filters("north"),
+        *topics.device_filters("north", "m2"),
+        topics.parts_filter("north"),
+        topics.peers_filter("north", "m2"),
+    ]
+    for rest in (*(f"up/{kind}" for kind in topics.UPLINK), "status", "peer/m2"):
+        topic = f"{ROOT}/{name}/{rest}"
+        if any(covers(pattern, topic) for pattern in heard):
+            assert not rules.may(name, topic, write=True)
+
+
+def test_neighbours_write_to_each_other_and_to_nobody_else():
+    rules = read(FILES["devices and neighbours"])
+    assert rules.may("m1", f"{ROOT}/m1/peer/m2", write=True)
+    assert rules.may("m2", f"{ROOT}/m1/peer/m2", write=False)
+    assert not rules.may("m1", f"{ROOT}/m1/peer/m3", write=True)
+    assert not rules.may("m3", f"{ROOT}/m1/peer/m2", write=False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fleet": "north\nuser x"},
+        {"fleet": "+"},
+        {"fleet": "north", "devices": ["a/up"]},
+        {"fleet": "north", "devices": ["_agg"]},
+        {"fleet": "north", "neighbours": {"a": ["b\nc"]}},
+    ],
+)
+def test_a_name_that_is_no_id_gets_no_rule(given):
+    with pytest.raises(ValueError, match=r"expected \[A-Za-z0-9\]"):
+        mosquitto_access(**given)

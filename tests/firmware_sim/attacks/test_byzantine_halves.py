@@ -1,0 +1,107 @@
+"""A liar's half: what is twisted, what is not, and that a repeat lies the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_sdk.wire.contract.method import ALL, Due, Half, Signal, Task, Update
+from firmware_sim.attacks import bind
+from firmware_sim.attacks.byzantine_halves import ByzantineHalves
+from firmware_sim.attacks.coalition import ALONE, Coalition
+
+RECEIVED = np.array([5.0, 5.0], np.float32)
+TRAINED = np.array([4.0, 6.0], np.float32)
+
+
+def honest(_local):
+    """A half that answers the difference, and says something on the way."""
+
+    def apply(state, event):
+        if not isinstance(event, Task):
+            return state, ()
+        vector = RECEIVED - TRAINED + np.float32(event.round)
+        said = Signal("a", event.round, "feat", 0, np.ones(2, np.float32))
+        return state + 1, (said, Update("a", event.round, event.base, vector, {"loss": 0.5}))
+
+    return Half(lambda _w: 0, apply, model=lambda _state: {})
+
+
+def liar(attack, *, options=None, **given):
+    coalition = Coalition(frozenset("b"), frozenset("a"), 1.0, lambda: 0.0)
+    return ByzantineHalves("a", bind(attack, options or {}), coalition, **given)
+
+
+def said(one, of_round, method="fedavg"):
+    half = one._lying(method, honest)(None)
+    task = Task(ALL, of_round, "train", arrays={"w": RECEIVED})
+    state, effects = half.apply(0, task)
+    assert state == 1, "its own state is that of an honest device"
+    return effects
+
+
+def test_an_answer_is_twisted_and_its_numbers_are_not():
+    signal, update = said(liar("flipping", options={"target": "update"}), 1)
+    assert update.vector.tolist() == [-2.0, 0.0]
+    assert update.vector.dtype == np.float32
+    assert update.values == {"loss": 0.5}
+    assert signal.array.tolist() == [1, 1]
+
+
+def test_signals_are_twisted_by_attacks_on_signals_only():
+    signal, update = said(liar("signal_scale", options={"factor": "-3"}), 1)
+    assert signal.array.tolist() == [-3, -3]
+    assert update.vector.tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("attack", ["flipping", "signal_flip"])
+@pytest.mark.parametrize("of_round", [1, 6, ALONE + 3])
+def test_before_its_start_and_alone_it_is_honest(attack, of_round):
+    signal, update = said(liar(attack, start_round=7), of_round)
+    np.testing.assert_array_equal(update.vector, RECEIVED - TRAINED + np.float32(of_round))
+    assert signal.array.tolist() == [1, 1]
+
+
+def test_a_round_that_is_learned_again_is_lied_about_again_to_the_bit():
+    one, other = liar("gaussian", seed=3), liar("gaussian", seed=4)
+    first, again, later = (said(one, number)[1].vector.tolist() for number in (2, 2, 3))
+    assert first == again != later
+    assert said(other, 2)[1].vector.tolist() != first
+
+
+def test_a_replay_looks_back_over_rounds_not_over_repeats():
+    one = liar("replay", options={"rounds": "2"})
+    sent = [said(one, number)[1].vector.tolist() for number in (1, 2, 2, 3, 4)]
+    truth = [(RECEIVED - TRAINED + np.float32(n)).tolist() for n in (1, 2, 3, 4)]
+    assert sent == [truth[0], truth[0], truth[0], truth[0], truth[1]]
+
+
+def test_what_is_no_task_is_left_alone():
+    one = liar("flipping")
+    half = one._lying("fedavg", honest)(None)
+    state = object()
+    assert half.apply(state, Update("x", 1, 0, RECEIVED))[0] is state
+
+
+def test_an_infinite_lie_is_as_large_as_float32_can_say():
+    _, update = said(liar("scaling", options={"factor": "1e300"}), 1)
+    assert np.isfinite(update.vector).all()
+    assert abs(update.vector).max() > 1e38
+
+
+def test_what_it_says_for_a_forecast_is_poisoned_too_once_it_lies():
+    def asking(*_):
+        def apply(state, event):
+            if isinstance(event, Due):
+                return state, (Signal("a", 0, "serve", 7, np.ones(2, np.float32)),)
+            return state, ()
+
+        return Half(lambda p: p, apply, lambda p: {"p": p})
+
+    one = liar("signal_scale", options={"factor": "-3"}, start_round=2)
+    half = one._lying("pfgl", asking)(None)
+    asked = Due(0, "serve", 7)
+    assert half.apply(0, asked)[1][0].array.tolist() == [1, 1]
+    half.apply(0, Task("a", 2, "train"))
+    half.apply(0, Task("a", 0, "serve"))  # an answer to a forecast is of no round
+    assert half.apply(0, asked)[1][0].array.tolist() == [-3, -3]

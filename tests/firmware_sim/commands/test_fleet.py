@@ -1,0 +1,186 @@
+"""The real programs, over a real broker: a small fleet, a small demo, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.brokers.broker_process import has_embedded, mosquitto_program
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(
+        not (has_embedded() or mosquitto_program()), reason="neither iotcore nor mosquitto here"
+    ),
+]
+
+SMALL = """
+title = "two homes, two rounds"
+devices = 2
+bundle = "load-mlp"
+start = "2018-01-01T08:00Z"
+until = "2018-02-01T08:00Z"
+judge = ["2018-02-01T08:00Z", "2018-02-03T08:00Z"]
+why = "small"
+[learning]
+rounds = 2
+settings = { steps = 4, rate = 0.003 }
+"""
+
+
+def sim(*arguments, timeout=850):
+    line = [
+        sys.executable,
+        "-c",
+        "from firmware_sim.commands.main import main; raise SystemExit(main())",
+    ]
+    return subprocess.run(
+        [*line, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def left_of(folder):
+    """Processes whose command line names the folder."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = line.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in text and int(line.parent.name) != os.getpid():
+            found.append(text.replace("\0", " "))
+    return found
+
+
+def test_a_fleet_whose_power_fails_ends_its_rounds_all_the_same(tmp_path):
+    options = ["--devices", "3", "--rounds", "4", "--steps", "8", "--bundle", "load-mlp"]
+    fault = ["--processes", "--fault", "brownouts=10", "--seed", "34"]
+    done = sim("fleet", *options, *fault, "--days", "14", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["rounds"] == 4
+    assert told["brownouts"] > 0
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fault", "noise=1"], "--fault noise: unknown; known: brownouts"),
+        (["--fault", "brownouts=-1"], "-1 is no rate"),
+        (["--fault", "brownouts=1", "--in-process"], "only a process can lose its power"),
+    ],
+)
+def test_a_fault_that_no_fleet_can_have_is_refused(words, said):
+    done = sim("fleet", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["--in-process", "--processes"])
+def test_a_fleet_runs_its_rounds_and_tells_what_they_cost(tmp_path, where):
+    options = ["--devices", "3", "--rounds", "3", "--steps", "2", "--bundle", "load-mlp", where]
+    done = sim("fleet", *options, "--days", "14", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["devices"], told["rounds"]) == (3, 3)
+    each = told["per_device_and_round"]
+    assert 4 * 8384 < each["bytes_up"] < 3 * 4 * 8384, "one update of float32 a round, and words"
+    assert each["device_cpu_ms"] > 0
+    assert told["refused"] == {}
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_method_of_noisy_signs_runs_with_a_mechanism_for_all_devices(tmp_path):
+    noise = tmp_path / "noise.toml"
+    noise.write_text(
+        '[privacy]\nmode = "honest"\nbudget = { epsilon = 8.0 }\n'
+        'mechanism = { name = "sign_gaussian", point = "sign", clip = 1.0, multiplier = 20.0 }\n'
+    )
+    options = ["--like", "cells", "--bundle", "cells-mlp-1", "--method", "dp_rsa", "--devices", "3"]
+    files = ["--privacy", str(noise)]
+    done = sim("fleet", *options, "--rounds", "2", "--in-process", "--json", *files)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 2
+
+
+@pytest.mark.slow
+def test_cells_learn_their_traffic_a_day_ahead(tmp_path):
+    options = ["--devices", "3", "--rounds", "2", "--steps", "2", "--samples", "cells"]
+    done = sim("fleet", *options, "--bundle", "cells-mlp-24", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["rounds"], told["refused"]) == (2, {})
+    assert told["per_device_and_round"]["bytes_up"] > 4 * 10584
+
+
+@pytest.mark.slow
+def test_the_demo_judges_every_device_and_writes_its_page(tmp_path):
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(SMALL)
+    out = tmp_path / "out"
+    done = sim("demo", "--scenario", str(scenario), "--out", str(out), "--json", timeout=850)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["devices"]) == 2
+    for row in told["devices"]:
+        assert row["windows"] == 48
+        assert row["scores"]["persistence"]["mase"] == pytest.approx(1.0, abs=0.05)
+        assert 0 < row["bytes"]["pl-fl"]["up"] <= row["bytes"]["federated"]["up"]
+        assert row["bytes"]["local"]["up"] < 2_000, "alone, a device says hello and no more"
+    assert "PL-FL" in told["verdict"]
+    assert "<table>" in (out / "index.html").read_text(encoding="utf-8")
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_nothing_it_started_goes_on(tmp_path, number):
+    code = "from firmware_sim.commands.main import main; raise SystemExit(main())"
+    options = ["--devices", "2", "--rounds", "10000", "--bundle", "load-mlp", "--days", "14"]
+    line = [sys.executable, "-c", code, "fleet", "--processes", *options, "--out", str(tmp_path)]
+    if number == signal.SIGINT:  # a shell has what it starts in the background ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as running:
+        until = time.monotonic() + 600
+        while sum("edge_sdk" in text for text in left_of(tmp_path)) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        running.send_signal(number)
+        assert running.wait(120) == (-9 if number == signal.SIGKILL else 130)
+    until = time.monotonic() + 600
+    while left := left_of(tmp_path):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_an_attack_is_run_with_and_without_and_judged_on_the_honest(tmp_path):
+    options = ["--devices", "5", "--rounds", "6", "--steps", "2", "--bundle", "load-mlp"]
+    attack = ["--attack", "gaussian,nan", "--byzantine", "0.2", "--rule", "mean,trimmed_mean"]
+    where = ["--days", "14", "--out", str(tmp_path)]
+    done = sim("fleet", *options, *attack, *where, "--json", timeout=850)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    runs = {(row["rule"], row["attack"]): row for row in told["runs"]}
+    clean, noisy, nan = (runs["mean", attack] for attack in (None, "gaussian", "nan"))
+    assert len(told["judged"]) == len(clean["devices"]) == 4
+    assert clean["windows"] == 4 * 7 * 24
+    assert clean["refused"] == noisy["refused"] == {}
+    assert noisy["rise"] > 0.15, "the mean believes noise of variance 1"
+    refused = [runs[rule, "nan"]["refused"] for rule in ("mean", "trimmed_mean")]
+    assert {reason for each in refused for reason in each} <= {"NOT_FINITE", "LATE"}
+    assert any(refused), "nobody waits for a liar's answer, but in twelve rounds one came"
+    assert nan["rise"] < 0.15, "what is not finite is never believed"
+    assert runs["trimmed_mean", "gaussian"]["rise"] < 0.15
+    assert told["verdicts"][1].startswith("fedavg with trimmed_mean: holds under 20 % gaussian")
+    assert left_of(tmp_path) == []

@@ -1,0 +1,69 @@
+"""What a command line says of liars and rules becomes what the aggregator and the cast are told."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+import pytest
+
+from firmware_sim.commands.comparison_options import is_trial, with_trial
+from firmware_sim.commands.options import arguments, pairs, rule
+from firmware_sim.scenario import Learning, Scenario
+
+TEN = Scenario("ten", devices=10)
+
+
+def told(*line):
+    parser = ArgumentParser()
+    parser.add_argument("--method")
+    parser.add_argument("--seed", type=int, default=7)
+    arguments(parser)
+    return with_trial(TEN, parser.parse_args(line))
+
+
+def test_without_options_nothing_changes():
+    assert told() == TEN
+    assert not is_trial(told())
+
+
+def test_every_rule_is_told_of_as_many_liars_as_there_are():
+    chosen = told("--attack", "alie", "--byzantine", "0.3", "--rule", "mean,krum,nnm+median")
+    tables = [way.rule for way in (chosen.learning, *chosen.against)]
+    assert tables == [
+        {"name": "mean"},
+        {"name": "krum", "f": 3},
+        {"name": "median", "f": 3, "before": ["nnm"]},
+    ]
+    assert [way.rule_name for way in chosen.against] == ["krum", "nnm+median"]
+
+
+def test_f_can_be_said():
+    assert told("--attack", "alie", "--rule", "krum", "--f", "1").learning.rule["f"] == 1
+    assert "f" not in told("--attack", "alie", "--rule", "krum", "--f", "0").learning.rule
+
+
+def test_options_reach_their_rule_and_their_attack():
+    table = rule("bucketing+multi_krum", pairs(["m=4", "bucketing.size=3"], "--rule-option"), 2)
+    assert table == {
+        "name": "multi_krum", "f": 2, "m": 4, "before": [{"name": "bucketing", "size": 3}],
+    }  # fmt: skip
+    (one,) = told("--attack", "scaling", "--attack-option", "factor=-4").assaults
+    assert one.bound.act.keywords == {"factor": -4.0}
+    assert one.seed == 7
+
+
+def test_methods_and_rules_multiply():
+    chosen = told("--method", "fedavg,fedadam", "--rule", "mean,median")
+    ways = [(way.method, way.rule_name) for way in (chosen.learning, *chosen.against)]
+    assert ways == [(m, r) for m in ("fedavg", "fedadam") for r in ("mean", "median")]
+    assert is_trial(chosen)
+    assert chosen.learning.rounds == Learning().rounds
+
+
+@pytest.mark.parametrize("who", ["first", "seeded"])
+def test_who_lies_is_fixed_for_the_whole_run(who):
+    chosen = told("--attack", "alie,ipm", "--byzantine", "0.3", "--malicious", who)
+    ids = [f"home-{n}" for n in range(10)]
+    sets = {one.malicious(ids) for one in chosen.assaults}
+    assert len(sets) == 1
+    assert len(sets.pop()) == 3

@@ -1,0 +1,75 @@
+"""What a trial's table says: by rule, about those who never lie."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from firmware_sim.attacks.attack_plan import AttackPlan
+from firmware_sim.commands.trial import Trial, TrialRow, heard_of, table, verdicts
+from firmware_sim.reports.forecast_errors import Error, Errors
+from firmware_sim.samples import sample_set
+from firmware_sim.scenario import Learning, Scenario
+
+FLIP = AttackPlan("flipping", 0.25)
+
+
+def row(rmse, assault=FLIP, rounds=20, **learning):
+    clean = None if assault is None else 2.0
+    errors = Errors({"a": Error(1.0, rmse, 9), "b": Error(3.0, rmse, 9)})
+    return TrialRow(Learning(**learning), assault, errors, {"LATE": 3}, rounds, clean)
+
+
+@pytest.mark.parametrize(
+    ("rmse", "rounds", "word"),
+    [
+        (1.9, 20, "holds"),
+        (2.3, 20, "holds"),
+        (2.31, 20, "suffers"),
+        (4.0, 20, "doubles"),
+        (20.0, 20, "diverges"),
+        (math.inf, 20, "diverges"),
+        (math.nan, 20, "diverges"),
+        (2.0, 19, "stalled"),
+        (1e40, 19, "diverges"),
+    ],
+)
+def test_the_word_follows_from_the_rise(rmse, rounds, word):
+    assert row(rmse, rounds=rounds).says == word
+
+
+def test_the_table_has_a_line_a_run_and_a_verdict_a_way_to_learn():
+    rows = [row(2.0, None), row(1e41), row(2.0, None, method="bafdp"), row(2.1, method="bafdp")]
+    text = table(rows, "kWh")
+    assert "x 5e+40" in text
+    assert "means over the 2 devices that never lie, kWh" in text
+    assert text.splitlines()[-2:] == verdicts(rows) == [
+        "fedavg with mean: diverges under 25 % flipping",
+        "bafdp with its own: holds under 25 % flipping",
+    ]  # fmt: skip
+    assert all(" 2 " in line or "e+41 " in line for line in text.splitlines()[1:5])
+
+
+def test_what_is_no_number_is_none_for_a_program():
+    told = json.loads(json.dumps(row(math.inf).as_json(), allow_nan=False))
+    assert (told["rmse"], told["rise"], told["says"]) == (None, None, "diverges")
+    assert told["mae"] == 2.0
+
+
+def test_nobody_who_lies_anywhere_is_judged(tmp_path):
+    homes = sample_set("homes")
+    some = (FLIP, AttackPlan("alie", 0.25, choice="seeded", seed=3))
+    trial = Trial(Scenario("x", devices=8, assaults=some), homes, tmp_path, shown=None)
+    ids = [sample.device for sample in homes.samples]
+    liars = some[0].malicious(ids) | some[1].malicious(ids)
+    assert set(trial.judged) == set(ids) - liars
+    assert 2 <= len(liars) <= 4
+
+
+@pytest.mark.parametrize(
+    ("attack", "answers"), [("flipping", 8), ("delay", 8), ("nan", 6), ("empty_payload", 6)]
+)
+def test_no_round_waits_for_answers_that_never_count(attack, answers):
+    assert heard_of(Scenario("x", devices=8), AttackPlan(attack, 0.25)) == answers

@@ -1,0 +1,124 @@
+"""A station drops files; what the SDK makes of them is what happened, whatever goes wrong."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from edge_sdk.app.settings import SettingsError
+from edge_sdk.sources.base import RawFrame, Rejected
+from edge_sdk.sources.pm3gpp import decoder
+from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.profiles.station import CellSite
+
+BEGIN, DAY = 1_767_571_200, 96
+read = decoder({"DRB.PdcpSduVolumeDL": True})
+
+
+def _read(folder: Path) -> tuple[dict[float, float], Counter[str]]:
+    found, outcomes = {}, Counter[str]()
+    for path in sorted(folder.iterdir()):
+        try:
+            samples = read(RawFrame(path.read_bytes(), 0))
+        except Rejected as verdict:
+            outcomes[verdict.reason] += 1
+            continue
+        for one in samples:
+            outcomes["suspect" if one.flags else "read"] += 1
+            if not one.flags:
+                found[one.time] = one.value
+    return found, outcomes
+
+
+def _truth(path: Path) -> dict[float, float]:
+    with path.open(newline="") as text:
+        return {float(row["time"]): float(row["dl_mbit"]) for row in csv.DictReader(text)}
+
+
+def test_a_day_without_trouble_is_the_day_that_was(tmp_path: Path) -> None:
+    dropper = Dropper(CellSite(1), "a", tmp_path / "pm")
+    counts = dropper.run(BEGIN, DAY, tmp_path / "truth.csv")
+
+    found, _ = _read(tmp_path / "pm")
+    truth = _truth(tmp_path / "truth.csv")
+    assert counts == {"files": DAY}
+    assert found.keys() == truth.keys()
+    assert all(abs(found[time] - truth[time]) < 1e-6 for time in truth)
+
+
+def test_every_trouble_is_counted_and_none_makes_a_wrong_value(tmp_path: Path) -> None:
+    habits = Habits(0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    dropper = Dropper(CellSite(1), "a", tmp_path / "pm", "28.532", habits=habits)
+    counts = dropper.run(BEGIN, 7 * DAY, tmp_path / "truth.csv")
+
+    found, outcomes = _read(tmp_path / "pm")
+    truth = _truth(tmp_path / "truth.csv")
+    assert set(counts) == {
+        *("files", "late", "twice", "broken", "lost", "suspect", "missing", "slow")
+    }
+    assert len(list((tmp_path / "pm").iterdir())) == 7 * DAY - counts["lost"] + counts["twice"]
+    assert set(outcomes) == {"read", "suspect"}
+    assert all(abs(value - truth[time]) < 1e-6 for time, value in found.items())
+
+
+def test_a_broken_file_is_there_for_a_period_before_it_is_whole(tmp_path: Path) -> None:
+    seen: list[Counter[str]] = []
+
+    def look(_seconds: float) -> bool:
+        if (tmp_path / "pm").is_dir():
+            seen.append(_read(tmp_path / "pm")[1])
+        return True
+
+    dropper = Dropper(
+        CellSite(1), "a", tmp_path / "pm", habits=Habits(broken=1.0), speed=1e9, wait=look
+    )
+    dropper.run(BEGIN, 4)
+
+    assert any(outcomes["broken off"] for outcomes in seen)
+    assert _read(tmp_path / "pm")[1] == {"read": 4}
+
+
+def test_late_files_come_in_their_own_time(tmp_path: Path) -> None:
+    waited: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        return True
+
+    dropper = Dropper(
+        CellSite(1),
+        "a",
+        tmp_path,
+        habits=Habits(late=1.0),
+        speed=60.0,
+        wait=wait,
+    )
+    dropper.run(BEGIN, 3)
+
+    assert dropper.counts["late"] == 3
+    assert 3 * 15 <= sum(waited) <= 3 * 15 + 30  # seconds of ours: a minute of theirs each
+
+
+def test_who_is_told_to_stop_stops(tmp_path: Path) -> None:
+    dropper = Dropper(CellSite(1), "a", tmp_path, speed=1.0, wait=lambda _seconds: False)
+
+    assert dropper.run(BEGIN, 96) == {}
+
+
+def test_files_may_be_plain(tmp_path: Path) -> None:
+    Dropper(CellSite(1), "a", tmp_path, is_packed=False).run(BEGIN, 1)
+    (plain,) = tmp_path.iterdir()
+    Dropper(CellSite(1), "a", tmp_path).run(BEGIN, 1)
+
+    packed = plain.with_name(plain.name + ".gz")
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+
+
+@pytest.mark.parametrize("option", [{"late": 2}, {"late": "often"}, {"lazy": 0.1}])
+def test_what_is_no_fault_is_refused(option: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match="--fault"):
+        Habits.of(option)

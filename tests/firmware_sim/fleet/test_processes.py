@@ -1,0 +1,115 @@
+"""What the simulator starts it also stops, weighs and, when it fails, quotes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from firmware_sim.fleet.processes import ProcessGroup, ProgramDied, ProgramRefused, run
+
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+WITH_CHILD = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+time.sleep(60)
+"""
+DEAF = [sys.executable, "-c", STUBBORN]
+PARENT = [sys.executable, "-c", WITH_CHILD]
+
+
+def until(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def raise_after_start(family):
+    family.start("sleeper", SLEEP)
+    raise KeyboardInterrupt
+
+
+def test_leaving_the_block_stops_everyone_and_weighs_them(tmp_path):
+    with ProcessGroup(tmp_path) as family:
+        member = family.start("sleeper", SLEEP)
+        until(lambda: "up" in member.tail())
+    assert member.code == -signal.SIGTERM
+    assert member.cpu > 0
+    assert member.peak_kb > 1000
+
+
+def test_one_that_will_not_listen_is_killed(tmp_path):
+    with ProcessGroup(tmp_path) as family:
+        member = family.start("deaf", DEAF)
+        until(lambda: "up" in member.tail())
+        family.stop([member], grace=0.2)
+    assert member.code == -signal.SIGKILL
+
+
+def test_a_grandchild_goes_too(tmp_path):
+    with ProcessGroup(tmp_path) as family:
+        member = family.start("parent", PARENT)
+        until(lambda: member.tail().strip().isdigit())
+        grandchild = int(member.tail())
+        assert is_alive(grandchild)
+    until(lambda: not is_alive(grandchild))
+
+
+def test_an_error_in_the_block_still_stops_them(tmp_path):
+    family = ProcessGroup(tmp_path)
+    with pytest.raises(KeyboardInterrupt), family:
+        raise_after_start(family)
+    assert family.members[0].code is not None
+
+
+def test_a_failed_member_is_reported_with_its_last_words(tmp_path):
+    with ProcessGroup(tmp_path) as family:
+        member = family.start("bad", [sys.executable, "-c", "raise SystemExit('port in use')"])
+        until(lambda: member.poll() is not None)
+        with pytest.raises(ProgramDied, match="bad ended with code 1") as caught:
+            family.check()
+    assert caught.value.hint == "port in use"
+
+
+def test_a_member_that_finished_well_is_no_failure(tmp_path):
+    with ProcessGroup(tmp_path) as family:
+        member = family.start("good", [sys.executable, "-c", ""])
+        until(lambda: member.poll() is not None)
+        family.check()
+    assert member.code == 0
+
+
+def test_run_returns_output_and_names_a_failure():
+    assert run([sys.executable, "-c", "print('hello')"]) == "hello\n"
+    with pytest.raises(ProgramDied, match="code 3"):
+        run([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(ProgramDied, match="longer than"):
+        run(SLEEP, timeout=0.3)
+
+
+def test_a_refused_configuration_is_said_in_the_words_of_the_program_that_refused_it():
+    """Wrapped in a command line and folders of ours it could not be read."""
+    words = "import sys; sys.stderr.write('x: run.quorum: at least 1\\n  hint: more'); sys.exit(2)"
+    with pytest.raises(ProgramRefused, match=r"^x: run\.quorum: at least 1$") as caught:
+        run([sys.executable, "-c", words])
+    assert (caught.value.hint, caught.value.exit_code) == ("more", 2)

@@ -1,0 +1,51 @@
+"""Progress reads well on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from firmware_sim.fleet.federation import Progress, free_port, read
+from firmware_sim.reports.progress_display import LiveDisplay, PlainDisplay, cells
+
+NOW = Progress(4, 3, 40, 0.0123, 8, 7, 12_000, 9_000, {"LATE": 2, "QUOTA": 1}, 2.5)
+
+
+def test_refusals_are_shown_with_their_reasons():
+    assert cells("run", "learning", NOW)[6] == "3 (LATE 2, QUOTA 1)"
+
+
+def test_plain_lines_come_when_something_changed_and_not_more_often():
+    out = io.StringIO()
+    shown = PlainDisplay(out, every=3600)
+    with shown:
+        for state in ("learning", "learning", "learning", "done", "done"):
+            shown.update("PL-FL", state, NOW)
+    lines = out.getvalue().splitlines()
+    assert [line.split(";")[0] for line in lines] == ["PL-FL: learning", "PL-FL: done"]
+    assert "devices 7 of 8" in lines[0]
+
+
+def test_the_live_table_has_a_row_a_run():
+    console = pytest.importorskip("rich.console").Console(
+        file=io.StringIO(), force_terminal=True, width=140
+    )
+    with LiveDisplay(console) as shown:
+        shown.update("PL-FL", "learning", NOW)
+        shown.update("local", "done", NOW)
+        shown.note("a note")
+    text = console.file.getvalue()
+    assert "PL-FL" in text
+    assert "local" in text
+    assert "a note" in text
+
+
+def test_progress_of_an_aggregator_that_has_heard_of_nobody():
+    now = read({"run": {}, "devices": {"enrolled": 8}}, "", rounds=5)
+    assert (now.seen, now.present, now.loss, now.is_done) == (0, 0, None, False)
+
+
+def test_free_ports_are_a_run_of_neighbours():
+    port = free_port(2)
+    assert 1024 <= port < 65_535
