@@ -1,8 +1,8 @@
 """What runs in a broker's own process: the embedded broker, or Mosquitto, never outliving us.
 
-``python -m aggregator.brokers.broker_child embedded CONFIG`` serves until its standard input closes.
-``python -m aggregator.brokers.broker_child mosquitto PROGRAM CONFIG`` becomes Mosquitto, which the kernel
-ends when the parent is gone (on Linux; elsewhere only ``stop`` ends it).
+``python -m aggregator.brokers.broker_child embedded CONFIG`` serves until its standard input
+closes. ``python -m aggregator.brokers.broker_child mosquitto PROGRAM CONFIG`` becomes Mosquitto,
+which the kernel ends when the parent is gone (on Linux; elsewhere only ``stop`` ends it).
 The only file that imports the embedded broker.
 """
 

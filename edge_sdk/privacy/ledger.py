@@ -76,7 +76,7 @@ class PrivacyAccount:
         account = cls(limit=limit, most=most)
         for charge in ledger:
             told = account.told + charge.releases
-            if charge.releases and told <= outside:
+            if charge.releases and told <= outside:  # noqa: SIM108 - a sentence each
                 account = replace(account, told=told)
             else:
                 account = account.plus(charge)

@@ -20,8 +20,11 @@ OWN = 2**40
 
 
 def record(
-    state: Any, task: Task, learner: ModelRuntime, seen: NewestAnnouncements
-) -> LearnedState:  # noqa: ANN401 - the half's own type
+    state: Any,  # noqa: ANN401 - the half's own type
+    task: Task,
+    learner: ModelRuntime,
+    seen: NewestAnnouncements,
+) -> LearnedState:
     """Describe what is to be saved; a round set by ourselves does not count as the run's.
 
     Args:

@@ -128,7 +128,7 @@ def test_every_answer_of_every_method_has_one_row():
 
 
 def test_the_protocol_page_gives_devices_these_kinds():
-    page = (Path(codec.__file__).parent / "PROTOCOL.md").read_text("utf-8")
+    page = (Path(codec.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `gf/1/F/D/")]
     cells = [row.split("|")[3] for row in rows if "device D" in row]
     named = {kind for cell in cells for said in words(cell) for kind in said.split()}

@@ -1,0 +1,245 @@
+"""Measure the structure of the product from its own source, and draw it.
+
+``python -m tools.structure`` prints the counts; ``--check`` fails when a bound is broken;
+``--svg FILE`` draws packages as boxes in layers and imports as lines between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = ("edge_sdk", "aggregator", "firmware_sim")
+LAYERED = ("edge_sdk", "edge_sdk.wire", "aggregator", "aggregator.methods", "firmware_sim")
+"""Packages whose direct children must form layers."""
+
+VAGUE_VERBS = frozenset(("check", "handle", "take", "tell", "say", "hear", "put"))
+"""Names that no public function may have: they do not say what is done."""
+
+QUESTION_WORDS = frozenset(("Who", "What", "Whether", "How", "Where"))
+"""Words that no docstring may begin with: its first line is a sentence about what the code does."""
+
+BOUNDS = {"modules at the top of edge_sdk": 6, "modules at the top of aggregator": 4, "circles": 0}
+"""The largest value of a count that ``--check`` accepts."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The modules of a checkout and what they import.
+
+    Attributes:
+        trees: The parsed source of every module, by dotted name.
+        imports: The modules that each module imports, by dotted name.
+    """
+
+    trees: Mapping[str, ast.Module]
+    imports: Mapping[str, frozenset[str]]
+
+
+def module_name(path: Path, root: Path) -> str:
+    """Return the dotted name of a source file; a package has the name of its folder.
+
+    >>> module_name(Path("/a/edge_sdk/wire/__init__.py"), Path("/a"))
+    'edge_sdk.wire'
+    """
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def read(root: Path = ROOT, programs: Iterable[str] = PROGRAMS) -> Source:
+    """Parse every module of the programs below a folder."""
+    trees = {
+        module_name(path, root): ast.parse(path.read_text("utf-8"))
+        for program in programs
+        for path in sorted((root / program).rglob("*.py"))
+    }
+    return Source(trees, {name: _imports(tree, trees) for name, tree in trees.items()})
+
+
+def _imports(tree: ast.Module, known: Mapping[str, ast.Module]) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in known else node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return frozenset(found & known.keys())
+
+
+def child(module: str, package: str) -> str | None:
+    """Return the direct child of a package that a module belongs to, or None outside of it.
+
+    >>> child("edge_sdk.wire.link.mqtt", "edge_sdk"), child("edge_sdk", "edge_sdk")
+    ('wire', None)
+    """
+    prefix = package + "."
+    return module.removeprefix(prefix).split(".")[0] if module.startswith(prefix) else None
+
+
+def edges(source: Source, package: str) -> dict[str, set[str]]:
+    """Return which direct children of a package import which others."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, imported in source.imports.items():
+        one = child(module, package)
+        if one is None:
+            continue
+        found[one]
+        for other in imported:
+            target = child(other, package)
+            if target is not None and target != one:
+                found[one].add(target)
+                found[target]
+    return dict(found)
+
+
+def layers(graph: Mapping[str, set[str]]) -> tuple[list[list[str]], set[str]]:
+    """Sort a graph into layers, importers first, and return what a circle keeps out of them.
+
+    >>> layers({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+    ([['a'], ['b'], ['c']], set())
+    >>> layers({"a": {"b"}, "b": {"a"}})
+    ([], {'a', 'b'}) 
+    """
+    left, found = set(graph), list[list[str]]()
+    while left:
+        free = sorted(name for name in left if not graph[name] & left)
+        if not free:
+            return found[::-1], left
+        found.append(free)
+        left -= set(free)
+    return found[::-1], set()
+
+
+def classes(source: Source) -> dict[str, list[str]]:
+    """Return the modules that define each public class at their top level."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, tree in source.trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(module)
+    return dict(found)
+
+
+def vague_functions(source: Source) -> list[str]:
+    """Return the public functions and methods whose name is one of ``VAGUE_VERBS``."""
+    return [
+        f"{module}.{node.name}"
+        for module, tree in source.trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name in VAGUE_VERBS
+    ]
+
+
+def question_docstrings(source: Source) -> list[str]:
+    """Return what has a docstring that begins with a question word."""
+    found = []
+    for module, tree in source.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = (ast.get_docstring(node) or "").split(maxsplit=1)
+                if text and text[0].rstrip(",:") in QUESTION_WORDS:
+                    found.append(f"{module}:{getattr(node, 'name', '')}")
+    return found
+
+
+def counts(source: Source) -> dict[str, int]:
+    """Return every count by its name."""
+    top = {
+        program: sum(
+            name.count(".") == 1 and not _is_package(name, source) and "__" not in name
+            for name in source.trees
+            if name.startswith(program + ".")
+        )
+        for program in PROGRAMS
+    }
+    sorted_ = {package: layers(edges(source, package)) for package in LAYERED}
+    return {
+        **{f"modules at the top of {program}": number for program, number in top.items()},
+        **{f"layers of {package}": len(found) for package, (found, _) in sorted_.items()},
+        "circles": sum(bool(kept) for _, kept in sorted_.values()),
+        "class names defined twice": sum(len(where) > 1 for where in classes(source).values()),
+        "public functions with a vague verb": len(vague_functions(source)),
+        "docstrings that begin with a question word": len(question_docstrings(source)),
+        "modules": len(source.trees),
+    }
+
+
+def _is_package(name: str, source: Source) -> bool:
+    return any(other.startswith(name + ".") for other in source.trees)
+
+
+def svg(source: Source, package: str) -> str:
+    """Draw the children of a package in layers, importers above what they import."""
+    graph = edges(source, package)
+    rows, kept = layers(graph)
+    rows = [*rows, *([sorted(kept)] if kept else [])]
+    width = 20 + 150 * max(len(row) for row in rows)
+    at = {
+        name: (width / 2 + 150 * (place - (len(row) - 1) / 2), 40 + 70 * number)
+        for number, row in enumerate(rows)
+        for place, name in enumerate(row)
+    }
+    lines = [
+        f'<line x1="{at[one][0]:.0f}" y1="{at[one][1] + 14:.0f}" '
+        f'x2="{at[two][0]:.0f}" y2="{at[two][1] - 14:.0f}"/>'
+        for one in sorted(graph)
+        for two in sorted(graph[one])
+    ]
+    boxes = [
+        f'<rect x="{x - 65:.0f}" y="{y - 14:.0f}" width="130" height="28" rx="4"/>'
+        f'<text x="{x:.0f}" y="{y + 4:.0f}">{name}</text>'
+        for name, (x, y) in sorted(at.items())
+    ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {70 * len(rows) + 10}" '
+            f'role="img"><title>Packages of {package}; lines lead from importer to imported</title>',
+            "<style>rect{fill:#f4f6f8;stroke:#456}line{stroke:#9ab;stroke-width:1}"
+            "text{font:13px sans-serif;text-anchor:middle;fill:#123}</style>",
+            *lines,
+            *boxes,
+            "</svg>\n",
+        ]
+    )
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.structure", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--list", action="store_true", help="name what the counts count")
+    parser.add_argument("--svg", type=Path, metavar="FOLDER", help="write a drawing of each package")
+    args = parser.parse_args()
+    source = read()
+    found = counts(source)
+    if args.svg is not None:
+        for package in LAYERED:
+            (args.svg / f"structure-{package.replace('.', '-')}.svg").write_text(
+                svg(source, package), "utf-8"
+            )
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, number in found.items():
+            print(f"{number:6d}  {name}")
+    if args.list:
+        twice = [f"{name}: {', '.join(w)}" for name, w in classes(source).items() if len(w) > 1]
+        print("\n".join([*twice, *vague_functions(source), *question_docstrings(source)]))
+    broken = [name for name, most in BOUNDS.items() if found[name] > most]
+    for name in broken:
+        print(f"{name}: {found[name]}, at most {BOUNDS[name]}", file=sys.stderr)
+    return 1 if args.check and broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
