@@ -1,7 +1,7 @@
-"""Learn on the device, forecast from its own copy, share only layers.
+"""Train on the device, forecast locally, share only selected layers.
 
-The names below are loaded when they are first used: importing the package costs nothing, so that
-whoever needs only ``edge_sdk.wire`` pays for nothing else.
+The names below are loaded on first use, so that a program that needs only ``edge_sdk.wire`` imports
+nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
-    """Load a public name when it is first used (PEP 562)."""
+    """Load a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'edge_sdk' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""``python -m edge_sdk`` is ``gridfed-edge``."""
+"""Run ``gridfed-edge`` as ``python -m edge_sdk``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed program: configured sources and a Client in one loop, under a service manager."""
+"""Run the configured sources and a ``Client`` in one loop, under a service manager."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from edge_sdk.sources import Source, ThreadedSource, open_source
 
 logger = logging.getLogger(__name__)
 
-_TURN = 0.5  # seconds one turn waits for the network at most: how soon a signal is heard
-_NOTE_EVERY = 300.0  # seconds; more often would wear out flash, and registers bridge what is lost
+_TURN = 0.5  # longest wait for the network per loop in seconds; bounds the delay of a signal
+_NOTE_EVERY = 300.0  # seconds; spares flash; counter registers bridge what is lost
 
 
 def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """Serve until the first SIGTERM or SIGINT; a second one stops at once.
 
     Args:
-        config: What the device is told.
-        until_done: Leave also when the fleet's run has ended, the final model is taken over and
-            nothing is owed.
+        config: Configuration of the device.
+        until_done: Also stop when the fleet's run has ended, the final model is in use and the
+            outbox is empty.
 
     Returns:
-        The last status.
+        Status at the end.
 
     Raises:
         EdgeError: The device cannot start.
@@ -51,16 +51,16 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
 
 
 def open_sources(config: Config) -> list[Source]:
-    """Make the configured sources.
+    """Create the configured sources.
 
     Raises:
-        ConfigError: An unknown type, or keys that do not fit.
+        ConfigError: An unknown type, or invalid keys.
     """
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
 
 
 def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, ThreadedSource]]:
-    """Part what has an end from what goes on; the latter by a name of its own."""
+    """Separate finite sources from continuous ones; name each of the latter uniquely."""
     live = {
         f"{number} {source.kind}": source
         for number, source in enumerate(sources)
@@ -71,11 +71,11 @@ def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, ThreadedS
 
 
 class SourceSet:
-    """The sources that go on, for as long as the agent listens to them.
+    """The continuous sources, open for as long as the agent reads them.
 
     Args:
-        sources: By name.
-        client: Observes what they read, and keeps what they must remember.
+        sources: Sources by name.
+        client: Client that observes the readings and stores the sources' notes.
     """
 
     def __init__(self, sources: Mapping[str, ThreadedSource], client: Client) -> None:
@@ -83,10 +83,10 @@ class SourceSet:
         self._noted = client.now
 
     def turn(self) -> bool:
-        """Hand on what came since the last turn; now and then write down where they are.
+        """Pass new readings to the client; save the sources' positions now and then.
 
         Returns:
-            Whether anything came: then more may be waiting.
+            True if anything arrived: then more may be waiting.
         """
         heard = False
         for source in self._sources.values():
@@ -98,23 +98,23 @@ class SourceSet:
         return heard
 
     def note(self) -> None:
-        """Write down what they must know after a restart."""
+        """Save the notes that the sources need after a restart."""
         self._noted = self._client.now
         self._client.remember({name: source.saved() for name, source in self._sources.items()})
 
     def health(self) -> list[dict[str, object]]:
-        """Say how every one of them is."""
+        """Return the state of every source."""
         return [source.health() for source in self._sources.values()]
 
     def __enter__(self) -> Self:
-        """Start to listen, each from where it was."""
+        """Start every source from its saved position."""
         for name, source in self._sources.items():
             source.on_grid(self._client.step)
             source.start(self._client.remembered(name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, take in what is there, and write down where they are."""
+        """Stop the sources, record the remaining readings, and save the positions."""
         for source in self._sources.values():
             source.close()
         if self._sources:
@@ -127,7 +127,7 @@ def read_all(
     observe: Callable[[Reading], object],
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Counter[str]:
-    """Read every source that has an end to it; return what they rejected, by reason."""
+    """Read every finite source to its end; return the rejected readings, counted by reason."""
     rejected: Counter[str] = Counter()
     for source in parted(sources)[0]:
         for reading in source:
@@ -149,7 +149,7 @@ def _serve(
     *,
     until_done: bool,
 ) -> None:
-    """The loop: listen, tick, tell the service manager, leave when asked."""
+    """Read, tick, notify the service manager, and stop when requested."""
     every, told, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_done):
         client.tick(0.0 if ears.turn() else _TURN)

@@ -1,7 +1,7 @@
-"""Open a bundle: who signed it, is every byte what was signed, and does it forecast right here?
+"""Open a bundle: verify its signature and digests, load its graphs, run its golden forecast.
 
-A bundle defines a model on this device: a signed manifest, exported graphs, and a first vector.
-Nothing of it is used before all of it has been checked.
+A bundle defines a model on this device: a signed manifest, exported graphs, and an initial
+parameter vector. No part is used before all of it has been verified.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.wire.keys import read_public
 
 SDK_VERSION = (0, 1, 0)
-"""What ``min_sdk`` of a manifest is compared with."""
+"""Version that ``min_sdk`` of a manifest is compared with."""
 
 _RELEASE = "release.pub"
 _KEPT = 2
 
 
 class BundleError(EdgeError):
-    """A bundle that is missing, damaged, signed by nobody we trust, or does not run here."""
+    """A bundle that is missing, damaged, not signed by a trusted key, or does not run here."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """Whose signature on a manifest counts.
+    """Public keys that are trusted to sign a manifest.
 
     Attributes:
-        roots: Raw public keys of the fleet's pinned root or roots. A bundle that came with the
-            package is trusted as the package is; its own release key proves that it is whole.
+        roots: Raw public keys of the fleet's pinned root or roots. A shipped bundle is trusted as
+            the package is; its own release key only proves its integrity.
     """
 
     roots: tuple[bytes, ...] = ()
 
 
 class BundleGraphs(Mapping[str, Graph]):
-    """A bundle's functions by name, each loaded when it is first asked for."""
+    """The functions of a bundle by name, each loaded on first use."""
 
     def __init__(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-        """Remember the bytes; load nothing."""
+        """Keep the bytes; load nothing."""
         self._bytes = {name: contents[graph.file] for name, graph in manifest.graphs.items()}
         self._wanted = {name: (g.inputs, g.outputs) for name, g in manifest.graphs.items()}
         self._loaded: dict[str, Graph] = {}
@@ -71,25 +71,25 @@ class BundleGraphs(Mapping[str, Graph]):
 
         Raises:
             KeyError: The bundle has no such graph.
-            BundleError: It does not load here, or its feeds are not the manifest's.
+            BundleError: It does not load here, or its feeds differ from the manifest's.
         """
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
+        """Yield the names of the graphs."""
         return iter(self._bytes)
 
     def __len__(self) -> int:
-        """Count the graphs."""
+        """Return the number of graphs."""
         return len(self._bytes)
 
     def inspect(self) -> None:
-        """Judge every graph, also those that no method has asked for yet; load none.
+        """Check every graph, also those that no method has used yet; load none.
 
         Raises:
-            BundleError: An operator, a size or a feed that a bundle may not have.
+            BundleError: An operator, a size or a feed that a bundle must not have.
         """
         for name, data in self._bytes.items():
             try:
@@ -117,10 +117,10 @@ class Bundle:
     """A verified bundle.
 
     Attributes:
-        manifest: What it says of itself.
-        initial: The whole first vector, float32, shape ``(P,)``.
-        graphs: Its functions by name, loaded on first use.
-        digest: SHA-256 of its archive: how announcements name it.
+        manifest: Its manifest.
+        initial: Initial parameter vector, float32, shape ``(P,)``.
+        graphs: Functions by name, loaded on first use.
+        digest: SHA-256 of its archive; identifies it in announcements.
     """
 
     manifest: Manifest
@@ -129,15 +129,15 @@ class Bundle:
     digest: bytes
 
     def __repr__(self) -> str:
-        """Name it as a person would."""
+        """Return the name and version of the bundle."""
         return f"Bundle({self.manifest.name} {self.manifest.version})"
 
     @classmethod
     def open(cls, name_or_path: str | Path, *, trust: TrustedKeys) -> Bundle:
-        """Open a shipped bundle by name, or any bundle by its folder, and try it.
+        """Open a shipped bundle by name, or any bundle by its folder, and test it.
 
         Raises:
-            BundleError: It is missing, damaged, signed by nobody we trust, needs a newer SDK, or
+            BundleError: It is missing, damaged, not signed by a trusted key, needs a newer SDK, or
                 does not reproduce its golden forecast on this device.
         """
         shipped = shipped_folder()
@@ -155,22 +155,25 @@ class Bundle:
 
     @cached_property
     def spec(self) -> ParamSpec:
-        """The vector's layout, with the bundle's own default of what is shared."""
+        """Layout of the parameter vector, with the bundle's default for the shared layers."""
         return self.manifest.spec()
 
     @property
     def gradient(self) -> Graph:
-        """``p [P], x [B, L, C], y [B, H]`` to ``loss [], g [P]``."""
+        """Gradient graph: ``p [P], x [B, L, C], y [B, H]`` to ``loss [], g [P]``."""
         return self.graphs[GRADIENT]
 
     @property
     def forecast(self) -> Graph:
-        """``p [P], x [B, L, C]`` to ``yhat [B, H]`` or ``[B, H, levels]``, in scaled units."""
+        """Forecast graph, in scaled units.
+
+        Maps ``p [P], x [B, L, C]`` to ``yhat [B, H]`` or ``[B, H, levels]``.
+        """
         return self.graphs[FORECAST]
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the bundles that came with the package."""
+    """Return the folder of the bundles shipped with the package."""
     return Path(__file__).parent / "bundles"
 
 
@@ -180,7 +183,7 @@ def shipped_names() -> list[str]:
 
 
 def archive(folder: Path) -> bytes:
-    """Return a bundle's folder as the archive that crosses the wire; equal files, equal bytes.
+    """Return a bundle's folder as the archive sent over the wire; equal files give equal bytes.
 
     Raises:
         BundleError: A file is missing or cannot be read.
@@ -191,19 +194,20 @@ def archive(folder: Path) -> bytes:
 def install(
     data: bytes, folder: Path, *, trust: TrustedKeys, digest: bytes | None = None
 ) -> Bundle:
-    """Install an archive beside its predecessors, whole or not at all, and open it.
+    """Install an archive beside its predecessors, atomically, and open it.
 
-    The newest of another digest stays as the last good one; older ones go. A version never goes
-    back, and one version is one content: otherwise an old, signed bundle could be played again.
+    The newest predecessor with another digest is kept for rollback; older ones are deleted. A lower
+    version, or the same version with other content, is refused: otherwise an old signed bundle
+    could be replayed.
 
     Args:
         data: The archive.
-        folder: Where installed bundles live; each in a folder named by its digest.
-        trust: Whose signature counts.
-        digest: What the archive must hash to (32 bytes), when an announcement said so.
+        folder: Folder of the installed bundles; each lies in a folder named by its digest.
+        trust: Trusted public keys.
+        digest: Expected digest of the archive (32 bytes), if one was announced.
 
     Raises:
-        BundleError: Refused; the folder is as it was.
+        BundleError: Refused; the folder is unchanged.
     """
     found = hashlib.sha256(data).digest()
     if digest is not None and found != digest:
@@ -224,7 +228,7 @@ def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle
     """Open an installed bundle by its digest.
 
     Raises:
-        BundleError: It is not installed here, or damaged since.
+        BundleError: It is not installed here, or was damaged since.
     """
     path = folder / digest.hex()
     if not path.is_dir():
@@ -240,7 +244,7 @@ def _tried(
 ) -> Bundle:
     """Verify files as a bundle: signature, manifest, digests, SDK, graphs, vector, canary.
 
-    One that is not new had all of its graphs judged before; each is judged again when it loads.
+    An installed bundle had all of its graphs checked before; each is checked again when it loads.
     """
     raw = contents.get(MANIFEST, b"")
     if not is_sealed(raw, contents.get(SIGNATURE, b""), keys):
@@ -297,7 +301,7 @@ def _initial(manifest: Manifest, data: bytes) -> Vector:
 
 
 def _canary(bundle: Bundle) -> None:
-    """Forecast the golden sample: an engine that computes wrongly must not meet a customer."""
+    """Run the golden forecast, so that a wrong engine is found before the bundle is used."""
     golden = bundle.manifest.golden
     x = np.array([golden.x], np.float32)
     try:
@@ -314,7 +318,7 @@ def _canary(bundle: Bundle) -> None:
 
 
 def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
-    for path in folder.glob(f"[!.]*/{MANIFEST}"):  # a half-written one holds nothing back
+    for path in folder.glob(f"[!.]*/{MANIFEST}"):  # a partly written bundle prevents nothing
         try:
             other = Manifest.parse(path.read_bytes())
         except (ManifestError, OSError):
@@ -331,9 +335,9 @@ def _refuse_rollback(folder: Path, bundle: Bundle) -> None:
 
 
 def _write(folder: Path, name: str, contents: Mapping[str, bytes]) -> None:
-    """Write beside the target, flush, then rename: a power cut leaves all or nothing."""
+    """Write to a temporary folder, flush, then rename: a power cut leaves all or nothing."""
     try:
-        if (folder / name).is_dir():  # damaged, or it would not be written again
+        if (folder / name).is_dir():  # damaged, otherwise it would not be written again
             shutil.rmtree(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
@@ -362,7 +366,7 @@ def _sync(folder: Path) -> None:
 
 
 def _prune(folder: Path, *, keep: str) -> None:
-    """Drop half-written folders, and all but the newest predecessor."""
+    """Delete partly written folders, and all but the newest predecessor."""
     others = [path for path in folder.iterdir() if path.is_dir() and path.name != keep]
     for path in others:
         if path.name.startswith(".new-"):
@@ -374,7 +378,7 @@ def _prune(folder: Path, *, keep: str) -> None:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    """Read the files a bundle's folder has: what the manifest will be held against."""
+    """Read the files of a bundle's folder, to be compared with its manifest."""
     try:
         return {
             path.name: path.read_bytes()

@@ -1,8 +1,10 @@
-"""Client: the device's one stateful shell. It owns clocks, disk and keys; it knows no method.
+"""Run one device: observe readings, train on request, forecast, and send updates.
 
-It composes what it does: ``Work`` is the bundle at work, ``TrainingTransaction`` a task answered (where the
-promise about crashes is), ``SplitRounds`` turns that perish, ``PeerMembership`` neighbours, ``LocalRounds`` rounds
-of its own, ``FlushScheduler`` what the clock asks for. ``Client`` says in which order.
+``Client`` owns the clock, the store and the keys, and holds no method-specific code. It composes
+``Work`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
+saved update, with the crash guarantee), ``SplitRounds`` (split-learning rounds), ``PeerMembership``
+(peer exchange), ``LocalRounds`` (rounds without an aggregator) and ``FlushScheduler`` (periodic
+writes), and fixes their order.
 """
 
 from __future__ import annotations
@@ -38,24 +40,26 @@ from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = 300.0  # seconds a reading may lie ahead of the clock
-_NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 is none: readings are not judged
+_TOLERANCE = 300.0  # seconds by which a reading's timestamp may exceed the clock
+_NO_CLOCK_BEFORE = 1_577_836_800_000  # a wall clock before 2020 counts as unset
 
 
 class Client:
-    """A device that observes, learns when asked, forecasts, and shares what it must.
+    """One device that records readings, trains on request, forecasts, and sends updates.
 
-    Single-threaded; everything happens inside ``tick``. Closing it is a goodbye, not a loss.
+    Single-threaded; all work happens inside ``tick``. Closing a client loses nothing: the next one
+    continues from the store.
 
     Args:
-        config: What the device is told.
-        transport: A link, or what makes one from our last words; None connects as configured.
-        clock: Where time is read from.
-        methods: The device halves by name; a method of one's own is one more entry.
-        stopping: Asked between two minibatches; true lets go of the training at hand.
+        config: Configuration of the device.
+        transport: A link, or a factory that makes one from the last-will function; None connects as
+            configured.
+        clock: Source of the time.
+        methods: Device half of each method, by name; a custom method is one more entry.
+        stopping: Called between two minibatches; true abandons the current training.
 
     Raises:
-        EdgeError: A key, bundle or store that cannot be used.
+        EdgeError: A key, bundle or store cannot be used.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Client:
             raise
 
     def _own_up(self) -> None:
-        """Say what in the store cannot be used, and begin new numbers under a new key."""
+        """Log records of the store that cannot be used; restart numbering under a new key."""
         for what, value in self._store.found.items():
             told = {"what": what, "value": value}
             logger.error("set aside %s", fields(**told, do="gridfed-edge check CONFIG"))
@@ -90,7 +94,7 @@ class Client:
             logger.warning("key changed: numbers and receipts go on under the new key")
 
     def _begin(self, methods: Mapping[str, Factory]) -> None:
-        """Put together what a device does, each part upon those before it."""
+        """Create the parts of the client in order of dependency."""
         config, store, session = self.config, self._store, self._session
         upkeep = self._upkeep = FlushScheduler(config.means, store, session, self._clock)
         bundle = open_bundle(config, session.announced)
@@ -115,10 +119,10 @@ class Client:
         )
         work.spending.charge_start(config.privacy.budget.at_start)
 
-    # --- what a user calls ------------------------------------------------------------------------
+    # --- public operations ------------------------------------------------------------------------
 
     def observe(self, reading: Reading) -> None:
-        """Take one measurement in. Never raises for what a source may have read."""
+        """Record one measurement. A bad reading is counted and never raises."""
         wall = self._clock.wall()
         latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
         seen = self.learner.observe(reading, latest)
@@ -126,15 +130,15 @@ class Client:
         self._upkeep.flush_in_time(self.learner)
 
     def tick(self, timeout: float = 0.0) -> None:
-        """Serve the network for at most ``timeout`` seconds, and learn if there is a task.
+        """Serve the network for at most ``timeout`` seconds, and train if there is a task.
 
-        Training takes as long as it takes; the network is served between two minibatches. On a
-        full disk nothing new is taken in or released; what is owed stays.
+        Training has no time limit; the network is served between two minibatches. On a full disk no
+        new work is accepted or released; the outbox is kept.
         """
         session = self._session
         try:
             self._turn(timeout)
-        except StoreFull as error:  # nothing was changed, nothing was said, nothing acknowledged
+        except StoreFull as error:  # nothing was changed, sent or acknowledged
             if not session.counts["disk full"]:
                 logger.warning("disk full %s", fields(why=error))
             session.counts["disk full"] += 1
@@ -142,97 +146,97 @@ class Client:
         self._upkeep.live(awake=session.is_linked and is_busy)
 
     def forecast(self) -> Forecast:
-        """Forecast what follows the newest reading; ``source`` says by which means."""
+        """Forecast the values after the newest reading; ``source`` names the model used."""
         return self.learner.forecast(self._work.latest)
 
     def flush(self) -> None:
-        """Write readings that only memory holds, and what the intervals were made of them."""
+        """Write buffered readings, and the interval calibration derived from them, to the store."""
         self._upkeep.flush(self.learner)
 
     def remembered(self, name: str) -> bytes | None:
-        """Return what a source wrote down before a restart, or None."""
+        """Return the note that a source saved before a restart, or None."""
         return self._upkeep.remembered(name)
 
     def remember(self, notes: Mapping[str, bytes]) -> None:
-        """Write readings, and after them what sources must know after a restart, by name.
+        """Write readings, then the notes that sources need after a restart, by name.
 
-        In this order, so that a note never speaks of readings that were lost.
+        This order ensures that a note never refers to readings that were lost.
         """
         self.flush()
         self._upkeep.remember(notes)
 
     def handle(self, event: Task, asked: Task | None = None) -> None:
-        """Think, protect, charge, save, send: what leaves has been paid for and kept before, once.
+        """Train, add noise, record the privacy cost, commit, then send.
 
         Args:
-            event: What the half is told.
-            asked: The task it answers, where that is another one.
+            event: Event for the device half.
+            asked: The task it answers, if that is a different one.
 
         Raises:
-            BudgetSpent: Or ``StoreError``: then nothing has happened.
+            BudgetSpent: Or ``StoreError``: then nothing has changed.
         """
         self._answering.handle(event, asked)
 
     def close(self) -> None:
-        """Say goodbye: readings are written, the status says offline, the file is free."""
+        """Write readings, publish the offline status, and close the link and the store."""
         self.flush()
         self._upkeep.book()
         self._session.close()
         self._store.close()
 
     def __enter__(self) -> Client:  # noqa: PYI034 - nobody derives from it
-        """Use it in a ``with`` block."""
+        """Return the client itself, for a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
-    # --- how things are ---------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
-        """Whether the readings reach far enough back for the model to forecast."""
+        """Return whether there are enough readings for the model to forecast."""
         return self.learner.is_ready
 
     @property
     def now(self) -> float:
-        """Seconds of the monotonic clock this client lives by."""
+        """Seconds of the monotonic clock of this client."""
         return self._session.now
 
     @property
     def is_linked(self) -> bool:
-        """Whether the broker has accepted us."""
+        """Return whether the broker has accepted the connection."""
         return self._session.is_linked
 
     @property
     def why_stopped(self) -> str:
-        """Why no answers leave now, such as ``command`` or ``budget``; empty if they do."""
+        """Reason why no updates are sent now, such as ``command`` or ``budget``; empty if none."""
         return self._session.why_stopped
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has ended, its final model is here, and nothing is owed."""
+        """Return whether the run has ended, its final model is in use, and the outbox is empty."""
         among = self._gathering.neighbours
         return self._session.is_done if among is None else among.is_done
 
     @property
     def learner(self) -> ModelRuntime:
-        """The bundle at work on the readings: for whoever judges forecasts over a longer span."""
+        """The active model with its readings, for evaluating forecasts over a longer span."""
         return self._work.learner
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own type
-        """What the half has learned so far."""
+        """Learned state of the device half."""
         return self._work.state
 
     @property
     def step(self) -> int:
-        """Seconds of the grid that readings are kept on."""
+        """Seconds between two slots of the reading grid."""
         return self.learner.series.step
 
     def status(self) -> dict[str, Any]:
-        """Say how things are, in plain words and numbers. Nothing measured is in it."""
+        """Return the client's state as plain words and numbers, without any measured value."""
         session, learner = self._session, self.learner
         among, plan = self._gathering.neighbours, learner.mechanism.plan
         return {
@@ -260,10 +264,10 @@ class Client:
             "counts": {**session.counts, **session.traffic()},
         }
 
-    # --- one turn ---------------------------------------------------------------------------------
+    # --- one tick ---------------------------------------------------------------------------------
 
     def _turn(self, timeout: float) -> None:
-        """Listen, then do what is next; at most one round is learned."""
+        """Serve the network, then do the next pending work; train at most one round."""
         session = self._session
         self._upkeep.flush_in_time(self.learner)
         session.serve(0.0 if self._has_work else self._gathering.within(timeout))
@@ -274,7 +278,7 @@ class Client:
         if session.bundle is not None:
             found = session.bundle
             self._guarded("bundle", lambda: self._follow(found), found.body)
-            self._work.spending.watch()  # under the mechanism that is in force now
+            self._work.spending.watch()  # under the mechanism now in force
         self._guarded("turns", self._playing.play)
         self._guarded("neighbours", self._gathering.exchange)
         if session.task is not None and self._is_answerable(session.task):
@@ -285,7 +289,7 @@ class Client:
             self._alone.learn()
 
     def _guarded(self, what: str, action: Callable[[], None], *number: object) -> None:
-        """Do something; after a defect go on without it, and never do what has a number again."""
+        """Run an action; after a defect skip it, and never repeat one that has a number."""
         session, digest = self._session, digest_of(what, *number)
         if number and session.set_aside.holds(digest):
             if what == "bundle":
@@ -301,17 +305,17 @@ class Client:
 
     @property
     def _has_work(self) -> bool:
-        """Whether there is more to do than to listen."""
+        """Return whether work is pending besides serving the network."""
         session = self._session
         ready = session.task is not None and self._is_answerable(session.task)
         return ready or session.bundle is not None or bool(session.calls.waiting)
 
     def _is_answerable(self, task: Task) -> bool:
-        """Whether to learn a task now; who simulates a liar may let it wait."""
+        """Return whether to train a task now; a simulated Byzantine device may delay it."""
         return self._answering.is_ready(task)
 
     def _sealed(self, update: Update, task: Task, numbers: UplinkCounters) -> OutboxEntry:
-        """Seal an answer; who simulates a liar may spoil it."""
+        """Seal an update into an outbox entry; a simulated Byzantine device may alter it."""
         return sealed(
             update,
             task,
@@ -323,29 +327,29 @@ class Client:
         )
 
     def _learn(self, task: Task) -> None:
-        """Learn a round; one that has turns is only opened."""
+        """Train one round; a split round is only opened."""
         if self._playing.has_turns and task.ask != END:
             self._playing.open(task)
         else:
             self._answering.attempt(task)
 
     def _follow(self, found: FoundBundle) -> None:
-        """Put an announced run into force, with its neighbours; hear again what it asks."""
+        """Activate an announced run and its peers, then judge its manifest and task again."""
         self.flush()
         if self._work.follow(found):
             self._gathering.gather()
             self._session.reconsider()
 
     def _between_batches(self) -> None:
-        """Serve the network while training; give up what a newer round or a stop made useless.
+        """Serve the network during training; abandon it if a newer round or a stop made it useless.
 
         Raises:
-            GivenUp: Nothing of this round has happened.
+            GivenUp: The round has left no trace.
         """
         session = self._session
         session.serve(0.0)
         is_called = session.task is not None and (
-            session.task.ask == END or not session.forbidden  # else this device may not answer it
+            session.task.ask == END or not session.forbidden  # else it may not be answered
         )
         if self._stopping() or is_called or session.bundle is not None:
             raise GivenUp

@@ -1,4 +1,4 @@
-"""One device's configuration: frozen sections, read from TOML and the environment."""
+"""Define one device's configuration: frozen sections, read from TOML and the environment."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
-    """Where the broker is. Plain ``mqtt://`` is for loopback; everything else wants ``mqtts://``."""
+    """Broker address. Plain ``mqtt://`` is for loopback only; other hosts need ``mqtts://``."""
 
     url: str  # mqtts://host:8883
     ca_file: Path | None = None  # authority that signed the broker's certificate
-    cert_file: Path | None = None  # this device's certificate
-    key_file: Path | None = None  # and its private key
+    cert_file: Path | None = None  # certificate of this device
+    key_file: Path | None = None  # private key of that certificate
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
-    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
-    reconnect_max: Duration = "10m"  # longest wait before another attempt to connect
+    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
+    reconnect_max: Duration = "10m"  # longest wait between two connection attempts
     insecure: bool = False  # allow mqtt:// to another host
 
 
 @dataclass(frozen=True, slots=True)
 class KeysSection:
-    """Keys, by file only."""
+    """Keys, each given as a file path."""
 
     device: Path  # this device's signing key, PEM, mode 0600
-    root: Path  # the operator's public key: 64 hex digits
-    aggregator: Path | None = None  # pin one aggregator key besides what root announces
+    root: Path  # root public key of the operator: 64 hex digits
+    aggregator: Path | None = None  # pinned aggregator key besides those that root announces
 
 
 _PATHS = ("path", "folder", "spool", "ca_file", "cert_file", "key_file", "ocmf_key")
-"""Keys of a ``[[source]]`` that name a file."""
+"""Keys of a ``[[source]]`` whose value is a file path."""
 
 _UNSAID = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
 _HOW = (
@@ -56,52 +56,52 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptSection:
-    """What this device lets a server ask of it."""
+    """Limits on the requests that this device accepts from a server."""
 
-    methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # to answer
-    max_steps: Annotated[int, Between(0, 65536)] = 64  # a task that asks for more is not done
-    alone_after: Duration = "7d"  # without an aggregator this long, learn for oneself
-    personal_init: Literal["device", "server"] = "device"  # start of the layers that never leave
+    methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # accepted methods
+    max_steps: Annotated[int, Between(0, 65536)] = 64  # a task with more steps is refused
+    alone_after: Duration = "7d"  # time without an aggregator before local rounds begin
+    personal_init: Literal["device", "server"] = "device"  # initial values of the private layers
 
 
 @dataclass(frozen=True, slots=True)
 class PaceSection:
-    """How patient the device is. The defaults suit real fleets; tests and demos go faster."""
+    """Waiting times of the device. The defaults suit real fleets; tests use shorter ones."""
 
-    answer: Duration = "10s"  # first wait for an answer; doubles to 90 times this
-    fetch: Duration = "30s"  # wait for the retained model before asking for it
-    alone_every: Duration = "1d"  # between two rounds that a device sets itself
-    alone_steps: Annotated[int, Between(1, 65536)] | None = None  # of them; left out: the bundle's
-    alone_rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # their rate; as above
+    answer: Duration = "10s"  # first wait for a reply; doubles up to 90 times this
+    fetch: Duration = "30s"  # wait for the retained model before requesting it
+    alone_every: Duration = "1d"  # interval between two local rounds
+    alone_steps: Annotated[int, Between(1, 65536)] | None = None  # unset: the bundle's
+    alone_rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
 
 
 @dataclass(frozen=True, slots=True)
 class LearnSection:
-    """What is learned from."""
+    """Readings used for training."""
 
-    part: Literal["all", "train"] = "all"  # train: the first 80 %, so that the rest can judge
-    keep: Annotated[int, Between(2, 1_000_000)] = 17_568  # slots of history (two years, hourly)
-    keep_days: Annotated[float, Between(0.01, 36_600.0)] | None = None  # of them; out: as keep says
+    part: Literal["all", "train"] = "all"  # train: the first 80 %, the rest is for evaluation
+    keep: Annotated[int, Between(2, 1_000_000)] = 17_568  # history in slots (two years, hourly)
+    keep_days: Annotated[float, Between(0.01, 36_600.0)] | None = None  # in days; unset: as keep
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastSection:
-    """Intervals, where the bundle's model tells quantiles."""
+    """Prediction intervals, for a bundle whose model forecasts quantiles."""
 
-    calibrate: bool = True  # hold each end to its share of misses, by this device's own readings
-    coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # left out: the bundle's levels
-    warm: Annotated[int, Between(24, 20_000)] = 672  # newest windows that a calibration begins with
-    gain: Annotated[float, Between(1e-4, 0.5)] = 0.01  # widths by which a miss moves an end
+    calibrate: bool = True  # conformal calibration on this device's own readings
+    coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: the bundle's levels
+    warm: Annotated[int, Between(24, 20_000)] = 672  # newest windows that initialise a calibration
+    gain: Annotated[float, Between(1e-4, 0.5)] = 0.01  # adjustment per miss, in interval widths
 
     def __post_init__(self) -> None:
-        """Refuse a coverage that nothing would hold to."""
+        """Refuse a coverage without calibration to enforce it."""
         if self.coverage is not None and not self.calibrate:
             raise ValueError("coverage: expected none without calibrate, which holds to it")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything one device is told.
+    """Configuration of one device.
 
     Example:
         >>> from edge_sdk.app.settings import from_table
@@ -115,9 +115,9 @@ class Config:
     """
 
     id: DeviceId  # also user name, client id and certificate's common name
-    fleet: FleetId  # which fleet it belongs to
-    state: Path  # folder for everything that must not be forgotten
-    bundle: str  # a shipped name, or a path
+    fleet: FleetId  # fleet of the device
+    state: Path  # folder of the persistent state
+    bundle: str  # name of a shipped bundle, or a path
     broker: BrokerSection
     keys: KeysSection
     privacy: PrivacySection
@@ -127,21 +127,21 @@ class Config:
     pace: PaceSection = field(default_factory=PaceSection)
     means: LimitsSection = field(default_factory=LimitsSection)
     neighbours: NeighboursSection = field(default_factory=NeighboursSection)
-    site: Mapping[str, float] = field(default_factory=dict)  # constants of the place
-    source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # where readings come from
+    site: Mapping[str, float] = field(default_factory=dict)  # constants of the location
+    source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # sources of readings
 
     @classmethod
     def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
         """Read a configuration file, its ``conf.d``, and ``GRIDFED_EDGE_…`` variables.
 
         Raises:
-            SettingsError: Naming the file and the key that does not fit.
+            SettingsError: An invalid key; the message names the file and the key.
         """
         return load_with_origins(path, environ).value
 
 
 def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ) -> Loaded[Config]:
-    """Read a configuration and remember which file or variable said what.
+    """Read a configuration together with the file or variable that set each key.
 
     Raises:
         SettingsError: As ``Config.load``.
@@ -160,7 +160,7 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
 
 
 def _rooted_source(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Take a source's files from the folder of the configuration, as every other path."""
+    """Resolve a source's file paths against the configuration's folder, like every other path."""
     named = {key: section[key] for key in _PATHS if isinstance(section.get(key), str)}
     where = {key: str(folder / Path(name).expanduser()) for key, name in named.items() if name}
     return {**section, **where}

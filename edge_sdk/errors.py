@@ -1,4 +1,4 @@
-"""What can go wrong on a device: one base, few children, each with what to do about it."""
+"""Errors of the device SDK: one base class and few children, each with a hint for the operator."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from edge_sdk.app.cli import Failure
 
 
 class EdgeError(Failure):
-    """Base of everything the device SDK raises on purpose.
+    """Base of every error that the device SDK raises on purpose.
 
     Attributes:
-        hint: What an operator can do, or empty.
-        exit_code: What a command ends with.
+        hint: Remedy for the operator, or empty.
+        exit_code: Exit code of a command that fails with this error.
     """
 
 
 class ConfigError(EdgeError):
-    """The configuration, a key or another file the operator wrote cannot be meant."""
+    """Invalid configuration, key, or other file written by the operator."""
 
     exit_code = 2
 
 
 class StoreError(EdgeError):
-    """The device's own file could not be read or written; nothing was lost by the attempt."""
+    """Error while reading or writing the store; the failed attempt lost nothing."""
 
 
 class StoreFull(StoreError):  # noqa: N818 - what an operator calls it
-    """No space is left. The outbox is kept; nothing new is released."""
+    """No disk space left. The outbox is kept; nothing new is released."""
 
 
 class StoreNewer(StoreError):  # noqa: N818 - a state of the file rather than a fault in it
-    """The file was written by a newer version of this software."""
+    """Store written by a newer version of this software."""
 
     exit_code = 3
 
 
 class StoreBusy(StoreError):  # noqa: N818 - as StoreNewer
-    """Another process holds the file."""
+    """Store held by another process."""
 
     exit_code = 75

@@ -1,7 +1,7 @@
-"""What comes down to all, as pure decisions: whose keys, which run, which model, and its parts.
+"""Judge announcements: keys, runs, models, tasks and bundles, as pure functions.
 
-Announcements are retained and may be replayed, so every one carries a number that only rises.
-Nothing here fetches or stores; the shell does (`PROTOCOL.md` sections 7 and 10.4).
+Announcements are retained and may be replayed, so each carries a serial number that only rises.
+This module neither fetches nor stores; ``TaskInbox`` does (`PROTOCOL.md` sections 7 and 10.4).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from edge_sdk.wire.protocol.transfer import Receiving
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Whose signature counts: root's, which is pinned, and what root announced.
+    """The trusted public keys: the pinned root key, and the aggregator keys that root announced.
 
     Attributes:
-        root: The operator's raw public key.
-        pinned: An aggregator key the operator put into the configuration, or None.
+        root: Raw public key of the operator.
+        pinned: Aggregator key pinned in the configuration, or None.
         announced: The newest ``keys`` announcement, or None.
     """
 
@@ -46,7 +46,7 @@ class KeyRing:
     announced: KeysMessage | None = None
 
     def key(self, sender: str, kid: bytes, now: int | None) -> bytes | None:
-        """Find the key in force for a sender; without a clock, validity is not judged."""
+        """Return the key in force for a sender; without a clock, validity is not checked."""
         if sender == ROOT:
             return self.root if kid_of(self.root) == kid else None
         if sender != AGGREGATOR:
@@ -59,12 +59,12 @@ class KeyRing:
         return None
 
     def is_in_force(self, now: int) -> bool:
-        """Whether some announced key is valid at a time: a welcome cannot tell another one."""
+        """Return whether some announced key is valid at a time, or none is announced."""
         known = self._online()
         return not known or any(start <= now < end for _, start, end in known)
 
     def accept(self, keys: KeysMessage) -> KeyRing:
-        """Take a newer list over; the old one is revoked by it.
+        """Adopt a newer list of keys; it revokes the old one.
 
         Raises:
             Refused: ROLLBACK for an older list.
@@ -83,14 +83,14 @@ class KeyRing:
 
 @dataclass(slots=True)
 class BodyDownload:
-    """A body that is being collected: first from retained slots, after a while on request.
+    """The download of one body: first from retained slots, after a delay on request.
 
     Attributes:
-        manifest: What announced it.
-        receiving: The chunks so far.
-        opens: When the slots are subscribed: the fleet does not fetch all at once.
-        asks: From when on what is missing is asked for.
-        is_open: Whether the slots are subscribed.
+        manifest: Message that announced the body.
+        receiving: The chunks received so far.
+        opens: Time at which to subscribe to the slots, spread over the fleet.
+        asks: Time from which missing chunks are requested.
+        is_open: True once the slots are subscribed.
     """
 
     manifest: ModelMessage | BundleMessage | TaskMessage
@@ -108,7 +108,7 @@ class BodyDownload:
         patience: float,
         rng: Random,
     ) -> BodyDownload:
-        """Plan to fetch what a manifest announces; all but the common model is asked for at once.
+        """Plan the download of an announced body; only the common model waits for its slots.
 
         Raises:
             Refused: MALFORMED or TOO_LARGE sizes.
@@ -121,11 +121,11 @@ class BodyDownload:
 
     @property
     def has_slots(self) -> bool:
-        """Whether the body also lies in retained slots."""
+        """Return whether the body is also published in retained slots."""
         return isinstance(self.manifest, ModelMessage)
 
     def take(self, message: PartMessage | ChunkMessage, now: float) -> None:
-        """Take a chunk in; one of another body is passed over.
+        """Store a chunk; one of another body is ignored.
 
         Raises:
             Refused: BAD_CHUNK for a wrong index or length.
@@ -134,7 +134,7 @@ class BodyDownload:
             self.receiving.add(message.id, message.i, message.blob, now)
 
     def ask(self, now: float) -> HaveMessage | None:
-        """Return what to ask for now, if anything."""
+        """Return the request for missing chunks that is due now, or None."""
         report = self.receiving.report(now) if now >= self.asks else None
         if report is None:
             return None
@@ -142,7 +142,7 @@ class BodyDownload:
 
     @property
     def next_due(self) -> float:
-        """When it wants the shell's attention again."""
+        """Time of the next action: opening the slots, or requesting chunks."""
         if not self.is_open and self.has_slots:
             return self.opens
         return max(self.asks, self.receiving.next_due)
@@ -150,15 +150,15 @@ class BodyDownload:
 
 @dataclass(frozen=True, slots=True)
 class NewestAnnouncements:
-    """The newest of what was announced and used; saved, so that a restart cannot be led back.
+    """The newest announcements used; saved, so that no restart accepts an older one.
 
     Attributes:
-        serial: Of the newest ``model`` manifest.
-        run: Announced by root.
-        version: Newest version of the common model this device used in that run; -1 for none.
-        round: Last round it trained in that run; -1 for none.
-        attempt: Which attempt of that round.
-        step: Which turn inside that round.
+        serial: Serial number of the newest ``model`` manifest.
+        run: Run number announced by root.
+        version: Newest version of the common model used in that run; -1 for none.
+        round: Last round trained in that run; -1 for none.
+        attempt: Attempt of that round.
+        step: Step inside that round.
     """
 
     serial: int = 0
@@ -170,41 +170,41 @@ class NewestAnnouncements:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """The last task it worked on: only a larger one is news."""
+        """Round, attempt and step of the last task; only a larger one is new."""
         return self.round, self.attempt, self.step
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestExpectation:
-    """What this device is set up for, to hold a manifest against."""
+    """The properties that a manifest must have to be accepted on this device."""
 
     spec: bytes  # layout digest of the shared vector
-    size: int  # its scalars
+    size: int  # number of its scalars
     contract: Contract
     max_steps: int  # of the device's own configuration
     signed: Mapping[str, float] = field(default_factory=dict)  # limits of the bundle, by number
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """The most that a task may name of each number: the bundle's limits, and our own."""
+        """Upper limit of each number in a task: the bundle's, and the device's own for steps."""
         steps = min(self.max_steps, self.signed.get("steps", self.max_steps))
         return {**self.signed, "steps": steps}
 
     @property
     def name(self) -> str:
-        """The ask that is answered with an update."""
+        """Name of the ask that is answered with an update."""
         return answered(self.contract)[0]
 
     @property
     def ask(self) -> Ask:
-        """What that ask carries."""
+        """Contract of that ask."""
         return answered(self.contract)[1]
 
 
 def judge_model(
     model: ModelMessage, seen: NewestAnnouncements, wanted: ManifestExpectation
 ) -> None:
-    """Refuse a manifest that this device must not follow, whatever its signature.
+    """Refuse a manifest that this device must not follow, even if its signature is valid.
 
     Raises:
         Refused: ROLLBACK (older serial or version), WRONG_RUN, WRONG_SPEC, WRONG_ENCODING, or
@@ -225,7 +225,7 @@ def judge_model(
 
 
 def check_serial(said: int, known: int) -> None:
-    """Refuse an announcement whose number leaps to where no aggregator gets.
+    """Refuse an announcement whose serial number is implausibly far ahead.
 
     Raises:
         Refused: FROM_FUTURE.
@@ -235,12 +235,12 @@ def check_serial(said: int, known: int) -> None:
 
 
 def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
-    """Refuse a task that this device must not work on, whatever its signature.
+    """Refuse a task that this device must not work on, even if its signature is valid.
 
     Raises:
-        Refused: WRONG_RUN; UNKNOWN_KIND for what the method does not ask of one device; WRONG_SPEC;
-            ROLLBACK for an older version than was used already; MALFORMED if it brings no vectors
-            where the contract has some, or brings some where it has none; BAD_SCALAR.
+        Refused: WRONG_RUN; UNKNOWN_KIND for an ask that the method does not send to one device;
+            WRONG_SPEC; ROLLBACK for an older version than the one in use; MALFORMED if it carries
+            no vectors where the contract has some, or some where it has none; BAD_SCALAR.
     """
     if task.run != seen.run:
         raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {seen.run}")
@@ -259,13 +259,13 @@ def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExp
 def vectors(
     names: tuple[str, ...], joined: Vector, size: int, *, stacked: bool = False
 ) -> dict[str, Vector]:
-    """Part the vectors of a content, one after the other as the contract lists them.
+    """Split the body of a content message into vectors, in the order of the contract.
 
-    The last ones may be missing: a contract lists what a task can bring. If ``stacked``, the last
-    is a stack of all vectors that remain.
+    The last ones may be missing: a contract lists what a task can carry. If ``stacked``, the last
+    is a stack of all remaining vectors.
 
     Raises:
-        Refused: WRONG_SIZE: not a whole number of them, or too many.
+        Refused: WRONG_SIZE: not a whole number of vectors, or too many.
 
     Example:
         >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
@@ -287,12 +287,12 @@ def vectors(
 
 
 def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, float]) -> None:
-    """Refuse numbers outside the contract, or beyond what this device and its bundle accept.
+    """Refuse numbers outside the contract, or above the limits of this device and its bundle.
 
     Args:
-        values: The numbers of a task.
-        ask: What the contract says of them.
-        limits: The most that each may be, by name; no limit besides the contract's where left out.
+        values: Numbers of a task, by name.
+        ask: Contract of the ask.
+        limits: Upper limit of each number, by name; if absent, only the contract's applies.
 
     Raises:
         Refused: BAD_SCALAR.
@@ -316,13 +316,13 @@ def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, fl
 def judge_bundle(
     bundle: BundleMessage, newest: BundleMessage | None, methods: Callable[[str], bool]
 ) -> None:
-    """Refuse an announcement that is older than what was followed, or asks for the unknown.
+    """Refuse a bundle announcement that is older than the one in force, or not supported.
 
     Raises:
-        Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for
-            a method this device does not accept; WRONG_ENCODING if the method's answers may not
-            have theirs; PLAIN_REFUSED if the run wants sealed messages, which this version cannot
-            make.
+        Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for a
+            method this device does not accept; WRONG_ENCODING if the encoding of the method's
+            updates is not allowed; PLAIN_REFUSED if the run requires sealed messages, which this
+            version cannot make.
     """
     if newest is not None:
         older = bundle.serial < newest.serial or bundle.run < newest.run

@@ -1,6 +1,6 @@
-"""The device's certificate and authority: how long they last, and who is told before they end.
+"""Monitor the expiry of the device's certificate and authority, and warn before it.
 
-A device cannot renew them; a person can. Nothing here stops a device that has them expired: it
+A device cannot renew them; an operator can. An expired certificate stops nothing here: the device
 forecasts without a link, its clock may be wrong, and the broker decides.
 """
 
@@ -18,23 +18,23 @@ from edge_sdk.wire.link.x509_expiry import X509Error
 
 logger = logging.getLogger(__name__)
 
-_EVERY = 60.0  # seconds between two looks at the files
+_EVERY = 60.0  # seconds between two checks of the files
 
 
 def tls_files(config: Config) -> tuple[File, ...]:
-    """Return every file of the configuration that expires."""
+    """Return every configured file that has an expiry date."""
     return files(config.broker.url, config.broker.ca_file, config.broker.cert_file)
 
 
 def checked(config: Config, now: float) -> dict[str, str]:
-    """Return how long each file lasts, in words, by what it is.
+    """Return the remaining validity of each file, in words, by its role.
 
     Args:
-        config: Names the files.
+        config: Configuration that names the files.
         now: Unix seconds.
 
     Raises:
-        ConfigError: One cannot be read, or has expired so that no broker lets the device in.
+        ConfigError: A file cannot be read, or has expired, so that no broker accepts the device.
     """
     told: dict[str, str] = {}
     for file in tls_files(config):
@@ -52,9 +52,9 @@ def checked(config: Config, now: float) -> dict[str, str]:
 
 
 def days_left(config: Config) -> dict[str, int | str | None]:
-    """Return whole days left of each file by what it is, negative once it has expired; or why not.
+    """Return the whole days left of each file by role, negative once expired; or the error text.
 
-    None is for what never expires.
+    None stands for a file that never expires.
     """
     told: dict[str, int | str | None] = {}
     now = time.time()
@@ -65,11 +65,11 @@ def days_left(config: Config) -> dict[str, int | str | None]:
 
 @dataclass(slots=True)
 class ExpiryReminder:
-    """Warns in the log once a day of what ends soon, for as long as the agent runs.
+    """Log a warning once a day about certificates that expire soon.
 
     Attributes:
-        config: Names the files.
-        warnings: How often it has warned.
+        config: Configuration that names the files.
+        warnings: Number of warnings logged.
     """
 
     config: Config
@@ -78,11 +78,11 @@ class ExpiryReminder:
     _due: float = float("-inf")
 
     def __post_init__(self) -> None:
-        """Take the files from the configuration."""
+        """Read the file names from the configuration."""
         self._watch.files = tls_files(self.config)
 
     def turn(self, now: float) -> None:
-        """Look at the files if it is time to.
+        """Check the files if a check is due.
 
         Args:
             now: Seconds of a monotonic clock.
@@ -96,7 +96,7 @@ class ExpiryReminder:
             logger.warning("certificate expires %s", fields(**told))
 
     def status(self) -> dict[str, object]:
-        """Return days left and warnings, for the agent's status; nothing where there is no TLS."""
+        """Return days left and warnings, for the agent's status; empty without TLS."""
         if not self._watch.files:
             return {}
         told = {"days left": days_left(self.config), "warnings": self.warnings}

@@ -1,4 +1,4 @@
-"""Which of an operator's commands a device has done, over restarts: each once, and in order."""
+"""Record which operator commands were executed, across restarts: each once, in order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.wire.protocol.messages import COMMAND_LEAP
 
 REMEMBERED = 32
-"""Commands that are known again if they are repeated."""
+"""Number of executed commands that are recognised if repeated."""
 
 _PAPER, _HIGHEST = "commands", "command"
 
 
 class CommandLog:
-    """The commands that were done last, in the device's store.
+    """The latest executed commands, kept in the device's store.
 
     Example:
         >>> import tempfile
@@ -32,24 +32,24 @@ class CommandLog:
 
     @property
     def highest(self) -> int:
-        """The highest number that was done; 0 before the first."""
+        """Highest command number executed; 0 before the first."""
         return self._store.fact(_HIGHEST)
 
     def code(self, number: int, ref: bytes) -> int | None:
-        """Return how a command was answered when it was done, or None if it is not remembered."""
+        """Return the result code of an executed command, or None if it is not in the log."""
         found = [code for num, which, code in self._done() if (num, which) == (number, ref)]
         return found[0] if found else None
 
     def is_older(self, number: int) -> bool:
-        """Whether a command may be a replay: it is not numbered above what was done."""
+        """Return whether a command may be a replay: its number is not above the highest."""
         return number <= self.highest
 
     def check_leap(self, number: int, issued: int) -> None:
-        """Refuse a number that no aggregator gets to.
+        """Refuse a command number that is implausibly far ahead.
 
         Args:
-            number: Of the command.
-            issued: Highest number that the last welcome told of.
+            number: Number of the command.
+            issued: Highest number in the last welcome message.
 
         Raises:
             Refused: FROM_FUTURE.
@@ -58,15 +58,15 @@ class CommandLog:
             raise Refused(Reason.FROM_FUTURE, f"command {number} after {self.highest}")
 
     def note(self, number: int, ref: bytes, code: int, **facts: int) -> None:
-        """Remember a command that was done, with what it changed, in one transaction."""
+        """Save an executed command together with the facts it changed, in one transaction."""
         done = [*self._done(), (number, ref, code)][-REMEMBERED:]
         self._store.file_paper(_PAPER, pack_leaves({"done": done}), **{_HIGHEST: number}, **facts)
 
     def lower(self, issued: int) -> int | None:
-        """Forget a number above every one that was issued: it would silence what comes after it.
+        """Discard a number above every one issued, which would block all later commands.
 
         Returns:
-            The highest number from now on, or None if nothing was forgotten.
+            The new highest number, or None if nothing was discarded.
         """
         if self.highest <= issued:
             return None

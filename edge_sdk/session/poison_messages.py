@@ -1,7 +1,7 @@
-"""What met a defect of this program is passed over from then on, also after a restart.
+"""Skip messages that triggered a defect of this program, also after a restart.
 
-A retained message comes again at every connect, so a device that ends because of one would end at
-every start.
+A retained message arrives again at every connect, so a device that stops because of one would stop
+at every start.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edge_sdk.wire.errors import WireError
 
 logger = logging.getLogger(__name__)
 
-MOST = 64  # digests that are remembered, the newest
+MOST = 64  # newest digests that are kept
 SIZE = 32
 PAPER = "set aside"
 COUNT = "internal errors"
 
 
 def is_defect(error: Exception) -> bool:
-    """Whether an error is a defect of this program, and not the disk, the link or the operator.
+    """Return whether an error is a defect of this program rather than of disk, link or settings.
 
     >>> is_defect(KeyError("w")), is_defect(OSError()), is_defect(MemoryError())
     (True, False, False)
@@ -34,7 +34,7 @@ def is_defect(error: Exception) -> bool:
 
 
 def digest_of(*parts: object) -> bytes:
-    """Return what identifies a message by its body, or a round by its numbers.
+    """Return a digest that identifies a message by its body, or a round by its numbers.
 
     >>> digest_of("task", 1, 7) == digest_of("task", 1, 7), digest_of("task", 17) == digest_of("t")
     (True, False)
@@ -43,11 +43,11 @@ def digest_of(*parts: object) -> bytes:
 
 
 class SetAside:
-    """The digests, in the device's own store, and how many defects were met.
+    """The digests of skipped messages, kept in the store, with a count of defects.
 
     Args:
-        store: Where they are kept.
-        counts: Where defects are counted, under ``COUNT``.
+        store: Store that keeps them.
+        counts: Counters; defects are counted under ``COUNT``.
     """
 
     def __init__(self, store: DeviceStore, counts: Counter[str]) -> None:
@@ -56,18 +56,18 @@ class SetAside:
         self._digests = [kept[at : at + SIZE] for at in range(0, len(kept), SIZE)]
 
     def holds(self, digest: bytes) -> bool:
-        """Whether this is to be passed over; counted if so."""
+        """Return whether a message must be skipped; count it if so."""
         is_held = digest in self._digests
         self._counts["passed over"] += is_held
         return is_held
 
     def add(self, what: str, digest: bytes, error: Exception) -> None:
-        """Remember a digest, count the defect, and log its trace.
+        """Save a digest, count the defect, and log its trace.
 
-        A full disk remembers nothing beyond this process.
+        On a full disk the digest is kept for this process only.
         """
         self._counts[COUNT] += 1
-        if digest in self._digests:  # neither flash nor log is worn by what fails at every turn
+        if digest in self._digests:  # a repeated failure wears neither flash nor log
             return
         self._digests = [*self._digests, digest][-MOST:]
         logger.error("internal error %s", fields(what=what, error=error), exc_info=error)

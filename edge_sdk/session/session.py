@@ -1,7 +1,7 @@
-"""One device's conversation with its fleet: proves what arrives, keeps what must be kept, answers.
+"""Run one device's protocol session: verify arrivals, save state, send what is due.
 
-``Session`` drives the two pure sides (``uplink``, ``downlink``) over a link and the store. What it
-finds out for the learner lies in ``task`` and ``bundle`` until the client takes it.
+``Session`` drives the two pure modules (``wire.protocol.outbox``, ``session.announcements``) over a
+link and the store. Tasks and bundles wait in ``task`` and ``bundle`` until the client takes them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from edge_sdk.wire.protocol.outbox import (
 logger = logging.getLogger(__name__)
 
 Connect = Callable[[Callable[[], Will]], Transport]
-"""Makes a link from a function that says our last words."""
+"""Make a link from the function that returns the last will."""
 
 SPENT = "budget"
-"""Why a device answers nothing any more: what it may tell about itself is told."""
+"""Stop reason: the privacy budget is exhausted."""
 
 _HOURLY = 3600.0
-_LOST = 30.0  # s without what must exist before we ask for it again; doubles
+_LOST = 30.0  # seconds without a required announcement before it is requested again; doubles
 _LOST_MOST = 900.0
 
 _ENDS = {
@@ -63,28 +63,28 @@ _ENDS = {
     Reason.UPGRADE_REQUIRED: "install a newer version",
     Reason.REVOKED: "ask the operator; enrol this device again",
 }
-"""After which refusals this process answers nothing any more, and what to do about it."""
+"""Remedy for each refusal after which this process takes no further part."""
 
 
 class Session(TaskInbox):
-    """Everything between the link and the learner. Single-threaded, driven by ``serve``.
+    """The session between the link and the training code. Single-threaded, driven by ``serve``.
 
     Attributes:
-        up: The uplink's state; its numbers and entries are always saved.
-        forbidden: Why the client lets nothing leave; empty if it does.
-        lost: Whether it just came out that a store before this one was lost.
-        most: Releases that the operator allows in all; None is as many as the configuration does.
-        mail: What neighbours said, in order; taken by who exchanges models with them.
-        neighbours: Their raw public keys by id.
-        exchanged: Counters of the exchanges, for the hourly report.
-        linked_at: When the link came up last.
-        set_aside: What met a defect before and is passed over.
+        up: Outbox state; its numbers and entries are always saved.
+        forbidden: Reason why the client sends no updates; empty if none.
+        lost: True if the loss of an earlier store has just been detected.
+        most: Total releases that the operator allows; None applies the configured budget.
+        mail: Messages from peers, in order of arrival.
+        neighbours: Raw public keys of the peers, by id.
+        exchanged: Counters of the peer exchanges, for the hourly report.
+        linked_at: Time at which the link last came up.
+        set_aside: Messages that are skipped after a defect.
     """
 
     def __init__(
         self, config: Config, store: DeviceStore, clock: Clock, signer: Signer, ring: KeyRing
     ) -> None:
-        """Read what must not be forgotten; ``connect`` makes the link."""
+        """Read the saved state; ``connect`` makes the link."""
         post = SignedLink(signer, fleet=config.fleet, device=config.id)
         super().__init__(config, store, clock, post)
         self.set_aside = SetAside(store, self.counts)
@@ -123,14 +123,14 @@ class Session(TaskInbox):
 
     @property
     def why_stopped(self) -> str:
-        """Why nothing is learned for the fleet now; empty if nothing forbids it."""
+        """Reason why the device does not train for the fleet now; empty if none."""
         if self._held_up:
             return "command"
         return self._phase if self._phase != "train" else self.why_silent
 
     @property
     def why_silent(self) -> str:
-        """Why nothing made of readings may leave, in any phase of the run; empty if it may."""
+        """Reason why nothing derived from readings may be sent, in any phase; empty if none."""
         if self._held_up:
             return "command"
         if self.forbidden:
@@ -141,20 +141,20 @@ class Session(TaskInbox):
 
     @property
     def is_rationed(self) -> bool:
-        """Whether the bytes of this day are used up; receipts, commands and status go on."""
+        """Return whether the daily quota is used up; receipts, commands and status continue."""
         welcome = self.up.welcome
         told = None if welcome is None else welcome.quota
         return self._allowance.is_spent(lesser(told, self._own_quota))
 
     @property
     def time_for_days(self) -> int:
-        """Server time in Unix milliseconds; unheard, the latest there ever was and our uptime."""
+        """Server time in Unix milliseconds; if unknown, the latest known one plus the uptime."""
         now = self._time.now(self.now)
         return self._time.floor + int(1e3 * (self.now - self._started)) if now is None else now
 
     @property
     def may_learn(self) -> bool:
-        """Whether the task at hand may be answered now."""
+        """Return whether the current task may be answered now."""
         return (
             self.task is not None
             and not self.why_stopped
@@ -164,20 +164,20 @@ class Session(TaskInbox):
 
     @property
     def may_ask(self) -> bool:
-        """Whether the aggregator may be asked for something now."""
+        """Return whether a request may be sent to the aggregator now."""
         return self.is_linked and self.up.is_ready and not self.is_rationed
 
     def agreed_on(self, enc: str) -> bool:
-        """Whether an answer may have this encoding: the least one, or one we were allowed."""
+        """Return whether an update may use this encoding: float32, or one the welcome allowed."""
         welcome = self.up.welcome
         return enc == "f4" or (welcome is not None and enc in welcome.caps)
 
     @property
     def is_done(self) -> bool:
-        """Whether the fleet's present run has ended, its model was taken over, nothing is owed.
+        """Return whether the present run has ended, its model is in use and the outbox is empty.
 
-        A retained manifest may be that of an earlier run; the welcome, bound to this process's own
-        hello, says which run is present.
+        A retained manifest may belong to an earlier run; the welcome, bound to this process's own
+        hello, names the present run.
         """
         manifest, welcome = self._manifest, self.up.welcome
         return (
@@ -190,10 +190,10 @@ class Session(TaskInbox):
             and not self.up.entries
         )
 
-    # --- driving ----------------------------------------------------------------------------------
+    # --- main loop --------------------------------------------------------------------------------
 
     def serve(self, timeout: float) -> None:
-        """Take in everything that arrived, then say everything that is due."""
+        """Process every arrival, then send every message that is due."""
         for happening in self._post.poll(self._until_due(timeout), self._key_of):
             match happening:
                 case LinkUp(max_payload=most, dates_by=dates_by):
@@ -212,7 +212,7 @@ class Session(TaskInbox):
         self._ration()
 
     def follow(self, turn: OutboxStep) -> None:
-        """Save what the uplink changed, then say what it wants said, then count."""
+        """Save the changed outbox state, then send its messages, then update the counters."""
         after = turn.uplink
         if after.numbers != self.up.numbers or after.entries != self._kept:
             self._store.keep(after.numbers, before=self._kept, after=after.entries)
@@ -229,10 +229,10 @@ class Session(TaskInbox):
         self.follow(uplink.release(self.up, entry, self.chance()))
 
     def signal(self, said: Signal, enc: str) -> None:
-        """Send an answer that perishes, in pieces of whole rows; what cannot be sent is gone.
+        """Send a perishable signal, in pieces of whole rows; what cannot be sent is dropped.
 
         Raises:
-            Refused: BAD_TENSOR: a scalar that is not finite; then nothing is sent.
+            Refused: BAD_TENSOR: a scalar is not finite; nothing is sent.
         """
         if self.is_rationed or not self.is_linked:
             self.counts["signals not sent"] += 1
@@ -257,18 +257,18 @@ class Session(TaskInbox):
         self.counts[f"bytes up {said.ask}"] += size
 
     def tell(self, neighbour: str, message: m.PeerMessage | m.SettleMessage) -> None:
-        """Say something to a neighbour; what cannot be said now is asked for again."""
+        """Send a message to a peer; one that cannot be sent now is requested again."""
         self.counts[f"bytes to neighbours {message.kind}"] += self._post.tell(neighbour, message)
 
     def meet(self, neighbours: Mapping[str, bytes]) -> None:
-        """Listen to these neighbours from now on, and to nobody else."""
+        """Accept messages from these peers only."""
         self.neighbours = neighbours
         heard, self._post.hears_peers = self._post.hears_peers, bool(neighbours)
         if neighbours and not heard and self._is_open:
             self._post.subscribe()
 
     def drop(self, what: str) -> None:
-        """Forget what met a defect: a bundle, the open round's turns, or neighbours' words."""
+        """Discard what triggered a defect: a bundle, the open round's tasks, or peer messages."""
         if what == "bundle":
             self.bundle = None
         elif what == "neighbours":
@@ -278,11 +278,11 @@ class Session(TaskInbox):
             self.calls.forget()
 
     def chance(self) -> StepInputs:
-        """Lend the uplink the present, a draw and a nonce."""
+        """Return the inputs of an outbox step: the time, a random draw and a nonce."""
         return StepInputs(self._rng.random, lambda: secrets.token_bytes(16), self.now)
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Publish the offline status and close the link."""
         if self.is_linked:
             self._post.announce(self._status("offline"))
             self._post.drain()
@@ -292,25 +292,25 @@ class Session(TaskInbox):
         self._save_allowance()
 
     def judged_at(self) -> float | None:
-        """Return the time to judge certificates by, or None while the clock may be right.
+        """Return the time to check certificates against, or None while the clock may be right.
 
-        It is wrong if it is a day behind what was signed; then that is the best we have.
+        The clock is wrong if it is a day behind the newest signed time; then that time is used.
         """
         signed = max(self._time.floor, self._time.now(self.now) or 0)
         return signed / 1000 if self._clock.wall() + DAY < signed else None
 
     def judged_else(self) -> float | None:
-        """Return one more time to judge certificates by: before the stored one leapt, if it did."""
+        """Return a second time to check certificates against: before the stored one leapt."""
         return self._time.before / 1000 if self._time.before else None
 
     def last_words(self) -> Will:
-        """What the broker says when we are gone; asked before every CONNECT, each one counted."""
+        """Return the last will and count the connection; called before every CONNECT."""
         self._count_connection()
         self._conn_said = True
         return self._post.will(self._status("lost"))
 
     def traffic(self) -> dict[str, int]:
-        """Count payload bytes and refused arrivals since the start."""
+        """Return payload bytes and refused arrivals since the start."""
         refused = {f"arrived {r.name}": n for r, n in self._post.refused.items()}
         return {"bytes_up": self._post.bytes_up, "bytes_down": self._post.bytes_down, **refused}
 
@@ -330,7 +330,7 @@ class Session(TaskInbox):
         self.follow(turn)
 
     def _link_down(self, why: str) -> None:
-        """Say once that the link is gone; the attempts in between are for the curious."""
+        """Log the loss of the link once; further attempts are logged at debug level."""
         is_news = self.up.is_linked or not self._said_down
         logger.log(logging.INFO if is_news else logging.DEBUG, "link down %s", fields(why=why))
         self._said_down = True
@@ -351,7 +351,7 @@ class Session(TaskInbox):
         return self._ring.key(sender, kid, self._time.now(self.now))
 
     def _until_due(self, timeout: float) -> float:
-        """Wait no longer than until something is due."""
+        """Return the wait until the next due action, at most ``timeout`` seconds."""
         if self.is_rationed:
             return timeout
         dues = [uplink.next_due(self.up), self._fetch.next_due if self._fetch else None]
@@ -359,7 +359,7 @@ class Session(TaskInbox):
         soonest = min((due for due in dues if due is not None), default=self.now + timeout)
         return max(0.0, min(timeout, soonest - self.now))
 
-    # --- what arrives -----------------------------------------------------------------------------
+    # --- arrivals ---------------------------------------------------------------------------------
 
     def _take_in(self, letter: VerifiedMessage) -> None:
         if letter.sender in self.neighbours:
@@ -379,10 +379,10 @@ class Session(TaskInbox):
             self.set_aside.add(kind, body, error)
 
     def _hear(self, letter: VerifiedMessage) -> None:
-        """Sort one proved message to whom it concerns.
+        """Dispatch one verified message.
 
         Raises:
-            Refused: It is proved and well formed, and not to be followed.
+            Refused: It is verified and well formed, but must not be followed.
         """
         self.heard_at = self.now
         match letter.message:
@@ -418,7 +418,7 @@ class Session(TaskInbox):
                 raise Refused(Reason.UNKNOWN_KIND, letter.message.kind)
 
     def _follow_keys(self, keys: m.KeysMessage, body: bytes) -> None:
-        """Take the keys over, and ask again for what could not be proved before we had them.
+        """Adopt the keys, and request again what could not be verified without them.
 
         A broker sends retained messages in any order, and each of them once per subscription.
         """
@@ -426,13 +426,13 @@ class Session(TaskInbox):
         known = before.announced
         anew = known is not None and not set(known.sign) & set(keys.sign)
         self._store.file_paper("keys", body, **({"serial": 0} if anew else {}))
-        if anew:  # whoever has another key numbers its announcements anew
+        if anew:  # the holder of another key restarts the numbering
             self.seen, self._manifest = replace(self.seen, serial=0), None
         if self._ring != before and self._post.refused[Reason.UNKNOWN_CLIENT]:
             self._post.subscribe()
 
     def _ask_for_what_was_lost(self) -> None:
-        """Ask the broker again for what it retains while that must have been lost on its way."""
+        """Request retained messages again while one that must exist is missing."""
         if not self.is_linked or not self._is_in_the_dark:
             self._lost_at, self._lost_wait = self.now + _LOST, _LOST
         elif self.now >= self._lost_at:
@@ -443,7 +443,7 @@ class Session(TaskInbox):
 
     @property
     def _is_in_the_dark(self) -> bool:
-        """Whether keys, a bundle announcement or a manifest must exist that we never heard."""
+        """Return whether keys, a bundle announcement or a manifest is missing that must exist."""
         welcome, manifest = self.up.welcome, self._manifest
         if welcome is None:
             return self._ring.announced is None and self._post.refused[Reason.UNKNOWN_CLIENT] > 0
@@ -452,7 +452,7 @@ class Session(TaskInbox):
         return min(announced, manifest.run if manifest is not None else 0) < run
 
     def _look_for_a_loss(self, said: object) -> None:
-        """If a store was lost, never perturb anew what may have been told under other noise."""
+        """After a store was lost, never add new noise to values released under other noise."""
         if not isinstance(said, m.WelcomeMessage) or self.up.greeting is None:
             return
         is_ours = said.hello == self.up.greeting.ref
@@ -465,10 +465,10 @@ class Session(TaskInbox):
             self.lost = True
 
     def _check_leap(self, said: object) -> None:
-        """Refuse an answer to our hello whose counters leap to where no device gets.
+        """Refuse a reply to the hello whose counters are implausibly far ahead.
 
         Raises:
-            Refused: MALFORMED; nothing is taken over, and the hello is said again.
+            Refused: MALFORMED; nothing changes, and the hello is sent again.
         """
         greeting, numbers = self.up.greeting, self.up.numbers
         match said:
@@ -487,7 +487,7 @@ class Session(TaskInbox):
         raise Refused(Reason.MALFORMED, f"{name} {told} is more than {most} above {known}")
 
     def _hear_time(self, t: int) -> None:
-        """Follow an announced time; if it is behind what we think by a day, ask what is right."""
+        """Adopt an announced time; if it is a day behind the present estimate, request the time."""
         known = self._time.now(self.now)
         self._time = self._time.hear(t, self.now, wall=self._clock.wall())
         is_behind = known is not None and t < known - DAY
@@ -531,13 +531,13 @@ class Session(TaskInbox):
         self.follow(uplink.hear(self.up, refusal, self.chance()))
 
     def _obey(self, command: m.CommandMessage, ref: bytes) -> None:
-        """Do an operator's command once; a repeat is only receipted again.
+        """Execute an operator's command once; a repeat is only receipted again.
 
-        One that is numbered below what was done, and is none of that, is not done: it may be a
-        replay. It is refused, so that the aggregator can number it again, and never receipted.
+        An unknown command numbered below the highest executed one may be a replay: it is not
+        executed. It is refused, so that the aggregator can number it again, and never receipted.
 
         Raises:
-            Refused: FROM_FUTURE: its number leaps to where no aggregator gets.
+            Refused: FROM_FUTURE: its number is implausibly far ahead.
         """
         log, number = self._command_log, command.num
         code = log.code(number, ref)
@@ -572,11 +572,11 @@ class Session(TaskInbox):
         return Reason.ACCEPTED
 
     def _allow(self, releases: int) -> None:
-        """Let so many releases leave in all, and no more than the device's own budget does."""
+        """Set the total of allowed releases; the device's own budget still applies."""
         self.most = releases
         self._store.set_facts(**{"releases allowed": releases})
 
-    # --- saying -----------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def _say(self, say: uplink.Say) -> None:
         match say:
@@ -611,7 +611,7 @@ class Session(TaskInbox):
                 logger.debug("refusal %s", fields(reason=_named(code), wait=wait))
 
     def _ration(self) -> None:
-        """Book what crossed the link since the last look, and tell once when the day's is used."""
+        """Record the bytes that crossed the link, and log once when the daily quota is used up."""
         crossed = self._post.bytes_up + self._post.bytes_down
         was_rationed = self.is_rationed
         self._allowance = self._allowance.use(crossed - self._booked, self._time.now(self.now))

@@ -1,7 +1,7 @@
-"""Perishable questions: put together from their rows, and laid ready in the order they were said.
+"""Assemble perishable tasks from their rows, and queue them in the order they were sent.
 
-Nothing here is kept or asked for again. A broker may let one overtake another, or lose it: what
-comes too early waits for those before it, and no longer than ``GRACE``.
+Nothing here is saved or requested again. A broker may reorder or lose messages: a task that comes
+too early waits for its predecessors, at most ``GRACE`` seconds.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.array_fragments import Sheet
 
 MOST = 256
-"""Questions that wait at most: who has more is behind, and the newest count."""
+"""Maximum number of waiting tasks; beyond it the oldest are dropped."""
 
 ORDER = "order"
-"""The number by which perishable questions are put in order."""
+"""Name of the number that orders perishable tasks."""
 
 GRACE = 2.0
-"""Seconds that a question waits for one that was said before it."""
+"""Seconds that a task waits for an earlier one."""
 
 
 class SignalInbox:
-    """What was asked and perishes, for one device.
+    """The perishable tasks of one device.
 
     Args:
-        to: The device's id.
+        to: Id of the device.
 
     Attributes:
-        waiting: Whole questions whose turn it is, oldest first.
+        waiting: Complete tasks in order, oldest first.
     """
 
     def __init__(self, to: str) -> None:
-        """Begin with nothing asked."""
+        """Begin with an empty queue."""
         self._to = to
         self._sheets: dict[str, tuple[tuple[object, ...], Sheet]] = {}
         self._play: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class SignalInbox:
         wanted: ManifestExpectation,
         now: float,
     ) -> None:
-        """Take one message in; the question is ready when its last row is here.
+        """Process one message; its task is ready when the last row has arrived.
 
         Raises:
             Refused: As ``judge``; BAD_TENSOR for a scalar that is not finite.
@@ -72,23 +72,23 @@ class SignalInbox:
             self._whole(self._task(said, {ask.down[0]: sheet.array()}), now)
 
     def tick(self, now: float) -> None:
-        """Let go of what was waited for too long."""
+        """Stop waiting for predecessors that are overdue."""
         if self._early and min(at for at, _ in self._early.values()) <= now:
             self._next = min(self._early)
             self._release()
 
     @property
     def next_due(self) -> float | None:
-        """When the longest wait is over."""
+        """Time at which the longest wait ends."""
         return min((at for at, _ in self._early.values()), default=None)
 
     def _whole(self, task: Task, now: float) -> None:
-        """Lay a question ready, if it is its turn; a repeat of an earlier one is dropped."""
+        """Queue a complete task when its predecessors are here; drop a repeat of an earlier one."""
         order, play = int(task.values.get(ORDER, 0.0)), (task.round, task.attempt)
         if not order:  # belongs to no round
             self.waiting.append(task)
             return
-        if self._play is None:  # whatever was said before is not for us
+        if self._play is None:  # earlier messages are not for this device
             self._play, self._next = play, order
         elif play > self._play:
             self._play, self._next = play, 1
@@ -103,7 +103,7 @@ class SignalInbox:
             self._next += 1
 
     def forget(self) -> None:
-        """Let go of everything: another run is in force."""
+        """Discard everything: another run is in force."""
         self._sheets.clear()
         self._early.clear()
         self.waiting.clear()
@@ -123,16 +123,16 @@ class SignalInbox:
 
 
 def is_perishable(said: m.TaskMessage, wanted: ManifestExpectation | None) -> bool:
-    """Whether a task is one that perishes, by the contract this device is set up for.
+    """Return whether a task is perishable by the contract in force on this device.
 
-    Before the run it belongs to is in force here, by its place in the order of such.
+    Before its run is in force here, a task is perishable if it carries an order number.
     """
     ask = wanted.contract.get(said.ask) if wanted is not None else None
     return ORDER in said.vals if ask is None else ask.perishable
 
 
 def judge(said: m.TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> Ask:
-    """Refuse a perishable question that does not fit; return what it may carry.
+    """Refuse a perishable task that does not fit; return its contract.
 
     Raises:
         Refused: WRONG_RUN; WRONG_SPEC; MALFORMED for an array where the contract has none;

@@ -1,4 +1,4 @@
-"""The letter box: sealed envelopes out through the link's window, proved messages in."""
+"""Send signed envelopes through the link's window and yield verified messages."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from edge_sdk.wire.protocol.outbox import OutboxEntry
 logger = logging.getLogger(__name__)
 
 Will = tuple[str, bytes, bool]
-"""Topic, payload, retained: what the broker says for us when we are gone."""
+"""Topic, payload and retained flag of the MQTT last will."""
 
 _ROOT_KINDS = frozenset({"keys", "bundle"})
 _PEERS = frozenset({"peer", "settle"})
 _PERISHABLE = frozenset({"chunk", "have", "signal"})
-_EXPIRY = 600  # seconds after which a broker may drop what is perishable
+_EXPIRY = 600  # seconds after which a broker may drop a perishable message
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedMessage:
-    """A message whose sender is proved, and the bytes it was made of."""
+    """A message whose sender is verified, and its bytes."""
 
     message: Message
     body: bytes
@@ -61,20 +61,20 @@ class _Going:
 
 
 class SignedLink:
-    """One device's side of the link. What has no room waits here, in order.
+    """One device's signing end of the link. Messages beyond the window wait here, in order.
 
     Attributes:
-        refused: How many arrivals were refused, by reason.
-        unknown: How many header keys were passed over.
-        bytes_up: Payload bytes handed to the link.
+        refused: Refused arrivals, counted by reason.
+        unknown: Number of header keys that were ignored.
+        bytes_up: Payload bytes passed to the link.
         bytes_down: Payload bytes that arrived.
-        hears_peers: Whether neighbours are listened to.
+        hears_peers: True if messages from peers are accepted.
     """
 
     link: Transport
 
     def __init__(self, signer: Signer, *, fleet: str, device: str) -> None:
-        """Stand between a device and its link, which is put into ``link`` before any use."""
+        """Prepare the envelope; ``link`` is set before any use."""
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
@@ -84,18 +84,18 @@ class SignedLink:
         self._arrived: deque[Happening] = deque()
 
     def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
-        """Serve the link and yield what happened; a message is acknowledged after its turn.
+        """Serve the link and yield events; a message is acknowledged after it was processed.
 
-        What cannot be proved or read is counted, acknowledged and gone. What could not be dealt
-        with, because the disk was full, comes again: a link that came up then would else be
-        believed down for as long as it stands.
+        An arrival that cannot be verified or read is counted, acknowledged and dropped. An event
+        that could not be processed because the disk was full is yielded again: otherwise a link
+        that came up then would count as down for as long as it lasts.
         """
         self._arrived.extend(self.link.poll(0.0 if self._arrived else timeout))
         while self._arrived:
             happening = self._arrived[0]
             if isinstance(happening, Publish):
                 try:
-                    if happening.payload:  # an empty one clears a retained slot
+                    if happening.payload:  # an empty payload clears a retained slot
                         yield self._open(happening, key_of)
                 except Refused as refused:
                     self.refused[refused.reason] += 1
@@ -103,7 +103,7 @@ class SignedLink:
                     if not is_defect(error):
                         raise
                     self.refused[Reason.INTERNAL] += 1
-                    if self.refused[Reason.INTERNAL] == 1:  # a retained one comes at every connect
+                    if self.refused[Reason.INTERNAL] == 1:  # a retained one recurs at every connect
                         logger.exception("internal error %s", fields(what=happening.topic))
                 self.bytes_down += len(happening.payload)
                 self.link.acknowledge(happening)
@@ -112,7 +112,7 @@ class SignedLink:
             self._arrived.popleft()
 
     def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
-        """Seal a message to the aggregator and queue it; return its bytes."""
+        """Seal a message to the aggregator and queue it; return its size in bytes."""
         topic = topics.up(self._fleet, self._device, message.kind, worker)
         expiry = _EXPIRY if message.kind in _PERISHABLE else None
         payload = self.sealed(message)
@@ -120,7 +120,7 @@ class SignedLink:
         return len(payload)
 
     def tell(self, neighbour: str, message: Message) -> int:
-        """Seal a message to a neighbour and queue it; return its bytes, 0 without a link."""
+        """Seal a message to a peer and queue it; return its size in bytes, 0 without a link."""
         if not self.link.is_up:
             return 0
         payload = self.sealed(message, recipient=neighbour)
@@ -129,7 +129,7 @@ class SignedLink:
         return len(payload)
 
     def send(self, kind: str, body: bytes, proof: bytes) -> None:
-        """Queue a body that was sealed before: the same bytes as every time.
+        """Queue a body that was sealed before: a resend has the same bytes.
 
         Raises:
             ValueError: As ``sealed``.
@@ -140,7 +140,7 @@ class SignedLink:
         self._queue(_Going(topics.up(self._fleet, self._device, kind), payload))
 
     def owned(self, entry: OutboxEntry) -> OutboxEntry:
-        """Prove an entry of the outbox anew if its key is not ours any more; its bytes stay."""
+        """Sign an outbox entry again if the device has another key now; its body stays."""
         if entry.proof.startswith(kid_of(self._signer.public)):
             return entry
         proof = prove(
@@ -154,16 +154,16 @@ class SignedLink:
         return replace(entry, proof=proof)
 
     def announce(self, status: StatusMessage) -> None:
-        """Queue our retained status."""
+        """Queue the retained status."""
         topic = topics.status(self._fleet, self._device)
         self._queue(_Going(topic, self.sealed(status), retain=True))
 
     def will(self, status: StatusMessage) -> Will:
-        """Return what the broker should say when we are gone."""
+        """Return the last will for the broker."""
         return topics.status(self._fleet, self._device), self.sealed(status), True
 
     def sealed(self, message: Message, recipient: str = AGGREGATOR) -> bytes:
-        """Write and sign a message, to the aggregator if to nobody else.
+        """Write and sign a message, addressed to the aggregator unless a recipient is given.
 
         Raises:
             ValueError: A kind that no device may send (``messages.FROM_DEVICES``).
@@ -180,18 +180,18 @@ class SignedLink:
         )
 
     def subscribe(self) -> None:
-        """Ask for everything a device always listens to."""
+        """Subscribe to every topic that a device always needs."""
         self.link.subscribe(*topics.device_filters(self._fleet, self._device))
         if self.hears_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
 
     def fetch_parts(self, *, wanted: bool) -> None:
-        """Listen to the slots of the common model, or stop."""
+        """Subscribe to the slots of the common model, or unsubscribe."""
         change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
         change(topics.parts_filter(self._fleet))
 
     def drain(self) -> None:
-        """Hand the link as much as it has room for."""
+        """Pass queued messages to the link up to its window."""
         while self._going and self.link.is_up:
             going = self._going[0]
             if going.qos and self.link.room() <= 0:
@@ -208,7 +208,7 @@ class SignedLink:
             self._going.popleft()
 
     def forget(self) -> None:
-        """Drop what was queued for a connection that is gone; the outbox knows what is owed."""
+        """Drop messages queued for a lost connection; the outbox keeps the undelivered entries."""
         self._going.clear()
 
     def _queue(self, going: _Going) -> None:
@@ -238,7 +238,7 @@ class SignedLink:
     def _open_peer(
         self, publish: Publish, address: topics.TopicAddress, key_of: KeyOf
     ) -> VerifiedMessage:
-        """Prove what a neighbour says; whether it is one is for ``key_of`` to know."""
+        """Verify a message from a peer; ``key_of`` decides whether the sender is one."""
         kind = kind_of(publish.payload)
         if kind not in _PEERS or address.tail != self._device:
             raise Refused(Reason.UNKNOWN_KIND, f"{kind} from a neighbour")

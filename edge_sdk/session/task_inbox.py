@@ -1,7 +1,7 @@
-"""What is asked of a device, by whom, and the bodies that questions bring.
+"""Receive announced bundles, manifests and tasks, and download their bodies.
 
-Announced bundles, manifests that ask everybody, tasks that ask this device alone: each is judged
-(``downlink``), fetched if it is wanted, and laid ready for the client to take.
+Each message is judged (``session.announcements``), its body is fetched if needed, and the result
+waits for the client.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", m.BundleMessage, m.KeysMessage, m.TaskMessage)
 
-_GRACE = 600.0  # seconds after which a round counts as over when no server time is known
+_GRACE = 600.0  # seconds after which a round counts as ended when the server time is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBundle:
-    """A bundle announcement that concerns us, its bytes, and the archive if we lacked it."""
+    """A bundle announcement to follow, its bytes, and the archive if it was not installed."""
 
     announced: m.BundleMessage
     body: bytes
@@ -50,34 +50,34 @@ class FoundBundle:
 
 
 class TaskInbox:
-    """The side of a session that hears what to learn. ``Session`` adds the link and the answers.
+    """The receiving side of a session. ``Session`` adds the link and the updates.
 
     Attributes:
-        up: The uplink's state: how much may be sent unasked is said by manifests.
-        seen: The newest of what was announced and used.
-        wanted: What a manifest must fit; set by the client with every bundle.
+        up: Outbox state; manifests set how much may be sent unrequested.
+        seen: The newest announcements used.
+        wanted: Required properties of a manifest; set by the client with every bundle.
         holds: Digest of the installed bundle's archive.
         announced: The bundle announcement in force, or None before the first.
-        task: The newest task that is ready to be learned.
-        at_work: The task that is being learned now: a repeat of it is no news.
-        bundle: A bundle announcement that waits to be taken over.
-        calls: Questions that perish.
-        begin: Who our neighbours are, as it was asked last; until the client takes it over.
-        counts: What happened, by word.
+        task: The newest task that is ready for training.
+        at_work: The task in training; a repeat of it is ignored.
+        bundle: A bundle announcement that waits to be activated.
+        calls: Perishable tasks.
+        begin: The newest task that names the peers, until the client takes it.
+        counts: Event counters, by name.
     """
 
     up: Outbox
     _time: ServerTime
 
     def __init__(self, config: Config, store: DeviceStore, clock: Clock, post: SignedLink) -> None:
-        """Read what must not be forgotten."""
+        """Read the saved state."""
         self._config, self._store, self._clock, self._post = config, store, clock, post
         self.counts: Counter[str] = Counter()
         self.announced = filed(store, m.BundleMessage, "bundle")
         self.seen = NewestAnnouncements(
             store.fact("serial"), self.announced.run if self.announced else 0
         )
-        self._rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads a fleet, hides nothing
+        self._rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads load, hides nothing
         self._held_up = bool(store.fact("stopped"))
         self._phase = "train"
         self._said_refusal = ""
@@ -102,27 +102,27 @@ class TaskInbox:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the broker has accepted us."""
+        """Return whether the broker has accepted the connection."""
         return self._post.link.is_up
 
     @property
     def is_common(self) -> bool:
-        """Whether manifests ask: everybody at once, until a time; otherwise tasks do."""
+        """Return whether manifests ask all devices at once; otherwise tasks ask each one."""
         return self.wanted is None or not self.wanted.ask.personal
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run has ended, so that a task is only to take the final model over."""
+        """Return whether the run has ended, so that the only task is to adopt the final model."""
         return self._phase == "stop"
 
     def learned(self, turn: tuple[int, int, int], version: int) -> None:
-        """Remember which task was learned last; the store has it already."""
+        """Set the last task trained; the store holds it already."""
         round_, attempt, step = turn
         self.seen = replace(self.seen, round=round_, attempt=attempt, step=step, version=version)
 
     @property
     def is_over(self) -> bool:
-        """Whether the round of the newest manifest is known to have ended."""
+        """Return whether the round of the newest manifest is known to have ended."""
         manifest = self._manifest
         if manifest is None:
             return False
@@ -130,7 +130,7 @@ class TaskInbox:
         return self._time.has_passed(manifest.until, self.now, since=self._manifest_at, grace=grace)
 
     def adopt(self, found: FoundBundle) -> None:
-        """Remember that this announcement is the one in force; a new run starts from nothing."""
+        """Set the announcement in force; a new run starts from nothing."""
         if found.announced.run != self.seen.run:
             self.seen = NewestAnnouncements(self.seen.serial, found.announced.run)
             self.task = self._fetch = self._content = None
@@ -141,7 +141,7 @@ class TaskInbox:
         self.announced, self.bundle = found.announced, None
 
     def reconsider(self) -> None:
-        """Judge the newest manifest and task again, now that what they need is here."""
+        """Judge the newest manifest and task again, after their prerequisites have arrived."""
         try:
             if self._manifest is not None:
                 self._consider(self._manifest)
@@ -151,11 +151,11 @@ class TaskInbox:
             self.refuse(refused, "model or task")
 
     def refuse(self, refused: Refused, kind: str) -> None:
-        """Count what is proved and not followed; an operator's error is said once, the rest never.
+        """Count a verified message that is not followed; log an operator's error once.
 
         Args:
-            refused: Why.
-            kind: Of the message.
+            refused: The refusal with its reason.
+            kind: Kind of the message.
         """
         self._post.refused[refused.reason] += 1
         why = str(refused)
@@ -165,7 +165,7 @@ class TaskInbox:
         level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "not followed %s", fields(kind=kind, why=why))
 
-    # --- what is announced and asked --------------------------------------------------------------
+    # --- announcements and tasks ------------------------------------------------------------------
 
     def _consider_bundle(self, announced: m.BundleMessage, body: bytes) -> None:
         """Follow a newer announcement; fetch its archive first if another bundle is installed."""
@@ -181,7 +181,7 @@ class TaskInbox:
             self._begin(BodyDownload.of(announced, opens=self.now, patience=0.0, rng=self._rng))
 
     def _heed(self, question: m.ModelMessage | m.TaskMessage) -> None:
-        """Hear what is asked: of everybody, or of us alone."""
+        """Dispatch a request addressed to all devices, or to this device alone."""
         if isinstance(question, m.ModelMessage):
             self._consider(question)
         elif is_perishable(question, self.wanted):
@@ -191,7 +191,7 @@ class TaskInbox:
             self._consider_task(question)
 
     def _consider(self, manifest: m.ModelMessage) -> None:
-        """Decide whether the round that a manifest opens concerns this device."""
+        """Decide whether this device takes part in the round that a manifest opens."""
         announcements.check_serial(manifest.serial, self.seen.serial)
         if self._manifest is None or manifest.serial > self._manifest.serial:
             self._manifest, self._manifest_at = manifest, self.now
@@ -207,7 +207,7 @@ class TaskInbox:
             self._plan(manifest)
 
     def _is_wanted(self, manifest: m.ModelMessage) -> bool:
-        """Whether to fetch: to learn a round not yet learned, or to end with the final model."""
+        """Return whether to fetch the model: for an untrained round, or as the final model."""
         if manifest.phase == "stop":
             return manifest.version > self.seen.version
         if not self.is_common:
@@ -217,7 +217,7 @@ class TaskInbox:
         return manifest.phase == "train" and is_new and drawn and not self.is_over
 
     def _is_coming(self, manifest: m.ModelMessage) -> bool:
-        """Whether the same round is being fetched, waits to be learned, or is learned now."""
+        """Return whether the same round is being fetched, waiting for training, or in training."""
         asks = END if manifest.phase == "stop" else self._name
         for task in (self.task, self.at_work):
             if task is not None and (task.round, task.ask) == (manifest.round, asks):
@@ -237,7 +237,7 @@ class TaskInbox:
         if kept is None or kept.run != task.run or task.turn > kept.turn:
             kept = task
         elif task.turn == kept.turn and task.blob:
-            kept = task  # a reminder is without it
+            kept = task  # a reminder carries no blob
         self._asked = kept
         if self.wanted is None or self.bundle is not None or kept.run > self.seen.run:
             return  # considered again when the announced run is in force
@@ -250,7 +250,7 @@ class TaskInbox:
             self._lay(kept)
 
     def _is_at(self, task: m.TaskMessage) -> bool:
-        """Whether this very task is being fetched, waits to be learned, or is learned now."""
+        """Return whether this task is being fetched, waiting for training, or in training."""
         for one in (self.task, self.at_work):
             if one is not None and one.ask != END and _turn(one) == task.turn:
                 return True
@@ -258,7 +258,7 @@ class TaskInbox:
         return isinstance(coming, m.TaskMessage) and coming.turn == task.turn and not task.blob
 
     def _lay(self, task: m.TaskMessage) -> None:
-        """Lay a task ready, or fetch what it brings first."""
+        """Make a task ready, after fetching its body if it has one."""
         self.task = None
         if task.digest is None:
             self._give_task(task, {})
@@ -326,7 +326,7 @@ class TaskInbox:
         self._fetch = None
 
     def _go_on_fetching(self) -> None:
-        """Open the slots when it is time, and ask for what did not come."""
+        """Subscribe to the slots when due, and request missing chunks."""
         fetch = self._fetch
         if fetch is None or not self.is_linked or self.now < fetch.opens:
             return
@@ -356,7 +356,7 @@ class TaskInbox:
             self.bundle = FoundBundle(*coming, archive=body)
 
     def _read_content(self, manifest: m.ModelMessage, body: bytes) -> Vector:
-        """Read the vector; the digest was checked, so what contradicts is the server's fault."""
+        """Decode the vector; the digest is verified, so a contradiction is the server's fault."""
         content = decode(m.ContentBody, body)
         said = (content.run, content.version, content.part, content.spec, content.enc)
         if said != (manifest.run, manifest.version, manifest.part, manifest.spec, manifest.enc):
@@ -370,7 +370,7 @@ class TaskInbox:
         return self.wanted.name if self.wanted is not None else ""
 
     def _give(self, manifest: m.ModelMessage, w: Vector) -> None:
-        """Lay the task ready; at the end there is only the final model to take over."""
+        """Make the task ready; at the end of a run it carries only the final model."""
         assert self.wanted is not None
         self._content = (manifest.digest, w)
         is_end = manifest.phase == "stop"
@@ -389,9 +389,9 @@ def _turn(task: Task) -> tuple[int, int, int]:
 
 
 def filed(store: DeviceStore, what: type[M], name: str) -> M | None:
-    """Read an announcement that was kept, or None.
+    """Read a saved announcement, or None.
 
-    One that holds a number out of its bounds is not used: the next one takes its place.
+    One that holds a number out of bounds is ignored: the next one replaces it.
     """
     paper = store.paper(name)
     try:
