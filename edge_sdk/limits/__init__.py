@@ -1,1 +1,1 @@
-"""Resource limits of a device: memory, flash, link bytes and wake time."""
+"""Limit a device's use of memory, flash, link bytes and wake time."""

@@ -1,4 +1,4 @@
-"""The bytes a day a device may use: its fleet says how many in the welcome, it keeps to them."""
+"""Count the payload bytes of a day against the quota that the fleet sets in the welcome."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ DAY = 86_400_000  # ms
 
 @dataclass(frozen=True, slots=True)
 class DailyQuota:
-    """What was used of the present day, by server time; saved, so that a restart forgets little.
+    """The bytes used on the present day, by server time; saved, so that a restart loses little.
 
     Attributes:
         day: Days since 1970, UTC; 0 before any server time is known.
-        used: Payload bytes of this day, both directions.
+        used: Payload bytes of that day, both directions.
 
     Example:
-        What is used before the clock is known counts for the first day that is known; a new day
-        begins at nothing, and a clock that goes back begins none. A day that lies further ahead was
-        a mistake, and is corrected.
+        Bytes used before the time is known count for the first known day; a new day begins at zero,
+        and a clock that goes back begins none. A day that lies too far ahead is treated as an error
+        and corrected.
 
         >>> used = DailyQuota().use(400, now=None).use(100, now=20_000 * DAY)
         >>> used, used.is_spent(500), used.is_spent(501)
@@ -35,7 +35,7 @@ class DailyQuota:
     used: int = 0
 
     def use(self, size: int, now: int | None) -> DailyQuota:
-        """Return the allowance after so many more bytes.
+        """Return the quota state after so many more bytes.
 
         Args:
             size: Bytes.
@@ -48,7 +48,7 @@ class DailyQuota:
         return replace(self, day=day, used=before + size)
 
     def is_spent(self, quota: int | None) -> bool:
-        """Whether nothing but receipts, commands and status may follow today.
+        """Return whether only receipts, commands and status may be sent for the rest of the day.
 
         A quota of None, before the first welcome, forbids nothing.
         """

@@ -1,7 +1,7 @@
-"""Keep to what the device can spare: look at the machine, book what was written, hold back.
+"""Enforce the resource limits: observe the machine, record usage, hold back training.
 
-What it reads of the machine is Linux's (``/proc``, ``/sys``); where that is missing, nothing is
-known and nothing is held back for it.
+The machine's state is read from Linux (``/proc``, ``/sys``); where that is missing, nothing is
+known and nothing is held back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from edge_sdk.limits.daily_quota import DailyQuota
 from edge_sdk.limits.resource_limits import LimitsSection, MachineState, held_by, means_of
 
-_LOOK_EVERY = 10.0  # seconds between two looks at the machine
-_SPENT_PATIENCE = 3600.0  # readings wait so long once the day's flash is written
+_LOOK_EVERY = 10.0  # seconds between two observations of the machine
+_SPENT_PATIENCE = 3600.0  # wait of readings in seconds once the daily flash quota is used
 _SUPPLIES = Path("/sys/class/power_supply")
 _IO = Path("/proc/self/io")
 _NONE = DailyQuota()
@@ -23,7 +23,7 @@ _STACK = 2**20  # bytes of a thread: the system's 8 MiB count as data, used or n
 
 
 class ResourceGovernor:
-    """Holds a device to its means. ``held`` says why nothing is learned now."""
+    """Enforces the limits of a device. ``held`` names the one that forbids training now."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class ResourceGovernor:
         now: float,
         written: Callable[[], int] | None = None,
     ) -> None:
-        """Start where the last process ended.
+        """Continue from the counters of the previous process.
 
         Args:
-            section: What the configuration says.
-            booked: Bytes that were written on its day.
-            woken: Milliseconds that it was awake on its day.
+            section: Configuration section.
+            booked: Bytes written, with their day.
+            woken: Milliseconds awake, with their day.
             now: Monotonic seconds.
-            written: Bytes this process has written so far; the kernel's count by default.
+            written: Returns the bytes that this process has written; the kernel's count by default.
         """
         self._section, self.means = section, means_of(section)
         self._written = written or bytes_written
@@ -50,12 +50,12 @@ class ResourceGovernor:
         self.wake, self._lived = woken, now
 
     def look(self, now: float, wall: float, server: int | None) -> str:
-        """Look at the machine if it is time; return why nothing is learned, or nothing.
+        """Observe the machine if due; return why training is forbidden, or an empty string.
 
         Args:
             now: Monotonic seconds.
-            wall: Unix seconds as this machine believes: for the windows of a day.
-            server: Server time in Unix milliseconds, if known: which day writing counts for.
+            wall: Unix seconds of this machine's clock, for the daily windows.
+            server: Server time in Unix milliseconds, if known; sets the day of the written bytes.
         """
         if now - self._looked < _LOOK_EVERY:
             return self.held
@@ -69,12 +69,12 @@ class ResourceGovernor:
         return self.held
 
     def live(self, now: float, server: int | None, *, awake: bool) -> None:
-        """Book the time since the last call, if it was spent on learning or on being heard.
+        """Record the time since the last call, if it was spent training or waiting on the link.
 
         Args:
             now: Monotonic seconds.
             server: Server time in Unix milliseconds, if known.
-            awake: Whether it was.
+            awake: True if it was.
         """
         if awake:
             self.wake = self.wake.use(round(1000 * max(0.0, now - self._lived)), server)
@@ -82,12 +82,12 @@ class ResourceGovernor:
 
     @property
     def is_flash_spent(self) -> bool:
-        """Whether the day's bytes of flash are written."""
+        """Return whether the day's flash quota is used up."""
         return self.flash.is_spent(self.means.flash)
 
     @property
     def is_wake_spent(self) -> bool:
-        """Whether the day's time to be awake is over."""
+        """Return whether the day's wake time is used up."""
         most = self.means.wake
         return self.wake.is_spent(None if most is None else round(1000 * most))
 
@@ -98,7 +98,7 @@ class ResourceGovernor:
 
 
 def bytes_written() -> int:
-    """Return what this process had written to disks, as the kernel counts; 0 if unknown."""
+    """Return the bytes that this process wrote to disks, as the kernel counts; 0 if unknown."""
     try:
         lines = _IO.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -107,7 +107,7 @@ def bytes_written() -> int:
 
 
 def load_by_processor() -> float:
-    """Return how many processes want to run, a minute's mean, by processor."""
+    """Return the number of runnable processes per processor, averaged over a minute."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
@@ -115,7 +115,7 @@ def load_by_processor() -> float:
 
 
 def on_battery(supplies: Path = _SUPPLIES) -> bool | None:
-    """Return whether all mains supplies are off; None where there is none to ask."""
+    """Return whether all mains supplies are off; None if the machine reports none."""
     found = []
     for supply in sorted(supplies.glob("*")):
         try:
@@ -127,7 +127,7 @@ def on_battery(supplies: Path = _SUPPLIES) -> bool | None:
 
 
 def limit_memory(data: int | None) -> None:
-    """Let this process have no more data than so many bytes, however it asks for them."""
+    """Limit the data segment of this process to so many bytes (``RLIMIT_DATA``)."""
     if data is None:
         return
     threading.stack_size(_STACK)
@@ -139,7 +139,7 @@ def limit_memory(data: int | None) -> None:
 
 
 def peak_kib() -> int:
-    """Return the largest resident memory this process ever had, in KiB."""
+    """Return the peak resident memory of this process, in KiB."""
     import resource  # noqa: PLC0415 - not on every platform
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

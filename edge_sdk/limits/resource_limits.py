@@ -1,6 +1,6 @@
-"""What a device can spare, by class: memory, flash, bytes on the link, when to learn and to talk.
+"""Define resource limits by device class: memory, flash, link bytes, times to train and send.
 
-Pure: the configuration's section, the numbers of the classes, and what follows from them.
+Pure: the configuration section, the numbers of the classes, and the rules derived from them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edge_sdk.app.settings import Duration, seconds
 from edge_sdk.wire.schema import Between, Length, Matches
 
 Window = Annotated[str, Matches(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")]
-"""Two times of day, UTC: ``01:00-05:30``. One that ends before it begins goes over midnight."""
+"""Two times of day, UTC: ``01:00-05:30``. A window that ends before it begins spans midnight."""
 
 Bytes = Annotated[int, Between(0, 10**15)]
 
@@ -22,30 +22,30 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class LimitsSection:
-    """What this device can spare. A class fills in what is left out; without one, nothing is."""
+    """Resource limits of this device. A class sets the keys left out; without one, none is set."""
 
     kind: Literal["", "A", "B", "C"] = ""  # edge server, small 64-bit Linux, 32-bit Linux
     memory: Annotated[int, Between(32, 1_048_576)] | None = None  # MiB of data (RLIMIT_DATA)
     flash: Bytes | None = None  # bytes written a day, as the kernel counts them
-    link: Bytes | None = None  # payload bytes a day, both ways
-    readings: Bytes | None = None  # bytes of flash that readings and their noise may take
-    wake: Duration | None = None  # time a day spent on learning and on being heard
-    commit_after: Duration | None = None  # readings wait in memory so long
-    upload: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # rounds are answered only then
+    link: Bytes | None = None  # payload bytes a day, both directions
+    readings: Bytes | None = None  # bytes of flash for readings and their noise
+    wake: Duration | None = None  # time a day for training and waiting on the link
+    commit_after: Duration | None = None  # longest wait of readings in memory
+    upload: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # updates are sent only then
     learn: Literal["always", "idle", "mains"] = "always"  # idle: little load; mains: not on battery
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """A section with its class filled in. None is no limit.
+    """A section completed by its class. None is no limit.
 
     Attributes:
-        memory: Bytes of data the process may have.
-        flash: Bytes a day it may have written.
-        link: Payload bytes a day, both ways.
-        wake: Seconds a day that it may learn, or wait on a link for the receipt of what it learned.
+        memory: Bytes of data that the process may have.
+        flash: Bytes written per day.
+        link: Payload bytes per day, both directions.
+        wake: Seconds per day for training, or for waiting on the receipt of an update.
         readings: Bytes of flash for readings, and for the noise on them.
-        commit_after: Seconds that readings wait in memory; what a power cut may take.
+        commit_after: Seconds that readings wait in memory; the most that a power cut can lose.
     """
 
     memory: int | None = None
@@ -62,14 +62,14 @@ CLASSES: Final[Mapping[str, ResourceLimits]] = {
     "B": ResourceLimits(128 * 2**20, 50_000_000, 1_000_000, 1440.0, readings=32_000_000),
     "C": ResourceLimits(96 * 2**20, 20_000_000, 1_000_000, 1440.0, 300.0, readings=16_000_000),
 }
-"""An edge server, a 64-bit Linux board (the usual), a 32-bit controller without onnxruntime.
+"""Limits of an edge server, a usual 64-bit Linux board, a 32-bit controller without onnxruntime.
 
 The wake time is 48 times half a minute: a round on 20 kB/s, every half hour.
 """
 
 
 def means_of(section: LimitsSection) -> ResourceLimits:
-    """Return what is in force.
+    """Return the limits in force.
 
     >>> means_of(LimitsSection("C", link=5)).link, means_of(LimitsSection("C")).commit_after
     (5, 300.0)
@@ -87,7 +87,7 @@ def means_of(section: LimitsSection) -> ResourceLimits:
 
 
 def is_open(windows: tuple[str, ...], wall: float) -> bool:
-    """Whether uploads may leave at a time in Unix seconds; always, where no window is named.
+    """Return whether updates may be sent at a time in Unix seconds; always without a window.
 
     >>> night = ("22:00-02:00",)
     >>> [is_open(night, hour * 3600.0) for hour in (21, 23, 1, 2)], is_open((), 0.0)
@@ -103,12 +103,12 @@ def is_open(windows: tuple[str, ...], wall: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """How the machine is now.
+    """The present state of the machine.
 
     Attributes:
         wall: Unix seconds.
-        load: Processes that want to run, by processor.
-        on_battery: Whether it runs from one; None where it cannot say.
+        load: Runnable processes per processor.
+        on_battery: True if it runs on battery; None if unknown.
     """
 
     wall: float
@@ -117,7 +117,7 @@ class MachineState:
 
 
 IDLE: Final = 0.5
-"""Below so many waiting processes by processor, a machine is idle."""
+"""Runnable processes per processor below which a machine is idle."""
 
 
 def held_by(
@@ -127,9 +127,9 @@ def held_by(
     flash_spent: bool = False,
     wake_spent: bool = False,
 ) -> str:
-    """Return why nothing is learned or answered now; empty if nothing forbids it.
+    """Return why training and sending are forbidden now; empty if they are not.
 
-    A machine that cannot say whether it is on battery is on mains: it has no battery.
+    A machine that does not report its power supply counts as on mains: it has no battery.
 
     >>> held_by(LimitsSection(learn="mains"), MachineState(0.0, on_battery=True))
     'on battery'

@@ -1,1 +1,1 @@
-"""Learning with neighbours instead of a server: membership, exchange and mixing."""
+"""Learning with peers instead of a server: membership, exchange and mixing."""

@@ -1,4 +1,4 @@
-"""A neighbour's vectors as they come: cut into slices, in any order, perhaps twice."""
+"""Assemble a peer's vectors from slices that arrive in any order, perhaps twice."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edge_sdk.wire.protocol.codec import pack_tensor, unpack_tensor
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, PeerMessage
 
 SLICE = CHUNK_LIMIT // 4
-"""Scalars in one slice; the last of a vector has what is left."""
+"""Scalars in one slice; the last slice of a vector has the remainder."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerChunks:
-    """What has come of one neighbour's parts in one exchange.
+    """The slices received from one peer in one exchange.
 
     Attributes:
         size: Scalars of each part.
-        got: Slices by part and offset.
-        degree: How many neighbours the sender said it has; 0 before anything came.
+        got: Received slices by part and offset.
+        degree: Number of peers that the sender reported; 0 before the first slice.
     """
 
     size: int
@@ -34,11 +34,11 @@ class PeerChunks:
     degree: int = 0
 
     def with_(self, peer: PeerMessage) -> PeerChunks:
-        """Return what there is with this slice; one that is there already stays.
+        """Return a copy that includes this slice; a slice received before is kept.
 
         Raises:
-            Refused: BAD_CHUNK: not one of the slices that the layout is cut into; WRONG_SIZE or
-                NOT_FINITE: its scalars.
+            Refused: BAD_CHUNK: not one of the slices of the layout; WRONG_SIZE or NOT_FINITE:
+                invalid scalars.
         """
         if peer.off % SLICE or peer.off >= self.size:
             raise Refused(Reason.BAD_CHUNK, f"a slice from scalar {peer.off} of {self.size}")
@@ -51,16 +51,16 @@ class PeerChunks:
         return replace(self, got=got, degree=peer.degree)
 
     def has(self, parts: tuple[str, ...]) -> bool:
-        """Whether these parts are here as a whole."""
+        """Return whether these parts are complete."""
         return all((part, off) in self.got for part in parts for off in offsets(self.size))
 
     def vector(self, part: str) -> Floats:
-        """Return a part that is here as a whole, shape ``(size,)``."""
+        """Return a complete part, shape ``(size,)``."""
         return np.concatenate([self.got[part, off] for off in offsets(self.size)])
 
 
 def offsets(size: int) -> range:
-    """Return where the slices of a vector begin.
+    """Return the offsets of the slices of a vector.
 
     >>> list(offsets(8193)), list(offsets(8192))
     ([0, 8192], [0])

@@ -1,9 +1,9 @@
-"""A device among its neighbours: it steps, offers, waits, mixes, and survives being switched off.
+"""Drive the peer exchange of one run: train, offer, wait, mix, and resume after a crash.
 
-What is offered has been charged and saved before a byte of it leaves; what was decided about a
-link is saved before the neighbour hears of it. So a process that is killed at any line stands,
-started again, where it stood, and its trackers still add up. Only a device whose store is lost
-must have everybody's trackers started anew: it does so by the next epoch.
+An offer is charged and saved before a byte of it is sent; the decision about a link is saved before
+the peer receives it. A process that is killed at any point resumes at the same step, and its
+gradient trackers remain consistent. If a device lost its store, all devices must restart their
+trackers: the device starts the next epoch for that.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from edge_sdk.wire.protocol.outbox import RetryPolicy
 
 logger = logging.getLogger(__name__)
 
-_QUIET = 0.25  # share of the deadline in which nothing is decided after the link came back
-_QUIET_MOST = 5.0  # s
+_QUIET = 0.25  # share of the deadline without decisions after the link came back
+_QUIET_MOST = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class PeerShell:
-    """What the exchange needs of the device's shell.
+    """The functions of the client that the exchange uses.
 
     Attributes:
-        state: What the half has learned so far.
-        think: Returns what the half makes of a task; nothing is saved.
-        take_over: Forecast with this from now on; nothing is saved.
+        state: Returns the learned state of the half.
+        think: Applies a task to the half; nothing is saved.
+        take_over: Sets the state to forecast with; nothing is saved.
         keep: Charges so many releases and saves, in one transaction; raises ``BudgetSpent`` or
-            ``StoreFull``, and then nothing has happened.
+            ``StoreFull``, and then nothing has changed.
     """
 
     state: Callable[[], Any]
@@ -63,17 +63,17 @@ class PeerShell:
 
 @dataclass(frozen=True, slots=True)
 class ExchangePosition:
-    """Where a device stands: step ``t`` of the run, and the turn of its exchange."""
+    """The position of a device: step ``t`` of the run, and the turn of its exchange."""
 
     t: int = 0
     turn: int = 0
 
 
 class PeerDriver:
-    """The exchange of one run with one neighbourhood, driven by ``serve``.
+    """The exchange of one run in one neighbourhood, driven by ``serve``.
 
     Attributes:
-        hood: Who the neighbours are, and the numbers.
+        hood: Peers and settings.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PeerDriver:
         pace: RetryPolicy,
         kept: Mapping[str, Leaf] | None,
     ) -> None:
-        """Go on where ``kept`` says, or begin."""
+        """Resume from ``kept``, or begin."""
         self.hood, self._method, self._spec = hood, method, spec
         self._session, self._store, self._shell = session, store, shell
         self._turns = turns(method, hood.values)
@@ -115,11 +115,11 @@ class PeerDriver:
             self._resume(kept)
         session.meet(hood.keys)
 
-    # --- what the client asks ---------------------------------------------------------------------
+    # --- interface of the client ------------------------------------------------------------------
 
     @property
     def next_due(self) -> float:
-        """When ``serve`` has something to do, if nothing arrives."""
+        """Time of the next action of ``serve`` if nothing arrives."""
         if not self._session.is_linked or self._is_finished:
             return self._session.now + self.hood.deadline
         if not self._has_begun:
@@ -131,12 +131,12 @@ class PeerDriver:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are taken, and no neighbour has asked for anything for a while."""
+        """Return whether all steps are done, and no peer has requested anything for a while."""
         silent = self._session.now - max(self._heard, self._began)
         return self._is_finished and silent >= gossip.PATIENCE * self.hood.deadline
 
     def status(self) -> dict[str, Any]:
-        """Say where the exchange stands. Nothing measured is in it."""
+        """Return the state of the exchange, without any measured value."""
         counts = self._session.counts
         return {
             "epoch": self._x.epoch,
@@ -151,7 +151,7 @@ class PeerDriver:
         }
 
     def serve(self) -> None:
-        """Take in what neighbours said, settle what can be settled, and go on when it is time."""
+        """Process peer messages, decide links that can be decided, and continue when due."""
         session = self._session
         if not session.is_linked:
             return
@@ -183,7 +183,7 @@ class PeerDriver:
         return self._place.t >= self.hood.last
 
     def _go_on(self) -> None:
-        """Mix when all is settled; begin the next exchange when it is time."""
+        """Mix when every link is settled; begin the next exchange when it is due."""
         if self._has_begun and not self._is_mixed and self._x.is_over:
             self._mix()
         if self._is_finished or self._session.why_stopped:
@@ -198,7 +198,7 @@ class PeerDriver:
         return self._x.is_behind or self._session.now >= self._began + self.hood.every
 
     def _mix(self) -> None:
-        """Mix what counts, and take the steps up to the next exchange."""
+        """Mix the vectors that count, and take the steps up to the next exchange."""
         x, used = self._x, self._x.used
         degrees = {name: x.links[name].heard.degree for name in used}
         weights = np.array([self.hood.weight(degrees, name) for name in used])
@@ -226,7 +226,7 @@ class PeerDriver:
             self._shell.keep(state, self._leaves(self._x), 0)
 
     def _offer(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
-        """Begin the next exchange: make ready, charge, save, say."""
+        """Begin the next exchange: prepare, charge, save, send."""
         before = self._place
         state = self._think(state, ADAPT)
         parts = self._turns[self._place.turn]
@@ -240,7 +240,7 @@ class PeerDriver:
 
     @property
     def _number(self) -> int:
-        """The present exchange as it is numbered on the wire."""
+        """Number of the present exchange on the wire."""
         return self._place.t * len(self._turns) + self._place.turn
 
     def _think(self, state: Any, ask: str, arrays: Mapping[str, Array] | None = None) -> Any:  # noqa: ANN401 - as above
@@ -248,10 +248,10 @@ class PeerDriver:
         task = Task(self._x.me, self._x.epoch, ask, place.t, values=values, arrays=arrays or {})
         return self._shell.think(state, task)
 
-    # --- epochs, and coming late ------------------------------------------------------------------
+    # --- epochs and late joining ------------------------------------------------------------------
 
     def _follow(self, turn: gossip.ExchangeStep) -> None:
-        """Save what was decided, then say what it makes us say."""
+        """Save the decisions, then send the messages that follow from them."""
         self._x = turn.exchange
         for made in turn.decided:
             self._store.file_paper(_paper(made.name), _written(made, self._x))
@@ -270,7 +270,7 @@ class PeerDriver:
             self._join(note.epoch, ExchangePosition(note.step // len(self._turns)))
 
     def _join(self, epoch: int, place: ExchangePosition) -> None:
-        """Start, or start anew with what was learned: trackers from this device's own gradient."""
+        """Start, or restart from the learned state; trackers begin at the device's gradient."""
         self._session.counts["epochs"] += 1
         empty = PeerLink(PeerChunks(self._x.size))
         links = dict.fromkeys(self._x.links, empty)
@@ -279,23 +279,23 @@ class PeerDriver:
         self._offer(self._think(self._shell.state(), BEGIN))
 
     def _catch_up(self) -> None:
-        """A device that has nothing to go on from joins where its neighbours are.
+        """Join the peers' exchange if this device has no position of its own.
 
-        With trackers everybody must start anew: what this one's neighbours took of the tracker it
-        has lost would be missing for ever.
+        With trackers all devices must restart: the share that the peers received of the lost
+        tracker would be missing for ever.
         """
         ahead = max((link.ahead for link in self._x.links.values()), default=-1)
-        stride = len(self._turns) * self.hood.steps  # a neighbour may be one exchange ahead
+        stride = len(self._turns) * self.hood.steps  # a peer may be one exchange ahead
         if not self._is_new or ahead <= self._x.step + stride or not self._has_begun:
             return
-        if self._session.why_stopped:  # to join is to offer
+        if self._session.why_stopped:  # joining requires an offer
             return
         self._is_new = False
         epoch = self._x.epoch + int(self._method == "dfl_gt")
         logger.info("joining late %s", fields(epoch=epoch, step=ahead))
         self._join(epoch, ExchangePosition(ahead // len(self._turns)))
 
-    # --- what outlives the process ----------------------------------------------------------------
+    # --- saved state ------------------------------------------------------------------------------
 
     def _leaves(self, x: PeerExchange) -> dict[str, Leaf]:
         said = [[number, dict(parts)] for number, parts in sorted(x.said.items())]
@@ -304,7 +304,7 @@ class PeerDriver:
         return {"run": x.run, "epoch": x.epoch, "place": place, "said": said, "last": last}
 
     def _resume(self, kept: Mapping[str, Leaf]) -> None:
-        """Stand where the process before this one stood."""
+        """Restore the position of the previous process."""
         self._is_new, self._has_begun = False, True
         self._place = ExchangePosition(*kept["place"])
         said: dict[int, Offered] = {int(number): parts for number, parts in kept["said"]}
@@ -334,7 +334,7 @@ class PeerDriver:
 
 
 LINK = "link "
-"""What the names of papers about single neighbours begin with."""
+"""Prefix of the stored names that belong to single peers."""
 
 
 def _paper(name: str) -> str:
@@ -342,7 +342,7 @@ def _paper(name: str) -> str:
 
 
 def _written(made: LinkDecision, x: PeerExchange) -> bytes:
-    """Write a decision down; what a neighbour sent had 32 bits a number, and so it is kept."""
+    """Encode a decision; received scalars have 32 bits and are kept with 32 bits."""
     got = [[p, off, v.astype(np.float32)] for (p, off), v in sorted(made.heard.got.items())]
     return pack_leaves(
         {

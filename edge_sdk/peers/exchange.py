@@ -1,12 +1,13 @@
-"""One exchange with the neighbours as a pure machine: what was said, heard, settled and missed.
+"""Decide one peer exchange as a pure state machine: offers, receipts, settled and missed links.
 
-Of the two ends of a link the one whose id sorts first decides whether the link counts: it does if
-the neighbour's vector came before the deadline. The other end waits for that word and asks again
-by repeating what it said, so nobody ever waits for two words and there is no cycle. Both ends mix,
+Of the two ends of a link, the one whose id sorts first decides whether the link counts: it does if
+the peer's vector arrived before the deadline. The other end waits for that decision and requests it
+by repeating its offer, so no end ever waits for two decisions and there is no cycle. Both ends mix,
 or neither does: the average over all devices does not move (`PROTOCOL.md` section 11).
 
-A frozen ``PeerExchange`` and something that happened go in; the next one and what to say come out. The
-shell saves what was ``decided`` before it says anything. Times are seconds of the monotonic clock.
+The functions take a frozen ``PeerExchange`` and an event, and return the next one and the messages
+to send. The caller saves what was ``decided`` before it sends anything. Times are seconds of the
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from edge_sdk.wire.protocol.messages import EPOCH_LEAP, STEP_LEAP, PeerMessage, 
 from edge_sdk.wire.protocol.outbox import RetryPolicy
 
 PATIENCE = 3.0
-"""For how many deadlines the end that waits does so, where it may give up at all."""
+"""Number of deadlines that the waiting end waits, where it may give up at all."""
 
-_LONG = 4  # questions without an answer, after which a sign of life is answered by one more
+_LONG = 4  # unanswered repeats after which an arrival triggers one more
 
 Offered = Mapping[str, Vector]
-"""What a device offers in one exchange, by part."""
+"""Vectors that a device offers in one exchange, by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """What is known of one neighbour.
+    """The state of the link to one peer.
 
-    Attributes:
-        heard: What came of it for the present exchange.
-        early: What came for a later one, and for which.
-        used: Whether the link counts in the present exchange; None until that is settled.
-        last: The last exchange in which it counted; -1 before any.
-        ahead: The last exchange that the neighbour was heard in; -1 before any.
-        is_up: Whether it was heard since a deadline passed in vain. For a link that is down nobody
-            waits.
-        due: When to say again what was not answered.
+    heard: Slices received for the present exchange.
+        early: Slices received for a later exchange, with its number.
+        used: True if the link counts in the present exchange; None until it is settled.
+        last: Last exchange in which it counted; -1 before any.
+        ahead: Last exchange for which the peer sent a message; -1 before any.
+        is_up: True if a message arrived since the last missed deadline. A link that is down is not
+            waited for.
+            due: Time to repeat an unanswered offer.
+        attempts: Number of times that it was sent.
         attempts: How often it was said.
     """
 
@@ -60,25 +61,25 @@ class PeerLink:
 
 @dataclass(frozen=True, slots=True)
 class PeerExchange:
-    """A device among its neighbours.
+    """The exchange of one device with its peers.
 
     Attributes:
-        me: Its id.
+        me: Id of the device.
         run: Number of the training run.
-        epoch: Which start; a higher one that a neighbour is in must be joined.
+        epoch: Number of the start; a higher one of a peer must be joined.
         spec: Layout digest of every vector.
-        size: Its scalars.
-        is_strict: Whether to wait for a decision however long it takes. With a tracker it must be
-            so: the two ends of a link that disagree would break what the trackers add up to.
+        size: Scalars of each vector.
+        is_strict: True to wait for a decision without limit. Required with a tracker: a link whose
+            two ends disagree would make the sum of the trackers inconsistent.
         deadline: Seconds to wait for a neighbour's vector.
-        pace: How soon to say again what was not answered.
-        links: Neighbours by id, in order.
-        step: The present exchange, over or not; -1 before the first.
-        parts: What is exchanged in it.
-        said: What was offered in the present exchange, and in older ones that may be asked for.
-        began: When the present one began.
-        quiet: Until when nothing is decided: the link to the broker has just come back, and what
-            waited there is still arriving.
+        pace: Intervals between repeats of an unanswered offer.
+        links: Peers by id, in order.
+        step: Present exchange, over or not; -1 before the first.
+        parts: Names of the vectors exchanged in it.
+        said: Offers of the present exchange, and of older ones that may still be requested.
+        began: Start time of the present one.
+        quiet: Time until which nothing is decided: the link to the broker has just come back, and
+            messages queued there are still arriving.
     """
 
     me: str
@@ -97,12 +98,12 @@ class PeerExchange:
     quiet: float = 0.0
 
     def decides(self, name: str) -> bool:
-        """Whether this end says if the link counts."""
+        """Return whether this end decides if the link counts."""
         return self.me < name
 
     @property
     def is_over(self) -> bool:
-        """Whether every link is settled, and what counts is here."""
+        """Return whether every link is settled, and every counting vector is complete."""
         return all(
             link.used is False or (link.used is True and link.heard.has(self.parts))
             for link in self.links.values()
@@ -110,17 +111,17 @@ class PeerExchange:
 
     @property
     def is_behind(self) -> bool:
-        """Whether some neighbour was heard in a later exchange than the present one."""
+        """Return whether some peer has sent a message for a later exchange than the present one."""
         return any(link.ahead > self.step for link in self.links.values())
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Neighbours whose vectors count in the present exchange, in order of id."""
+        """Peers whose vectors count in the present exchange, in order of id."""
         return tuple(name for name, link in sorted(self.links.items()) if link.used)
 
 
 class LinkDecision(NamedTuple):
-    """What must outlive the process before the neighbour hears of it."""
+    """A decision about a link, to be saved before the peer receives it."""
 
     name: str
     step: int
@@ -130,21 +131,21 @@ class LinkDecision(NamedTuple):
 
 
 class NewerEpoch(NamedTuple):
-    """Note: a neighbour is in a higher epoch, at this exchange."""
+    """A note that a peer is in a higher epoch, at this exchange."""
 
     epoch: int
     step: int
 
 
 class LinkDisagreement(NamedTuple):
-    """Note: the two ends of a link may not have decided the same about an exchange."""
+    """A note that the two ends of a link may have decided differently about an exchange."""
 
     name: str
     step: int
 
 
 class ExchangeStep(NamedTuple):
-    """What comes of one event: the next state, what to save, what to say, what to report."""
+    """The result of one event: the next state, decisions to save, messages to send, notes."""
 
     exchange: PeerExchange
     decided: tuple[LinkDecision, ...] = ()
@@ -153,9 +154,9 @@ class ExchangeStep(NamedTuple):
 
 
 def begin(x: PeerExchange, step: int, offered: Offered, now: float) -> ExchangeStep:
-    """Begin an exchange: offer to every neighbour that is there, and listen.
+    """Begin an exchange: send the offer to every peer whose link is up, and wait.
 
-    What was offered before is kept as long as the end that waits may still ask for it.
+    Earlier offers are kept as long as the waiting end may still request them.
     """
     wanted = {link.last for name, link in x.links.items() if x.decides(name)}
     said = {number: kept for number, kept in x.said.items() if number in wanted}
@@ -170,10 +171,10 @@ def begin(x: PeerExchange, step: int, offered: Offered, now: float) -> ExchangeS
 def hear(
     x: PeerExchange, name: str, message: PeerMessage | SettleMessage, now: float
 ) -> ExchangeStep:
-    """Take in what an enrolled neighbour said; ``tick`` decides afterwards.
+    """Process a message from an enrolled peer; ``tick`` decides afterwards.
 
     Raises:
-        Refused: UNKNOWN_CLIENT: no neighbour; WRONG_RUN, WRONG_SPEC; or as ``PeerChunks.with_``.
+        Refused: UNKNOWN_CLIENT: not a peer; WRONG_RUN, WRONG_SPEC; or as ``PeerChunks.with_``.
     """
     if name not in x.links:
         raise Refused(Reason.UNKNOWN_CLIENT, name)
@@ -194,9 +195,9 @@ def hear(
             else ExchangeStep(x)
         )
     link = x.links[name]
-    back = message.step >= x.step - 1  # else it is still catching up
+    back = message.step >= x.step - 1  # otherwise it is still catching up
     link = replace(link, ahead=max(link.ahead, message.step), is_up=link.is_up or back)
-    if not x.decides(name) and link.attempts >= _LONG:  # it is back: ask it now
+    if not x.decides(name) and link.attempts >= _LONG:  # it is back: request it now
         link = replace(link, attempts=1 + int(link.used is None), due=now)
     if isinstance(message, PeerMessage):
         return _offered(x, name, link, message)
@@ -204,7 +205,7 @@ def hear(
 
 
 def tick(x: PeerExchange, now: float, draw: Callable[[], float]) -> ExchangeStep:
-    """Decide what can be decided, give up what is overdue, repeat what was not answered."""
+    """Decide links that can be decided, give up overdue ones, repeat unanswered offers."""
     decided: list[LinkDecision] = []
     says: list[tuple[str, PeerMessage | SettleMessage]] = []
     for name in x.links if x.step >= 0 else ():
@@ -216,13 +217,13 @@ def tick(x: PeerExchange, now: float, draw: Callable[[], float]) -> ExchangeStep
 
 
 def repeated(x: PeerExchange) -> ExchangeStep:
-    """Say again what was offered, where nothing is settled: the link was away, or this process."""
+    """Repeat the offer on every unsettled link, after a lost connection or a restart."""
     open_ = [name for name, link in x.links.items() if link.used is None]
     return ExchangeStep(x, says=tuple(say for name in open_ for say in _peers(x, name, x.step)))
 
 
 def next_due(x: PeerExchange) -> float | None:
-    """When ``tick`` has something to do, or None if only an event can change that."""
+    """Return the time of the next action of ``tick``, or None if only an event can cause one."""
     dues = []
     for name, link in x.links.items():
         if x.step < 0 or link.used is False or (link.used and link.heard.has(x.parts)):
@@ -233,7 +234,7 @@ def next_due(x: PeerExchange) -> float | None:
 
 
 def resumed(x: PeerExchange, decisions: Mapping[str, LinkDecision]) -> PeerExchange:
-    """Take over what was decided before a restart: it is never decided anew."""
+    """Restore the decisions made before a restart: no link is decided twice."""
     links = dict(x.links)
     for name, made in decisions.items():
         if name not in links:
@@ -246,14 +247,14 @@ def resumed(x: PeerExchange, decisions: Mapping[str, LinkDecision]) -> PeerExcha
 
 
 def vectors(x: PeerExchange) -> dict[str, Floats]:
-    """Return what counts, by part: a row for each neighbour in ``used``, shape ``(n, size)``."""
+    """Return the counting vectors by part, one row per peer in ``used``, shape ``(n, size)``."""
     return {
         part: np.array([x.links[name].heard.vector(part) for name in x.used]).reshape(-1, x.size)
         for part in x.parts
     }
 
 
-# --- how ------------------------------------------------------------------------------------------
+# --- private functions ----------------------------------------------------------------------------
 
 
 def _fresh(link: PeerLink, step: int, size: int, now: float) -> PeerLink:
@@ -263,7 +264,7 @@ def _fresh(link: PeerLink, step: int, size: int, now: float) -> PeerLink:
 
 
 def _is_told(x: PeerExchange, name: str) -> bool:
-    """Whether to offer at once: not to who is down, unless one must wait for it anyway."""
+    """Return whether to offer at once: the link is up, or this end must wait for a decision."""
     return x.links[name].is_up or (x.is_strict and not x.decides(name))
 
 
@@ -283,9 +284,9 @@ def _offered(x: PeerExchange, name: str, link: PeerLink, peer: PeerMessage) -> E
 def _answered(
     x: PeerExchange, name: str, peer: PeerMessage
 ) -> tuple[tuple[str, PeerMessage | SettleMessage], ...]:
-    """Repeat what was decided about an exchange, to the end that did not hear it.
+    """Repeat the decision about an exchange for the end that did not receive it.
 
-    Once for all slices that it repeats, and not for an exchange that it has left long ago.
+    Sent once for all slices that the peer repeats, and not for an exchange it left long ago.
     """
     link, offered = x.links[name], x.said.get(peer.step)
     is_first = offered is None or peer.part == next(iter(offered))
@@ -300,7 +301,7 @@ def _answered(
 def _settled(
     x: PeerExchange, name: str, link: PeerLink, said: SettleMessage, now: float
 ) -> ExchangeStep:
-    """Follow the end that decides; hear that the other one has gone on."""
+    """Adopt the decision of the other end, and note that it has moved on."""
     present = said.step == x.step and link.used is None
     notes: tuple[LinkDisagreement, ...] = ()
     decided: tuple[LinkDecision, ...] = ()
@@ -360,7 +361,7 @@ def _settle(x: PeerExchange, step: int, *, used: bool) -> SettleMessage:
 
 
 def _peers(x: PeerExchange, name: str, step: int) -> list[tuple[str, PeerMessage | SettleMessage]]:
-    """Write every slice of what was offered in an exchange."""
+    """Return the messages with every slice that was offered in an exchange."""
     return [
         (
             name,

@@ -1,4 +1,4 @@
-"""A device among its neighbours: who they are now, and the exchange of models that a run has."""
+"""Track the current peers of a device, and run the model exchange with them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.outbox import RetryPolicy
 
-_LONGEST = 900.0  # s between two questions to a neighbour that does not answer
+_LONGEST = 900.0  # longest interval in seconds between two requests to a silent peer
 
 
 class PeerMembership:
-    """Sets the exchange up with every run and neighbourhood, and drives it.
+    """Sets up the exchange for every run and neighbourhood, and drives it.
 
     Attributes:
         neighbours: The exchange; None where the run's method has none.
@@ -36,10 +36,10 @@ class PeerMembership:
         work: Work,
         answering: TrainingTransaction,
     ) -> None:
-        """Gather as the run in force asks for.
+        """Set up the exchange that the run in force requires.
 
         Raises:
-            ConfigError: A neighbourhood that cannot work, with the key at fault.
+            ConfigError: An invalid neighbourhood; the message names the key.
         """
         self._config, self._store, self._session = config, store, session
         self._work, self._answering = work, answering
@@ -47,7 +47,7 @@ class PeerMembership:
         self.gather()
 
     def gather(self) -> None:
-        """Set up the exchange with the neighbours that the run's method has, if it has some.
+        """Set up the exchange with the current peers, if the run's method has one.
 
         Raises:
             ConfigError: As the constructor.
@@ -80,7 +80,7 @@ class PeerMembership:
         )
 
     def exchange(self) -> None:
-        """Go on with the neighbours; a device that may tell nothing more only listens."""
+        """Continue the exchange; a device without remaining budget only receives."""
         session = self._session
         if session.begin is not None:
             task, session.begin = session.begin, None
@@ -95,12 +95,12 @@ class PeerMembership:
             self._work.spending.stop(error)
 
     def within(self, timeout: float) -> float:
-        """Return how long to wait at most, so that the exchange goes on in time."""
+        """Return the longest wait that keeps the exchange on time."""
         if self.neighbours is None:
             return timeout
         return max(0.0, min(timeout, self.neighbours.next_due - self._session.now))
 
     def _think(self, state: Any, task: Task) -> Any:  # noqa: ANN401 - the half's own type
-        """Let the half think; what the canary finds at fault changes nothing."""
+        """Apply a task to the half; a state that fails the canary is rejected."""
         candidate = self._work.learner.play(state, task)[0]
         return state if self._work.fault_of(candidate, state) else candidate

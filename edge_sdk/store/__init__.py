@@ -1,1 +1,1 @@
-"""The device's durable store: one SQLite file, one transaction per save."""
+"""Store a device's state durably: one SQLite file, one transaction per save."""

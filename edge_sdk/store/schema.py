@@ -1,4 +1,4 @@
-"""The file that a device's store is: held by one process, ours, and of the newest schema."""
+"""Open a device's store file: lock, tables, migrations and bounds of stored values."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ CREATE TRIGGER ledger_is_not_shortened BEFORE DELETE ON ledger
 CREATE TABLE noised (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT NULL,
     PRIMARY KEY (stream, slot)) WITHOUT ROWID;
 """
-"""Since schema 2: what was charged, and readings as they were perturbed once and for all."""
+"""Tables since schema 2: the charges, and the perturbed readings, each perturbed only once."""
 
 SET_ASIDE = "unusable rows"
-"""The paper that lists what was on disk and could not be used."""
+"""Name of the stored record that lists unusable values found on disk."""
 
 _DAYS = TIME_LIMIT // 86_400_000
-_DRAWS = RELEASES_LIMIT * 65_536  # draws of noise in so many releases
+_DRAWS = RELEASES_LIMIT * 65_536  # noise draws in so many releases
 
 FACTS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
@@ -67,20 +67,20 @@ FACTS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "serial": (0, LARGEST, 0),
         "conn": (0, 2**32 - 1, 0),
         "command": (0, LARGEST, LARGEST),  # the next welcome lowers it
-        "releases allowed": (0, RELEASES_LIMIT, 0),  # too large a one is cut to the largest
+        "releases allowed": (0, RELEASES_LIMIT, 0),  # too large a value is cut to the largest
         "noised since": (0, TIME_LIMIT // 1000, TIME_LIMIT // 1000),  # as above: the clock's time
         "day": (0, _DAYS, 0),
         "flash day": (0, _DAYS, 0),
         "wake day": (0, _DAYS, 0),
     }
 )
-"""Lowest and highest value of a fact, and what stands for one that is neither."""
+"""Lowest and highest value of a fact, and the replacement for a value out of bounds."""
 
 ANY_FACT = (0, LARGEST, 0)
 
 
 def usable_fact(name: str, value: object) -> int | None:
-    """Return a fact's value, or None if it is out of its bounds.
+    """Return a fact's value, or None if it is out of bounds.
 
     >>> usable_fact("floor", 1_700_000_000_000), usable_fact("floor", 2**63 - 1)
     (1700000000000, None)
@@ -90,16 +90,16 @@ def usable_fact(name: str, value: object) -> int | None:
 
 
 def instead_of(name: str, value: object, now: int) -> int:
-    """Return what stands for a fact that is out of its bounds.
+    """Return the replacement for a fact that is out of bounds.
 
     Args:
-        name: Of the fact.
-        value: What is on disk.
+        name: Name of the fact.
+        value: Value on disk.
         now: Unix seconds of this machine's clock.
 
     Example:
-        An operator's limit that is too large limits as much as a count can, and so grants no more
-        than was said; one below zero grants nothing.
+        An operator's limit that is too large becomes the largest possible count, and so grants no
+        more than was set; a negative one grants nothing.
 
         >>> instead_of("releases allowed", 2**62, 0), instead_of("releases allowed", -7, 0)
         (2147483647, 0)
@@ -113,11 +113,11 @@ def instead_of(name: str, value: object, now: int) -> int:
 def usable_numbers(
     life: object, seq: object, spent: object, *, told: int
 ) -> tuple[tuple[int, int, int], dict[str, object]]:
-    """Return life, seq and spent as they can be used, and those that could not be.
+    """Return life, seq and spent as usable values, and those that were not usable.
 
-    A life that is out of its bounds begins at 0: the aggregator then says above which to propose. A
-    count of releases that is, is taken from the ledger, where each release of this device's own is
-    written; the aggregator's welcome adds what it knows beyond.
+    A life out of bounds restarts at 0: the aggregator then names the number above which to propose.
+    A release count out of bounds is taken from the ledger, which records every release of this
+    device; the aggregator's welcome adds the releases that it knows beyond those.
 
     Example:
         >>> usable_numbers(3, 2, 20, told=20)
@@ -140,7 +140,7 @@ def _is_within(value: object, highest: int) -> bool:
 
 
 def usable_charge(row: tuple[Any, ...]) -> PrivacyCharge | None:
-    """Return a line of the ledger, or None if it holds a number that no release has.
+    """Return a line of the ledger, or None if a number in it is impossible for a release.
 
     >>> usable_charge((0, "device", "none", "none", 0.0, 1.0, 2**63 - 1, 1)) is None
     True
@@ -156,10 +156,10 @@ def usable_charge(row: tuple[Any, ...]) -> PrivacyCharge | None:
 
 
 def charges(db: sqlite3.Connection, ignored: int) -> Iterator[PrivacyCharge]:
-    """Read the ledger; for a line that cannot be used stands one that nothing bounds.
+    """Read the ledger; an unusable line is replaced by an unbounded charge.
 
-    Nobody knows what such a line stood for. So it exhausts every budget, rather than grant one,
-    until a new key begins: then lines up to ``ignored`` are left out.
+    The cost of such a line is unknown. So it exhausts every budget, rather than grant one, until a
+    new key is in use: then lines up to ``ignored`` are left out.
     """
     for number, *row in db.execute(f"SELECT line, {CHARGE} FROM ledger ORDER BY line"):  # noqa: S608 - a constant
         charge = usable_charge(tuple(row))
@@ -170,7 +170,7 @@ def charges(db: sqlite3.Connection, ignored: int) -> Iterator[PrivacyCharge]:
 
 
 def unusable_lines(db: sqlite3.Connection) -> list[int]:
-    """Return the numbers of the ledger's lines that cannot be used."""
+    """Return the numbers of the ledger's unusable lines."""
     rows = db.execute(f"SELECT line, {CHARGE} FROM ledger ORDER BY line")  # noqa: S608 - a constant
     return [number for number, *row in rows if usable_charge(tuple(row)) is None]
 
@@ -180,16 +180,16 @@ CHARGE = "time, unit, point, mechanism, multiplier, rate, count, releases"
 
 
 def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, int | None]:
-    """Open the file in a folder, and make both if they are missing.
+    """Open the file in a folder; create both if they are missing.
 
     Returns:
-        The connection, the file's path, and the lock that guards it; None where it is only read.
+        The connection, the file's path, and the lock that guards it; None if read-only.
 
     Raises:
-        StoreBusy: Another process runs on this folder.
+        StoreBusy: Another process uses this folder.
         StoreNewer: A newer version of this software wrote the file.
-        StoreError: It cannot be opened, or is not ours.
-        PermissionsError: Other users may read it, and that cannot be changed.
+        StoreError: It cannot be opened, or is not a device store.
+        PermissionsError: Other users can read it, and that cannot be changed.
     """
     path = folder / FILE
     lock = None
@@ -228,14 +228,14 @@ def write_charges(db: sqlite3.Connection, charges: Iterable[PrivacyCharge]) -> N
 
 
 def before_the_ledger(spent: int) -> list[PrivacyCharge]:
-    """Return the line for what left before there was a ledger: nothing bounds what it told."""
+    """Return the charge for releases before there was a ledger; its cost is unbounded."""
     if not spent:
         return []
     return [PrivacyCharge(0, "device", "none", "none", 0.0, count=spent, releases=spent)]
 
 
 def _hold(folder: Path) -> int:
-    """Take the folder's lock; it goes with the process, however that ends."""
+    """Take the folder's lock; the system releases it when the process ends."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,20 +249,20 @@ def _hold(folder: Path) -> int:
 
 
 def _keep_private(path: Path) -> None:
-    """Make the file for its owner only; SQLite gives its log and its index the same mode."""
+    """Create the file for its owner only; SQLite gives its log and its index the same mode."""
     make_private_file(path)
     for beside in (*path.parent.glob(f"{FILE}?*"), path.parent / "lock"):
         tighten(beside)
 
 
 def let_go(lock: int | None) -> None:
-    """Let others have the folder."""
+    """Release the folder's lock."""
     if lock is not None:
         os.close(lock)
 
 
 def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    """Check that the file is ours and of a known schema; make the tables in a new one."""
+    """Check that the file is a device store of a known schema; create the tables in a new one."""
     db.execute("PRAGMA busy_timeout = 5000")
     application = db.execute("PRAGMA application_id").fetchone()[0]
     schema = db.execute("PRAGMA user_version").fetchone()[0]
@@ -288,7 +288,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
 
 
 def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:
-    """Bring an older file to this schema in one transaction; a copy of it is kept beside."""
+    """Migrate an older file to this schema in one transaction; keep a copy of it beside."""
     copy = path.with_name(f"{FILE}.schema-{schema}")
     copy.unlink(missing_ok=True)
     make_private_file(copy)

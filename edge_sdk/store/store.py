@@ -1,4 +1,4 @@
-"""All that a device must not forget, in one SQLite file: learned, owed, spent, numbered, measured.
+"""Store a device's state in one SQLite file: learned state, outbox, ledger, numbers, readings.
 
 Each public method that writes is one transaction on disk before it returns (write-ahead log,
 ``synchronous=FULL``). The file is held by one process at a time.
@@ -42,14 +42,14 @@ _ENTRY = "life, seq, kind, body, proof, run, round, base, spec, spent, attempts"
 
 @dataclass(frozen=True, slots=True)
 class LearnedState:
-    """What the device half knows, and the round it learned last.
+    """The state of the device half, and the last round it was trained in.
 
     Attributes:
-        run: Training run it belongs to; 0 before the first.
-        round: Last round of that run it trained; -1 before the first.
-        version: Version of the common model it last took over; -1 before the first.
-        spec: Digest of the whole layout the arrays were written for.
-        leaves: The half's state as named arrays and numbers.
+        run: Training run of the state; 0 before the first.
+        round: Last round trained in that run; -1 before the first.
+        version: Version of the common model adopted last; -1 before the first.
+        spec: Digest of the whole layout of the arrays.
+        leaves: State of the half as named arrays and numbers.
     """
 
     run: int
@@ -60,7 +60,7 @@ class LearnedState:
 
 
 class DeviceStore:
-    """One device's file. Open it with ``DeviceStore.open``; close it, or use it as a context manager.
+    """One device's store. Open with ``DeviceStore.open``; close, or use as a context manager.
 
     Example:
         >>> import tempfile
@@ -73,7 +73,7 @@ class DeviceStore:
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lock: int | None) -> None:
-        """Take over an open connection and the lock that guards it; use ``open``."""
+        """Take an open connection and the lock that guards it; use ``open``."""
         self._db = connection
         self._lock = lock
         self.path = path
@@ -81,23 +81,23 @@ class DeviceStore:
 
     @classmethod
     def open(cls, folder: Path, *, read_only: bool = False) -> DeviceStore:
-        """Open the file in a folder, and make both if they are missing.
+        """Open the file in a folder; create both if they are missing.
 
         Args:
             folder: The device's ``state`` folder.
-            read_only: Look only; works beside a running device, and makes nothing.
+            read_only: True to read only; works beside a running device, and creates nothing.
 
         Raises:
-            StoreBusy: Another process runs on this folder.
+            StoreBusy: Another process uses this folder.
             StoreNewer: A newer version of this software wrote the file.
-            StoreError: It cannot be opened, or is not ours.
+            StoreError: It cannot be opened, or is not a device store.
         """
         store = cls(*opened(folder, read_only=read_only))
         if not read_only:
             store._set_aside()
         return store
 
-    # --- what was learned, owed and spent ---------------------------------------------------------
+    # --- learned state, outbox and numbers --------------------------------------------------------
 
     def save(
         self,
@@ -108,9 +108,9 @@ class DeviceStore:
         charges: Iterable[PrivacyCharge] = (),
         facts: Mapping[str, int] | None = None,
     ) -> None:
-        """Keep what a round produced, in ONE transaction: state, number, charge, and the release.
+        """Save a round in one transaction: state, number, charges, and the release.
 
-        Only after this returns may a byte of the entry leave (rule D1).
+        Only after this returns may a byte of the entry be sent (rule D1).
 
         Raises:
             StoreFull: No space; nothing changed.
@@ -141,7 +141,7 @@ class DeviceStore:
         after: tuple[OutboxEntry, ...] = (),
         facts: Mapping[str, int] | None = None,
     ) -> None:
-        """Keep what the uplink changed: numbers, attempts, and entries that a receipt settled."""
+        """Save outbox changes: numbers, attempts, and the removal of receipted entries."""
         gone = {entry.key for entry in before} - {entry.key for entry in after}
         old = {entry.key: entry for entry in before}
         with self._writing() as db:
@@ -157,11 +157,11 @@ class DeviceStore:
             _write_facts(db, facts or {})
 
     def numbers(self) -> UplinkCounters:
-        """Read the numbers; those of a new store say ``lost``."""
+        """Return the numbers; those of a new store have ``lost`` set."""
         return self._numbers()[0]
 
     def _numbers(self) -> tuple[UplinkCounters, dict[str, object]]:
-        """Read the numbers, and those on disk that are out of their bounds."""
+        """Return the numbers, and the values on disk that are out of bounds."""
         row = self._db.execute("SELECT life, seq, spent, lost FROM numbers").fetchone()
         if row is None:
             return UplinkCounters(), {}
@@ -172,13 +172,13 @@ class DeviceStore:
         return UplinkCounters(*found, bool(row[3])), wrong
 
     def _told(self) -> int:
-        """Add up the releases of the ledger's lines that can be used."""
+        """Return the sum of the releases in the ledger's usable lines."""
         if self._schema() < SCHEMA:
             return 0
         return sum(charge.releases for charge in charges(self._db, LARGEST))
 
     def outbox(self) -> tuple[OutboxEntry, ...]:
-        """Read what is owed, oldest first, as far as a message can carry it."""
+        """Return the outbox, oldest first, without entries that no message can carry."""
         return tuple(entry for entry in self._entries() if _can_be_sent(entry))
 
     def _entries(self) -> tuple[OutboxEntry, ...]:
@@ -187,7 +187,7 @@ class DeviceStore:
         return tuple(OutboxEntry(**dict(zip(names, row, strict=True))) for row in rows)
 
     def learned(self) -> LearnedState | None:
-        """Read what was learned, or None before the first round.
+        """Return the learned state, or None before the first round.
 
         Raises:
             StoreError: The bytes are damaged.
@@ -200,17 +200,17 @@ class DeviceStore:
         try:
             run, round_, version, spec, leaves = row
             if not all(-1 <= number <= LARGEST for number in (run, round_, version)):
-                run, round_, version = 0, -1, -1  # the weights are good for any run
+                run, round_, version = 0, -1, -1  # the weights are usable in any run
             return LearnedState(run, round_, version, spec, unpack_leaves(leaves))
         except WireError as error:
             raise StoreError(
                 f"{self.path}: {error}", hint="move the state folder away to start anew"
             ) from error
 
-    # --- what was told, and under what noise ------------------------------------------------------
+    # --- privacy ledger and noise -----------------------------------------------------------------
 
     def ledger(self) -> Iterator[PrivacyCharge]:
-        """Read every charge, in the order it was made; one that cannot be read exhausts budgets."""
+        """Read every charge in order; an unusable one counts as unbounded."""
         if self._schema() < SCHEMA:
             row = self._db.execute("SELECT spent FROM numbers").fetchone()
             before = before_the_ledger(row[0] if row else 0)
@@ -222,18 +222,18 @@ class DeviceStore:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def charge(self, numbers: UplinkCounters, charges: Iterable[PrivacyCharge]) -> None:
-        """Keep charges for what may have left, and the count that goes with them."""
+        """Save charges for possible releases, together with the release count."""
         with self._writing() as db:
             _write_numbers(db, numbers)
             _write_charges(db, charges)
 
     def noised(self) -> dict[tuple[str, int], float]:
-        """Read every reading that was perturbed, by stream and slot."""
+        """Return every perturbed reading, by stream and slot."""
         rows = self._db.execute("SELECT stream, slot, value FROM noised")
         return {(stream, slot): value for stream, slot, value in rows}
 
     def add_noised(self, rows: Iterable[SeriesRow], charge: PrivacyCharge) -> None:
-        """Keep perturbed readings and their charge, in one transaction. What is there stays."""
+        """Save perturbed readings and their charge in one transaction; existing rows are kept."""
         with self._writing() as db:
             kept = [(row.stream, row.slot, row.value) for row in rows]
             db.executemany("INSERT OR IGNORE INTO noised VALUES (?, ?, ?)", kept)
@@ -244,18 +244,18 @@ class DeviceStore:
         return self.fact("noised since")
 
     def begin_noise_anew(self, since: int) -> None:
-        """After a lost store: older readings may have been told under noise that is gone.
+        """Restrict noise to newer readings after a lost store: older ones may have been released.
 
-        Those drawn here meanwhile were never told, for nothing leaves before a welcome.
+        Noise drawn here meanwhile was never released, because nothing is sent before a welcome.
         """
         with self._writing() as db:
             db.execute("DELETE FROM noised")
             _write_facts(db, {"noised since": since})
 
-    # --- facts and papers -------------------------------------------------------------------------
+    # --- facts and named records ------------------------------------------------------------------
 
     def fact(self, name: str, default: int = 0) -> int:
-        """Read one whole number by name."""
+        """Return a stored integer by name."""
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         if row is None:
             return default
@@ -263,23 +263,23 @@ class DeviceStore:
         return instead_of(name, row[0], int(time.time())) if value is None else value
 
     def set_facts(self, **values: int) -> None:
-        """Keep whole numbers by name, together."""
+        """Save integers by name, together."""
         with self._writing() as db:
             _write_facts(db, values)
 
     def paper(self, name: str) -> bytes | None:
-        """Read a kept message or file by name."""
+        """Return a stored message or file by name."""
         row = self._db.execute("SELECT bytes FROM papers WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row else None
 
     def file_paper(self, name: str, content: bytes, **values: int) -> None:
-        """Keep bytes under a name, and numbers with them."""
+        """Save bytes under a name, together with integers."""
         with self._writing() as db:
             db.execute("INSERT OR REPLACE INTO papers VALUES (?, ?)", (name, content))
             _write_facts(db, values)
 
     def drop_papers(self, prefix: str, but: Iterable[str]) -> None:
-        """Drop what is kept under names that begin with a prefix, except these."""
+        """Delete the records whose names begin with a prefix, except these."""
         found = self._db.execute(
             "SELECT name FROM papers WHERE substr(name, 1, ?) = ?", (len(prefix), prefix)
         ).fetchall()
@@ -288,10 +288,10 @@ class DeviceStore:
             with self._writing() as db:
                 db.executemany("DELETE FROM papers WHERE name = ?", old)
 
-    # --- what cannot be used ----------------------------------------------------------------------
+    # --- unusable values --------------------------------------------------------------------------
 
     def unusable(self) -> dict[str, str]:
-        """Return what is on disk and out of its bounds, by its name."""
+        """Return the values on disk that are out of bounds, by name."""
         rows = self._db.execute("SELECT name, value FROM facts ORDER BY name")
         found = {name: value for name, value in rows if usable_fact(name, value) is None}
         found |= self._numbers()[1]
@@ -308,7 +308,7 @@ class DeviceStore:
         return {name: str(value) for name, value in found.items()}
 
     def set_aside(self) -> dict[str, str]:
-        """Return what was found unusable so far, and is not used any more."""
+        """Return the values found unusable so far, which are not used any more."""
         paper = self.paper(SET_ASIDE)
         try:
             return {} if paper is None else dict(unpack_leaves(paper))
@@ -316,10 +316,10 @@ class DeviceStore:
             return {}
 
     def own(self, kid: bytes) -> bool:
-        """Note whose numbers these are; return whether the key is another one than before.
+        """Record the key in use; return whether it differs from the one before.
 
-        A new key begins new numbers where those before cannot be used. What was charged stays
-        charged, but for lines of the ledger that cannot be read: they are left out from now on.
+        A new key begins new numbers where those before are unusable. Charges remain charged, except
+        ledger lines that cannot be read: they are left out from then on.
         """
         before = self.paper("key")
         if before == kid:
@@ -337,7 +337,7 @@ class DeviceStore:
         return True
 
     def _set_aside(self) -> None:
-        """Write down what is out of its bounds, and put something that can be used in its place."""
+        """Record the values out of bounds, and replace them with usable ones."""
         found = self.unusable()
         if not found:
             return
@@ -365,14 +365,14 @@ class DeviceStore:
     def add_readings(
         self, rows: Iterable[SeriesRow], *, before: int | None = None, step: int = 1
     ) -> None:
-        """Keep a batch of readings; the last write of a slot wins.
+        """Save a batch of readings; the last write of a slot wins.
 
         Args:
-            rows: What was measured.
-            before: Drop what was measured in slots before this one, in the same transaction, and
-                the noise on it. Noise is drawn once: from then on, readings before this time are
-                not perturbed, and so not learned from, should they come again.
-            step: Seconds a slot.
+            rows: Readings.
+            before: Slot before which readings, and the noise on them, are dropped in the same
+                transaction. Noise is drawn once: afterwards, readings before this time are not
+                perturbed, and so not used for training, should they arrive again.
+            step: Seconds per slot.
         """
         with self._writing() as db:
             db.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?, ?)", rows)
@@ -383,43 +383,43 @@ class DeviceStore:
                     _write_facts(db, {"noised since": since})
 
     def readings(self) -> Iterator[SeriesRow]:
-        """Read back what was measured, in order of time."""
+        """Return the readings in order of time."""
         rows = self._db.execute("SELECT stream, slot, value, flags FROM readings ORDER BY slot")
         yield from (SeriesRow(*row) for row in rows)
 
     def count_readings(self) -> int:
-        """Count the readings that are kept."""
+        """Return the number of stored readings."""
         return int(self._db.execute("SELECT count(*) FROM readings").fetchone()[0])
 
     def span_readings(self) -> tuple[int, int] | None:
-        """Return the oldest and the newest slot that is kept; None without any."""
+        """Return the oldest and the newest stored slot; None without any."""
         oldest, newest = self._db.execute("SELECT min(slot), max(slot) FROM readings").fetchone()
         return None if oldest is None else (int(oldest), int(newest))
 
     # --- the file ---------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Bytes on disk, the log included."""
+        """Size on disk in bytes, including the log."""
         files = (self.path, self.path.with_name(FILE + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Close the file and let others have it."""
+        """Close the file and release its lock."""
         self._db.close()
         let_go(self._lock)
         self._lock = None
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Return the store itself, for a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the store."""
         self.close()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it is on disk afterwards, or none of it ever was."""
+        """Run one transaction: all of it is on disk afterwards, or none of it."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
@@ -442,7 +442,7 @@ class DeviceStore:
 
 
 def _can_be_sent(entry: OutboxEntry) -> bool:
-    """Whether a message can carry the numbers of an entry."""
+    """Return whether a message can carry the numbers of an entry."""
     try:
         encode(entry.offer(CHUNK_LIMIT))
     except (Refused, TypeError):

@@ -1,1 +1,1 @@
-"""Local training: what runs when a task arrives, and what is saved with its answer."""
+"""Local training: the transaction from a task to a saved update, and the state behind it."""

@@ -1,4 +1,4 @@
-"""The bundle at work on a device's readings, what it learned, and how another takes over."""
+"""Hold the active bundle, its learned state, and the change to another bundle or run."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ logger = logging.getLogger(__name__)
 
 
 RETURNED = "models returned"
-"""Counter of candidates that were given up for the last good parameters."""
+"""Name of the counter of candidates that were rejected for the last good parameters."""
 RETURNS = "returns"
-"""The fact under which a store keeps that count over restarts."""
+"""Name of the stored fact that keeps that count across restarts."""
 
 
 class GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing has happened
-    """The training at hand is of no use any more."""
+    """Training was abandoned because its result is no longer needed."""
 
 
 class Work:
-    """What a device learns with now. Session and account are told whenever that changes.
+    """The active bundle, method and learned state; session and account follow every change.
 
     Attributes:
-        learner: The bundle at work on the readings, in the role that the run gives it.
-        spending: The account of what was told, under that role's mechanism.
-        state: What the run's half has learned.
-        alone: What was learned alone since, on a copy; None if nothing was.
+        learner: Model runtime of the bundle, in its role in the run.
+        spending: Privacy account under the mechanism of that role.
+        state: Learned state of the device half.
+        alone: State of the local rounds since, on a copy; None if there were none.
     """
 
     learner: ModelRuntime
@@ -60,19 +60,19 @@ class Work:
         clock: Clock,
         turn: Callable[[], None],
     ) -> None:
-        """Put a bundle to work as the run announced last asks for, and recall what was learned.
+        """Activate a bundle for the run announced last, and restore the learned state.
 
         Args:
-            bundle: Verified.
-            config: What the device is told.
-            methods: The device halves by name.
-            store: The device's.
-            session: The device's.
-            clock: Where time is read from.
+            bundle: Verified bundle.
+            config: Configuration of the device.
+            methods: Device half of each method, by name.
+            store: Store of the device.
+            session: Session of the device.
+            clock: Source of the time.
             turn: Called between two minibatches; may raise ``GivenUp``.
 
         Raises:
-            EdgeError: It cannot be used here.
+            EdgeError: The bundle cannot be used here.
         """
         self._config, self._methods, self._turn = config, methods, turn
         self._store, self._session, self._clock = store, session, clock
@@ -85,11 +85,11 @@ class Work:
 
     @property
     def latest(self) -> Any:  # noqa: ANN401 - the half's own type, or what was learned alone
-        """What to forecast with."""
+        """State to forecast with."""
         return self.state if self.alone is None else self.alone
 
     def stand(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
-        """Take over what a round of the fleet made of the state: what was learned alone is old."""
+        """Adopt the state after a round of the fleet; the state of local rounds is discarded."""
         self.state, self.alone = state, None
 
     # --- the last good parameters -----------------------------------------------------------------
@@ -98,8 +98,8 @@ class Work:
         """Return why a candidate must not replace the state in use, and count it; empty if it may.
 
         Args:
-            candidate: What training, mixing or a common model led to.
-            present: What it would replace, and the count is saved at once; None for the half's
+            candidate: State after training, mixing or adopting a common model.
+            present: State that it would replace, with the count saved at once; None for the half's
                 state, with which the caller saves ``returns``.
         """
         found = self.learner.fault_of(candidate, self.state if present is None else present)
@@ -112,18 +112,18 @@ class Work:
         return found
 
     def last_good(self) -> Any:  # noqa: ANN401 - the half's own type
-        """Return the state in use as it was saved: without the turns of an open round."""
+        """Return the state in use as it was saved, without the steps of an open split round."""
         return type(self.state).from_arrays(self.state.arrays())
 
     @property
     def returns(self) -> dict[str, int]:
-        """How often a candidate was given up for the last good parameters, to be saved."""
+        """Number of candidates rejected for the last good parameters, as a fact to be saved."""
         return {RETURNS: self._session.counts[RETURNED] + self._returns_before}
 
     def judge_present(self) -> None:
-        """Judge a state that was taken over while there were no windows to judge it by.
+        """Test a state that was adopted before there were windows to test it on.
 
-        One that is at fault makes room for the bundle's first vector, with personal layers anew.
+        A faulty state is replaced by the bundle's initial vector, with new personal layers.
         """
         if self._is_judged or not self.learner.is_measurable():
             return
@@ -138,35 +138,35 @@ class Work:
         self._session.counts[RETURNED] += 1
         logger.warning("returned to the last good parameters %s", fields(why=why))
 
-    # --- what the run makes of it -----------------------------------------------------------------
+    # --- contract of the run ----------------------------------------------------------------------
 
     @property
     def contract(self) -> Contract:
-        """What the run's method asks of devices."""
+        """Contract of the run's method."""
         return CONTRACTS[self.learner.role.method]
 
     @property
     def ask(self) -> Ask:
-        """What is answered with an update."""
+        """Contract of the ask that is answered with an update."""
         return answered(self.contract)[1]
 
     @property
     def shares(self) -> bool:
-        """Whether answers go to the fleet: none does where nothing is shared."""
+        """Return whether updates are sent to the fleet: none is where no layer is shared."""
         return self.learner.spec.shared_size > 0
 
     @property
     def is_common(self) -> bool:
-        """Whether everybody is asked at once: then a newer round makes an older one useless."""
+        """Return whether all devices are asked at once: a newer round then replaces an older."""
         return not self.ask.personal
 
     # --- bundles and runs -------------------------------------------------------------------------
 
     def follow(self, found: FoundBundle) -> bool:
-        """Put an announced run into force; install its bundle first if it is another one.
+        """Activate an announced run; install its bundle first if it is another one.
 
         Returns:
-            Whether it is in force: a bundle that cannot run here leaves everything as it was.
+            True if it is active; a bundle that cannot run here changes nothing.
         """
         self._session.bundle, layout = None, self.learner.spec.whole_digest
         try:
@@ -179,14 +179,14 @@ class Work:
         self._session.adopt(found)
         self.recall()
         if self.learner.spec.whole_digest != layout:
-            self.alone = None  # it fits the old one only
+            self.alone = None  # it fits the old layout only
         said = found.announced
         told = {"run": said.run, "bundle": said.name, "method": said.method}
         logger.info("run in force %s", fields(**told))
         return True
 
     def recall(self) -> None:
-        """Take over what was learned before, if it was learned for this layout."""
+        """Restore the saved state, if it was trained for this layout."""
         self.state, learned = recall(self.learner, self._store)
         self._is_judged = False
         if learned is not None and learned.run == self._session.seen.run:
@@ -194,7 +194,7 @@ class Work:
             self._session.learned(turn, learned.version)
 
     def begin_anew(self) -> None:
-        """Forget what was learned alone since a store was lost: its noise is not told under."""
+        """Discard local training since a store was lost: nothing is released under its noise."""
         self._session.lost = False
         self.learner.forget()
         self.alone = None
@@ -206,7 +206,7 @@ class Work:
         announced: m.BundleMessage | None,
         series: Series | None = None,
     ) -> None:
-        """Put a bundle to work as the announced run, or the bundle alone, asks for."""
+        """Set up a bundle as the announced run, or the bundle alone, requires."""
         learner = set_up(
             self._config,
             self._store,

@@ -1,4 +1,4 @@
-"""What must be right before a device can start: its keys, its bundle, its link."""
+"""Load and check what a device needs to start: keys, bundle, privacy mechanism, peers and link."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.wire.schema import SchemaError
 
 INSTALLED = "bundle"
-"""Folder below the device's state in which bundles from the fleet are installed."""
+"""Folder inside the device's state folder that holds bundles installed from the fleet."""
 
 NEIGHBOURS = "neighbours"
-"""Name of the paper that says who a device's neighbours are, as its aggregator said last."""
+"""Name under which the store keeps the latest list of peers from the aggregator."""
 
 
 def load_signer(path: Path) -> SigningKey:
-    """Read the device's own key; one that others on the machine can read is refused.
+    """Read the device's own key; refuse one that other users of the machine can read.
 
     Raises:
-        ConfigError: No such key, or open to others.
+        ConfigError: The key is missing, or readable by others.
     """
     try:
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -63,10 +63,10 @@ def load_signer(path: Path) -> SigningKey:
 
 
 def load_ring(keys: KeysSection) -> KeyRing:
-    """Read the keys whose signature counts.
+    """Read the trusted public keys.
 
     Raises:
-        ConfigError: A file that is missing or holds no public key.
+        ConfigError: A file is missing or holds no public key.
     """
     try:
         pinned = None if keys.aggregator is None else read_public(keys.aggregator)
@@ -76,10 +76,10 @@ def load_ring(keys: KeysSection) -> KeyRing:
 
 
 def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBundle:
-    """Open the bundle that the fleet announced last and we installed, else the configured one.
+    """Open the installed bundle that the fleet announced last, else the configured one.
 
     Raises:
-        EdgeError: It is missing, damaged, or signed by nobody we trust.
+        EdgeError: It is missing, damaged, or not signed by a trusted key.
     """
     trust, folder = _trust(config), config.state / INSTALLED
     if announced is not None and (folder / announced.digest.hex()).is_dir():
@@ -88,10 +88,10 @@ def open_bundle(config: Config, announced: m.BundleMessage | None) -> RunnableBu
 
 
 def take_over(config: Config, found: FoundBundle, present: RunnableBundle) -> RunnableBundle:
-    """Return the bundle of an announcement: the present one, or the archive, installed.
+    """Return the bundle of an announcement: the present one, or its archive after installation.
 
     Raises:
-        EdgeError: The archive is not what was announced, or cannot run here.
+        EdgeError: The archive differs from the announced one, or cannot run here.
     """
     if found.archive is None:
         return present
@@ -117,13 +117,13 @@ def set_up(
     present: Series | None = None,
     clock: Callable[[], int] = lambda: 0,
 ) -> ModelRuntime:
-    """Make the learner that the announced run, or the bundle alone, asks for.
+    """Create the model runtime that the announced run, or the bundle alone, requires.
 
-    A ``present`` series goes on if it is on the bundle's grid; else the store's is read.
+    A ``present`` series is reused if it has the bundle's grid; otherwise the store's is read.
 
     Raises:
-        EdgeError: The announcement does not fit the bundle, names an unknown method, or one that
-            this device's privacy does not fit.
+        EdgeError: The announcement does not fit the bundle, names an unknown method, or one that is
+            incompatible with this device's privacy settings.
     """
     method = announced.method if announced else config.accept.methods[0]
     shared = announced.shared if announced else bundle.manifest.shared
@@ -148,10 +148,10 @@ def set_up(
 
 
 def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoisePlan:
-    """Return how this device hides its readings, where ``method`` answers ``shared`` scalars.
+    """Return the noise plan of this device for a method that sends ``shared`` scalars.
 
     Raises:
-        ConfigError: It cannot, with the key at fault.
+        ConfigError: There is none; the message names the key.
     """
     facts = DeviceFacts(manifest, config.learn.keep, config.accept.max_steps, shared)
     made = plan_of(config.privacy, facts)
@@ -162,7 +162,7 @@ def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoiseP
 def protect(
     config: Config, store: DeviceStore, manifest: Manifest, role: RunRole, clock: Callable[[], int]
 ) -> Mechanism:
-    """Make the mechanism that the configuration asks for, attached to this role.
+    """Create the configured privacy mechanism for this role.
 
     Raises:
         ConfigError: As ``plan``.
@@ -175,7 +175,7 @@ def protect(
 
 
 def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
-    """Add up what was told so far, against the budget."""
+    """Sum the recorded charges against the budget."""
     told = store.fact("releases allowed", -1)
     most = plan.most(told if told >= 0 else None)
     return PrivacyAccount.of(
@@ -184,10 +184,10 @@ def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
 
 
 def check_site(config: Config, manifest: Manifest) -> None:
-    """Refuse to start without the constants of the place that a bundle reads.
+    """Refuse to start without the site constants that a bundle reads.
 
     Raises:
-        ConfigError: Naming what is missing, with its unit.
+        ConfigError: A constant is missing; the message gives its name and unit.
     """
     statics = {f.name: f.unit for f in manifest.features if f.kind == "static"}
     missing = [f"{name} ({unit})" for name, unit in statics.items() if name not in config.site]
@@ -199,10 +199,10 @@ def check_site(config: Config, manifest: Manifest) -> None:
 
 
 def check_limits(config: Config, manifest: Manifest) -> None:
-    """Refuse rates of our own that are beyond those the bundle was signed for.
+    """Refuse a configured learning rate above the limit signed with the bundle.
 
     Raises:
-        ConfigError: Naming the key, its value and the limit.
+        ConfigError: The message names the key, its value and the limit.
     """
     limits = manifest.training.limits
     for key, name, value in (
@@ -219,10 +219,10 @@ def check_limits(config: Config, manifest: Manifest) -> None:
 
 
 def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSettings | None:
-    """Return who the neighbours are: as the run's aggregator said last, or as configured.
+    """Return the peers: as the run's aggregator listed them last, or as configured.
 
     Raises:
-        ConfigError: A neighbourhood that cannot work, with the key at fault.
+        ConfigError: An invalid neighbourhood; the message names the key.
     """
     if answered(CONTRACTS[method])[1].up is not Up.PEERS:
         return None
@@ -238,10 +238,10 @@ def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSe
 
 
 def check_neighbours(config: Config) -> int:
-    """Return how many neighbours are configured; refuse some that would never be heard.
+    """Return the number of configured peers; refuse peers that could never be received.
 
     Raises:
-        ConfigError: A neighbourhood that cannot work, with the key at fault.
+        ConfigError: An invalid neighbourhood; the message names the key.
     """
     method = config.accept.methods[0]
     if config.neighbours.keys and answered(CONTRACTS[method])[1].up is not Up.PEERS:
@@ -256,17 +256,17 @@ def check_neighbours(config: Config) -> int:
 
 
 def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState | None]:
-    """Return the half's state as it was saved, or a first one if nothing fits this layout.
+    """Return the saved state of the half, or an initial one if none fits this layout.
 
-    Of another run, perhaps by another method, only the weights are taken over: what else a half
-    remembers belongs to the run in which it was learned.
+    From another run, perhaps of another method, only the weights are restored: the rest of a half's
+    state belongs to the run in which it was trained.
     """
     learner.kept = recall_intervals(learner, store)
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
     if learned.leaves.get("noise", "none") != learner.mechanism.origin:
-        return state, None  # learned from other readings than are allowed now
+        return state, None  # trained on other readings than are allowed now
     if learned.leaves["scale"]:
         learner.scale = Scale(*learned.leaves["scale"])
     if learned.run != learner.role.run:
@@ -275,11 +275,11 @@ def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState
 
 
 CALIBRATION = "calibration"
-"""The paper on which a store keeps what the intervals' calibration remembers."""
+"""Name under which the store keeps the calibration of the intervals."""
 
 
 def recall_intervals(learner: ModelRuntime, store: DeviceStore) -> SavedCalibration | None:
-    """Return the calibration as it was kept, or None: it is soon made again from the readings."""
+    """Return the saved calibration, or None; it can be recomputed from the readings."""
     paper = store.paper(CALIBRATION)
     if paper is None:
         return None
@@ -291,10 +291,10 @@ def recall_intervals(learner: ModelRuntime, store: DeviceStore) -> SavedCalibrat
 
 
 def keep_intervals(kept: SavedCalibration, store: DeviceStore) -> None:
-    """Keep a calibration: a page of flash, at most once for every row of the series.
+    """Save a calibration: one page of flash, at most once per row of the series.
 
     Raises:
-        StoreFull: No space; the old one stays.
+        StoreFull: No space; the old one is kept.
     """
     store.file_paper(CALIBRATION, pack_leaves(kept.arrays()))
 
@@ -305,10 +305,10 @@ def broker_of(
     judged_at: Callable[[], float | None] | None = None,
     judged_else: Callable[[], float | None] | None = None,
 ) -> Broker:
-    """Describe the configured broker.
+    """Return the options of the configured broker.
 
     Raises:
-        ConfigError: Settings that cannot work together.
+        ConfigError: Incompatible settings.
     """
     section = config.broker
     try:
@@ -338,10 +338,10 @@ def connect(
     *,
     is_trial: bool = False,
 ) -> Transport:
-    """Make the configured link; a trial says no last words and shares nobody's session.
+    """Create the configured link; a trial has no last will and no shared session.
 
     Raises:
-        ConfigError: Settings that cannot work together.
+        ConfigError: Incompatible settings.
     """
     from edge_sdk.wire.link.mqtt import MqttLink  # noqa: PLC0415 - loads paho: only for a real broker
 

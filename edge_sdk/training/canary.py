@@ -1,8 +1,8 @@
-"""Judge parameters by what they forecast of this device's own newest windows (the canary).
+"""Compare candidate parameters on this device's newest windows before use (the canary).
 
-A model can be ruined by numbers that are all legal: a learning rate too high for this device's
-readings, or a common model that someone else ruined. It is finite, and still no forecast. So a
-candidate is compared with the parameters in use on the same windows before it replaces them.
+Legal numbers can still ruin a model: a learning rate too high for this device's readings, or a
+damaged common model. Such a model is finite but does not forecast. So a candidate is compared with
+the parameters in use on the same windows before it replaces them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from edge_sdk.methods.training_context import Graph
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 WINDOWS: Final = 16
-"""How many of the newest complete windows are forecast."""
+"""Number of newest complete windows that are forecast."""
 WIDENED: Final = 5.0
-"""Widths of the readings' range by which a forecast may lie beyond either end of it."""
+"""Largest accepted distance of a forecast beyond the readings' range, in widths of that range."""
 WORSE: Final = 10.0
-"""How often the error of the parameters in use a candidate's error may be, once it exceeds the
-range's width."""
-_FLAT: Final = 1e-6  # spread over windows, in widths, below which forecasts are all the same
-_ALIVE: Final = 1e-3  # spread that forecasts of the parameters in use have, to compare with
+"""Largest accepted ratio of a candidate's error to that of the parameters in use.
+
+It applies once the candidate's error exceeds the range's width.
+"""
+_FLAT: Final = 1e-6  # spread over windows, in widths, below which forecasts count as equal
+_ALIVE: Final = 1e-3  # spread that the forecasts in use need for a comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What parameters forecast of the canary windows; lengths are in widths of the readings' range.
+    """The forecasts of the canary windows; lengths are in widths of the readings' range.
 
     Attributes:
-        windows: How many were forecast; 0 if there are none, and nothing is known.
-        finite: Whether parameters and forecasts are finite.
-        beyond: How far the forecasts leave the readings' range; 0 within it.
+        windows: Number of windows; 0 if there are none and nothing is known.
+        finite: True if parameters and forecasts are finite.
+        beyond: Distance of the forecasts beyond the readings' range; 0 within it.
         error: Mean absolute error; infinite where a forecast is not finite.
-        spread: How much the forecasts differ from window to window.
-        is_change: Whether the model forecasts a change, so that a constant one repeats the reading.
+        spread: Difference of the forecasts between windows.
+        is_change: True if the model forecasts a change, so that a constant one repeats the reading.
     """
 
     windows: int
@@ -53,11 +55,11 @@ UNMEASURED: Final = Measured(0)
 
 
 def measure(graph: Graph, p: Vector, frame: ChannelFrame) -> Measured:
-    """Forecast the newest complete windows, as the graph tells it: nothing is cut at zero.
+    """Forecast the newest complete windows with the raw graph: nothing is clipped at zero.
 
     Args:
         graph: The bundle's forecast graph: p, x to yhat.
-        p: The whole vector.
+        p: Parameter vector, all layers.
         frame: Channels, targets and scale.
     """
     if not np.isfinite(p).all():
@@ -83,8 +85,8 @@ def measure(graph: Graph, p: Vector, frame: ChannelFrame) -> Measured:
 def fault(candidate: Measured, present: Measured) -> str:
     """Return why a candidate must not replace the parameters in use; empty if it may.
 
-    A candidate that is at fault may all the same where the parameters in use are no better: else a
-    device whose first vector is far off could never learn.
+    A faulty candidate is accepted where the parameters in use are no better: otherwise a device
+    with a poor initial vector could never learn.
 
     Example:
         >>> fault(Measured(16, beyond=7.5, error=8.0), Measured(16, error=0.1))
@@ -111,7 +113,7 @@ def _too_far(candidate: Measured) -> str:
 
 
 def _worse(candidate: Measured, present: Measured) -> str:
-    """Return what a candidate has lost that the parameters in use had."""
+    """Return the quality that a candidate lacks and the parameters in use have."""
     if candidate.error > max(1.0, WORSE * present.error):
         return (
             f"error {candidate.error:.3g} widths of the readings' range, "

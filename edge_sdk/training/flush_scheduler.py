@@ -1,7 +1,7 @@
-"""What a device writes down by the clock, and what it can spare: flash wears out, batteries drain.
+"""Schedule writes to flash, and record bytes written and time awake, within the limits.
 
-Readings wait in memory until there are many, or a minute has passed. What was written and how long
-the device was awake is booked by the hour.
+Readings wait in memory until there are many, or a minute has passed. Bytes written and time awake
+are recorded hourly.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from edge_sdk.training.retention import history_of, slots_needed
 
 logger = logging.getLogger(__name__)
 
-_READINGS_AT_ONCE = 1024  # kept in memory until so many came, or a minute passed
-_BOOK_EVERY = 3600.0  # s until it is kept how much was written
+_READINGS_AT_ONCE = 1024  # readings in memory before a flush; a minute at most
+_BOOK_EVERY = 3600.0  # seconds between two records of the bytes written
 
 
 class FlushScheduler:
-    """Keeps a device's readings, and the device to its means."""
+    """Flushes readings in batches, and applies the resource limits of the device."""
 
     def __init__(
         self, means: LimitsSection, store: DeviceStore, session: Session, clock: Clock
     ) -> None:
-        """Go on where the process before this one ended."""
+        """Continue from the counters of the previous process."""
         self._store, self._session, self._clock = store, session, clock
         self._flushed = self._booked = session.now
         flash = DailyQuota(store.fact("flash day"), store.fact("flash"))
         wake = DailyQuota(store.fact("wake day"), store.fact("wake"))
         self._thrift = ResourceGovernor(means, flash, wake, now=session.now)
         self._kept: SavedCalibration | None = None
-        self._oldest: int | None = None  # slot of the oldest reading on flash; None: not looked
+        self._oldest: int | None = None  # slot of the oldest reading on flash; None: not read yet
 
-    # --- what is written --------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
     def flush_in_time(self, learner: ModelRuntime) -> None:
-        """Flush when readings have waited long, though none may follow them for an hour."""
+        """Flush readings that have waited long, even if none follow them for an hour."""
         overdue = self._session.now - self._flushed > self._thrift.patience
         waiting = learner.series.unsaved
         if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
             self.flush(learner)
 
     def flush(self, learner: ModelRuntime) -> None:
-        """Write readings that only memory holds, and what the intervals were made of them."""
+        """Write buffered readings, and the interval calibration derived from them."""
         rows = learner.series.pending()
         self._flushed = self._session.now
         self._keep_intervals(learner)
@@ -68,15 +68,15 @@ class FlushScheduler:
         try:
             self._store.add_readings(rows, before=before, step=learner.series.step)
             self._oldest = before or self._oldest
-        except StoreFull:  # readings go first; what is owed stays
+        except StoreFull:  # readings are dropped first; the outbox is kept
             self._session.counts["readings not kept"] += len(rows)
         learner.series.saved(rows)
 
     def _due(self, learner: ModelRuntime, rows: Sequence[SeriesRow]) -> int | None:
-        """Return before which slot readings are dropped now: a day's at once; None for nothing.
+        """Return the slot before which readings are dropped now, a day at a time; None for none.
 
-        Nothing goes while the newest slots hold less than the model needs: after a long silence,
-        or a clock that leapt, the old readings are all there is.
+        Nothing is dropped while the newest slots hold less than the model needs: after a long gap,
+        or a clock jump, the old readings are all there is.
         """
         series, history = learner.series, history_of(learner.config, learner.manifest)
         if self._oldest is None:
@@ -89,11 +89,11 @@ class FlushScheduler:
         return series.oldest
 
     def remembered(self, name: str) -> bytes | None:
-        """Return what a source wrote down before a restart, or None."""
+        """Return the note that a source saved before a restart, or None."""
         return self._store.paper(f"source {name}")
 
     def remember(self, notes: Mapping[str, bytes]) -> None:
-        """Write what sources must know after a restart, by name; readings are flushed before."""
+        """Save the notes of the sources by name; readings are flushed before."""
         try:
             for name, note in notes.items():
                 if note != self.remembered(name):
@@ -102,7 +102,7 @@ class FlushScheduler:
             self._session.counts["notes not kept"] += 1
 
     def book(self) -> None:
-        """Keep what was written today, and the most memory there ever was, for the report."""
+        """Save the bytes written today and the peak memory, for the report."""
         self._thrift.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
         flash, wake = self._thrift.flash, self._thrift.wake
         told = {"flash day": flash.day, "flash": flash.used}
@@ -111,7 +111,7 @@ class FlushScheduler:
             self._store.set_facts(**told, peak=peak_kib())
 
     def _keep_intervals(self, learner: ModelRuntime) -> None:
-        """Write the calibration if it moved; a lost one is made again from the readings."""
+        """Save the calibration if it changed; a lost one is recomputed from the readings."""
         kept = learner.kept
         if kept is None or kept is self._kept:
             return
@@ -122,14 +122,14 @@ class FlushScheduler:
         else:
             self._kept = kept
 
-    # --- what can be spared -----------------------------------------------------------------------
+    # --- resource limits --------------------------------------------------------------------------
 
     def live(self, *, awake: bool) -> None:
-        """Book how the time since the last call was spent."""
+        """Record how the time since the last call was spent."""
         self._thrift.live(self._session.now, self._session.time_for_days, awake=awake)
 
     def held(self) -> str:
-        """Say why nothing is learned now, though it could be: what the device cannot spare."""
+        """Return which resource limit forbids training now; empty if none does."""
         session, before = self._session, self._thrift.held
         held = self._thrift.look(session.now, self._clock.wall() / 1000, session.time_for_days)
         if held and held != before:
@@ -138,5 +138,5 @@ class FlushScheduler:
 
     @property
     def why_held(self) -> str:
-        """What ``held`` said last."""
+        """The last result of ``held``."""
         return self._thrift.held

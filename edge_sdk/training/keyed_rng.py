@@ -1,4 +1,4 @@
-"""Randomness that a restart draws again: a generator keyed by run, device, purpose and round."""
+"""Reproducible random numbers: a generator keyed by run, device, purpose and round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 def keyed(run: int, device: str, purpose: str, of_round: int) -> np.random.Generator:
     """Return a counter-based generator (Philox) for one purpose of one round.
 
-    Never for privacy noise: who knows the four words can draw the same numbers.
+    Never for privacy noise: anyone who has the four key parts can draw the same numbers.
 
     Example:
         >>> first, again = (keyed(1, "meter-1", "batch", 7).random() for _ in range(2))

@@ -1,4 +1,4 @@
-"""Rounds that a device sets itself: nothing is shared, or nobody was heard for long."""
+"""Run local rounds without an aggregator, when nothing is shared or none was reached for long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_sdk.wire.contract.method import Task
 
 
 class LocalRounds:
-    """Learns between the fleet's rounds, every so often."""
+    """Trains on its own between the rounds of the fleet, at a fixed interval."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class LocalRounds:
         answering: TrainingTransaction,
         upkeep: FlushScheduler,
     ) -> None:
-        """Wait from now on."""
+        """Start the interval timer."""
         self._config, self._store, self._session = config, store, session
         self._work, self._answering, self._upkeep = work, answering, upkeep
         self._last = session.now
 
     def is_time(self, *, among_neighbours: bool) -> bool:
-        """Whether to set oneself a round; never where neighbours may still be told something."""
+        """Return whether a local round is due; never while peers may still receive a release."""
         session, work, now = self._session, self._work, self._session.now
         is_free = not session.forbidden
         if among_neighbours and is_free:
@@ -46,7 +46,7 @@ class LocalRounds:
         return due and not self._upkeep.held()
 
     def learn(self) -> None:
-        """Train on a copy that forecasts until the fleet is back; for good if nothing is shared."""
+        """Train a copy used until the fleet is back; permanently if nothing is shared."""
         work, self._last = self._work, self._session.now
         self._upkeep.live(awake=False)
         number = self._store.fact("alone")
@@ -65,7 +65,7 @@ class LocalRounds:
         self._store.set_facts(alone=number + 1)
 
     def _task(self, number: int) -> Task:
-        """Return the task of our own with this number: plain local steps from where we are."""
+        """Return the local task with this number: plain SGD steps from the present state."""
         learner, pace = self._work.learner, self._config.pace
         training = learner.manifest.training
         values = {

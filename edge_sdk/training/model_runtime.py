@@ -1,4 +1,4 @@
-"""What learns on this device: the bundle's graphs, its series, the run's half, the forecast."""
+"""Run a bundle on this device's series: training, evaluation and forecasts."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from edge_sdk.wire.contract.method import CONTRACTS, Array, Effects, Event, Half
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 HELD = 256
-"""How many held-back windows judge a model at most: the memory of one batch is bounded."""
+"""Maximum number of held-back windows in an evaluation; bounds the memory of one batch."""
 
 NARROWEST = 0.01
-"""Width that an interval counts as at least, as a share of the series' scale."""
+"""Minimum width of an interval, as a share of the series' scale."""
 
 
 class RunnableBundle(Protocol):
-    """What a device needs of a verified bundle (``edge_sdk.bundle`` has the real one)."""
+    """The interface of a verified bundle (``edge_sdk.bundle`` has the real one)."""
 
     @property
     def manifest(self) -> Manifest:
-        """What it says of itself."""
+        """Its manifest."""
 
     @property
     def initial(self) -> Vector:
-        """The whole first vector."""
+        """Its initial parameter vector."""
 
     @property
     def graphs(self) -> Mapping[str, Graph]:
@@ -52,12 +52,12 @@ class RunnableBundle(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of its archive: how announcements name it."""
+        """SHA-256 of its archive; identifies it in announcements."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRole:
-    """What a run makes of this device: which run, by which method, sharing which layers."""
+    """The role of this device in a run: run number, method and shared layers."""
 
     run: int
     method: str
@@ -66,17 +66,17 @@ class RunRole:
 
 @dataclass(slots=True)
 class ModelRuntime:
-    """One bundle at work on one device's readings.
+    """One bundle on the readings of one device.
 
     Attributes:
         config: The device's configuration.
         bundle: The bundle in use.
-        role: What the run makes of it.
-        factory: Makes the device half of the run's method.
-        series: The readings, on the bundle's grid.
-        mechanism: What stands between them and all that is learned.
-        scale: The scale the model learned on; fixed at the first training.
-        kept: What the interval's calibration remembers; None before the first forecast.
+        role: Role of the device in the run.
+        factory: Creates the device half of the run's method.
+        series: Readings, on the bundle's grid.
+        mechanism: Privacy mechanism between the readings and everything learned.
+        scale: Scale of the model's training; fixed at the first training.
+        kept: State of the interval calibration; None before the first forecast.
         turn: Called between two minibatches.
     """
 
@@ -97,7 +97,7 @@ class ModelRuntime:
     _measured: tuple[tuple[Vector, ChannelFrame, Measured], ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        """Bind the half to what this device has."""
+        """Create the device half for this bundle and mechanism."""
         manifest = self.bundle.manifest
         self.spec = manifest.spec(self.role.shared)
         local = ShellContext(
@@ -117,11 +117,11 @@ class ModelRuntime:
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself."""
+        """Manifest of the bundle."""
         return self.bundle.manifest
 
     def first_state(self) -> Any:  # noqa: ANN401 - the half's own type
-        """Return the half's state before any round: the bundle's vector, but our own head."""
+        """Return the initial state: the bundle's vector, with personal layers of this device."""
         initial = self.bundle.initial
         if self.config.accept.personal_init == "device":
             initial = own_start(initial, self.spec, self.config.id)
@@ -135,37 +135,37 @@ class ModelRuntime:
         return seen
 
     def load(self, rows: list[SeriesRow]) -> None:
-        """Take saved readings in."""
+        """Add saved readings."""
         self.series.load(rows)
         self._frame = self._learnable = None
 
     def forget(self) -> None:
-        """Forget the scale, and what was made of the readings."""
+        """Discard the scale, and what was derived from the readings."""
         self.scale = self.kept = self._frame = self._learnable = None
 
     def frame(self) -> ChannelFrame:
-        """Return the channels as the model forecasts from them, made once after every change."""
+        """Return the model's input channels, computed once after every change."""
         if self._frame is None:
             self._frame = self._framed(self.series)
         return self._frame
 
     def windows(self) -> Drawable:
-        """Return the windows of the readings as they are: to count, and to see if any are there."""
+        """Return the windows of the unperturbed readings: for counting and readiness only."""
         return self._drawable(self.frame())
 
     def learnable(self) -> Drawable:
-        """Return what may be learned from now: perhaps perturbed readings, and on their own scale.
+        """Return the windows for training: perhaps of perturbed readings, on their own scale.
 
-        The shell asks only when it learns: what is new is perturbed and stored by it.
+        Called only for training: it perturbs and stores readings that have no noise yet.
         """
         return self._drawable(self._learnable_frame())
 
     def judged(self, vector: Vector) -> float | None:
-        """Return a vector's loss on windows behind those that are learned from; None without any.
+        """Return a vector's loss on windows held back from training; None without any.
 
-        Of the series that may be learned from, so perhaps perturbed. The same windows for every
-        vector, as long as no reading came. None where the mechanism covers gradients only: a model
-        that was chosen by a loss without noise would tell of it in every later update.
+        The windows come from the training series, so they may be perturbed, and are the same for
+        every vector until a reading arrives. None where the mechanism covers gradients only: a
+        model selected by a noise-free loss would reveal that loss in every later update.
         """
         held = self.held_back() if self.mechanism.judges else None
         if held is None:
@@ -176,7 +176,7 @@ class ModelRuntime:
         return float(loss)
 
     def held_back(self) -> Drawable | None:
-        """Return the windows behind those that are learned from; None without any."""
+        """Return the windows held back from training; None without any."""
         if self.config.learn.part != "train":
             return None
         frame = self._learnable_frame()
@@ -184,9 +184,9 @@ class ModelRuntime:
         return held if len(held) else None
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
-        """Think: what the half makes of a task.
+        """Apply a training task to a state; return the new state and its effects.
 
-        Pure but for the series' scale, fixed hereby, and intervals that are judged before.
+        Pure except for the series' scale, fixed here, and the calibration, updated before.
         """
         self.calibrate(state)
         self.mechanism.begin()
@@ -194,24 +194,24 @@ class ModelRuntime:
         return self.half.apply(state, task)
 
     def play(self, state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
-        """Answer what perishes: as ``learn``, but of noise nothing is drawn for it."""
+        """Apply a perishable event: as ``learn``, but no noise is drawn for it."""
         self.calibrate(state)
         self._fix_scale()
         return self.half.apply(state, event)
 
     def learn_alone(self, state: Any, task: Task) -> LocalState:  # noqa: ANN401 - as above
-        """Take plain local steps from what was learned, whatever the run's method is."""
+        """Take plain SGD steps from the learned state, whatever the run's method is."""
         self.calibrate(state)
         begun = state if isinstance(state, LocalState) else LocalState(self.vector(state))
         self._fix_scale()
         return self.alone.apply(begun, task)[0]
 
     def fault_of(self, candidate: Any, present: Any) -> str:  # noqa: ANN401 - the half's own type
-        """Return why a state must not replace the one in use; empty if it may, or if none can tell.
+        """Return why a state must not replace the one in use; empty if it may or cannot be tested.
 
-        Its parameters and those that it forecasts with are judged on the newest windows of what is
-        learned from (``edge_sdk.training.canary``). Nothing is judged where noise in the gradient, or in
-        readings that are not perturbed yet, is all that keeps what is learned private.
+        Its parameters and those that it forecasts with are tested on the newest windows of the
+        training series (``edge_sdk.training.canary``). Nothing is tested where privacy depends only
+        on noise in the gradient, or in readings that are not perturbed yet.
         """
         point = self.mechanism.plan.mechanism.point
         if point == "gradient" or (point == "input" and self._learnable is None):
@@ -224,9 +224,9 @@ class ModelRuntime:
         return ""
 
     def mends(self, candidate: Any, present: Any, task: Task) -> bool:  # noqa: ANN401 - as above
-        """Whether a task brought a model that is itself at fault, and training made it no worse.
+        """Return whether the received model was at fault, and training made it no worse.
 
-        Then the answer is a step back to where forecasts are, though this device keeps what it has.
+        Then the update is a step back to usable forecasts, though this device keeps its own state.
         """
         size = self.spec.shared_size
         given = [v for v in task.arrays.values() if v.shape == (size,)]
@@ -238,7 +238,7 @@ class ModelRuntime:
         return bool(fault(received, self._measure(own))) and made.error <= received.error
 
     def is_measurable(self) -> bool:
-        """Whether there are windows to judge parameters by."""
+        """Return whether there are windows to test parameters on."""
         return len(self.windows()) > 0
 
     def _vectors(self, state: Any) -> tuple[Vector, Vector]:  # noqa: ANN401 - as above
@@ -256,20 +256,20 @@ class ModelRuntime:
 
     @property
     def newest(self) -> int | None:
-        """The number of the newest window, of the clean readings; None while it is incomplete.
+        """Number of the newest window of the unperturbed readings; None while it is incomplete.
 
-        It is that of ``Drawable.named``: the same for all devices at the same time.
+        It equals that of ``Drawable.named``: the same on all devices at the same time.
         """
         return self.frame().newest if len(self.series) else None
 
     def newest_learnable(self) -> tuple[int, Array] | None:
-        """Return the newest window as it may leave: its number, and ``(1, lookback, channels)``.
+        """Return the newest window for release: its number, and ``(1, lookback, channels)``.
 
-        It is made of what may be learned from, so perhaps of perturbed readings: the noise of a
+        It comes from the training series, so perhaps from perturbed readings: the noise of a
         reading that has none yet is drawn, stored and charged by this call, as for training.
 
         Returns:
-            None while it is incomplete, or while not all of it may be learned from.
+            None while it is incomplete, or while part of it may not be used for training.
         """
         if self.newest is None:
             return None
@@ -280,11 +280,11 @@ class ModelRuntime:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model can forecast from the newest window."""
+        """Return whether the model can forecast from the newest window."""
         return len(self.series) > 0 and self.frame().is_ready
 
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
-        """Forecast what follows the newest reading, with an interval that is up to date."""
+        """Forecast the values after the newest reading, with a calibrated interval."""
         p, frame = self.vector(state), self.frame()
         graph, source = self._helped(state)
         if len(frame) and self._follows:
@@ -293,9 +293,9 @@ class ModelRuntime:
         return replace(told, source=source) if told.source == "model" else told
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
-        """Return the graph to forecast the newest window with, and how to call its word.
+        """Return the graph to forecast the newest window with, and the name of its source.
 
-        In a split method the server says z for it; without that, z is zero.
+        In a split method the server sends z for the window; without it, z is zero.
         """
         alone, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
         if aided is None or SERVE not in CONTRACTS[self.role.method]:
@@ -306,7 +306,7 @@ class ModelRuntime:
         return alone, "without graph"
 
     def _moved(self, p: Vector, graph: Graph) -> tuple[ConformalCalibration, CoverageTarget] | None:
-        """Return how far the ends are moved of an interval that a graph is about to tell."""
+        """Return the calibration of a graph's interval and its target coverage, or None."""
         if self.kept is None or not self._follows:
             return None
         follower, frame = self._follower, self.frame()
@@ -318,14 +318,14 @@ class ModelRuntime:
         return self.kept.aided, follower.aim
 
     def helped_at(self, state: Any) -> int | None:  # noqa: ANN401 - as above
-        """Return the number of the window of which a server's graph spoke last, if it did."""
+        """Return the number of the last window that the server's graph answered, or None."""
         feeds = {} if isinstance(state, LocalState) else self.half.model(state)
         return int(feeds["window"]) if "window" in feeds else None
 
     def calibrate(self, state: Any) -> None:  # noqa: ANN401 - as above
-        """Judge the intervals of readings that came, before the model learns from them.
+        """Update the calibration with new readings, before the model learns from them.
 
-        Nothing happens before the first forecast: nobody has been told an interval.
+        Nothing happens before the first forecast: no interval has been issued.
         """
         if self.kept is None or not (len(self.series) and self._follows):
             return
@@ -338,7 +338,7 @@ class ModelRuntime:
     def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
         """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.
 
-        Each as it would have been served, by the present model: calibrated on what came before it.
+        Each is what the present model would have issued: calibrated on earlier readings only.
         """
         if len(self.levels) == 1:
             return None
@@ -349,7 +349,7 @@ class ModelRuntime:
         return np.asarray(self._teller(p)(origins)[:, :, [0, -1]])
 
     def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
-        """Forecast from every complete window whose first target lies in a span of time.
+        """Forecast from every complete window whose first target is in a span of time.
 
         Returns:
             Times of the first targets, forecasts and truth ``(n, horizon)``, NaN where unobserved.
@@ -362,7 +362,7 @@ class ModelRuntime:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """The levels that the model tells, rising; the median alone where it tells one value."""
+        """The quantile levels of the model, rising; the median alone for a point forecast."""
         return self.manifest.loss.levels or POINT
 
     @property
@@ -382,7 +382,7 @@ class ModelRuntime:
         return IntervalTracker(aim, said.warm, self.manifest.digest)
 
     def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
-        """Return what tells quantiles from origins, without any help."""
+        """Return the function that forecasts quantiles from origins, without the server's z."""
         return partial(self._told, p)
 
     def _told(self, p: Vector, origins: Ints) -> Floats:
@@ -395,7 +395,7 @@ class ModelRuntime:
         return np.asarray(origins[(first >= begin) & (first < end)])
 
     def _fix_scale(self) -> None:
-        """Keep the scale of the first training: of what may be learned from, or a public one."""
+        """Fix the scale at the first training: of the training series, or a public one."""
         if self.scale is not None or not len(self.learnable()):
             return
         public = self.mechanism.scale
@@ -423,25 +423,25 @@ class ModelRuntime:
         return Drawable(frame, frame.origins(self.config.learn.part))
 
     def _take_turn(self) -> None:
-        self.turn()  # looked up each time: the client puts it in later
+        self.turn()  # looked up each time: the client sets it later
 
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
-        """Return the whole vector to forecast with: the half's, or what was learned alone."""
+        """Return the parameter vector to forecast with: the half's, or that of the local rounds."""
         half = self.alone if isinstance(state, LocalState) else self.half
         return np.asarray(half.model(state)["p"], np.float32)
 
 
 def series_for(manifest: Manifest, keep: int) -> Series:
-    """Make an empty series on a bundle's grid, with the streams that it reads."""
+    """Create an empty series on a bundle's grid, with the streams that it reads."""
     streams = {manifest.target.stream: None}
     streams.update({f.stream: None for f in manifest.features if f.stream is not None})
     return Series(manifest.window.step_seconds, list(streams), capacity=keep)
 
 
 def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
-    """Draw the personal layers anew from the device's id, each as spread as the bundle's.
+    """Draw new personal layers from the device's id, each with the spread of the bundle's.
 
-    A constant layer (a bias of zero) stays as it is. Shared layers are the bundle's.
+    A constant layer (a bias of zero) is unchanged. Shared layers are the bundle's.
 
     Example:
         >>> spec = ParamSpec.of([("body", (2,)), ("head", (3,))], shared=["body"])

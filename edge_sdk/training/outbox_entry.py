@@ -1,4 +1,4 @@
-"""What is kept of a round that was learned: the half's state, and the one answer, sealed."""
+"""Build what is saved of a trained round: the state of the half, and the sealed update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, prove
 from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 
 OWN = 2**40
-"""Rounds that a device sets itself are numbered from here: no server gets that far."""
+"""First number of the rounds that a device sets itself; no server reaches it."""
 
 
 def record(
@@ -25,13 +25,13 @@ def record(
     learner: ModelRuntime,
     seen: NewestAnnouncements,
 ) -> LearnedState:
-    """Describe what is to be saved; a round set by ourselves does not count as the run's.
+    """Return the state to be saved; a local round does not count as one of the run's.
 
     Args:
-        state: What the half has learned.
-        task: The task that it answered so.
-        learner: The bundle at work.
-        seen: The run, and what of it was learned before.
+        state: Learned state of the half.
+        task: Task that led to it.
+        learner: Model runtime of the bundle.
+        seen: The run, and the last task of it.
     """
     is_ours, scale = task.round >= OWN, learner.scale
     turn = (seen.attempt, seen.step) if is_ours else (task.attempt, task.step)
@@ -59,19 +59,19 @@ def sealed(
     config: Config,
     signer: Signer,
 ) -> OutboxEntry:
-    """Number, encode and sign an update: from here on its bytes never change.
+    """Number, encode and sign an update; its bytes never change afterwards.
 
     Args:
-        update: As it may leave.
-        task: Which it answers.
-        numbers: The last number used, and what was spent with this answer.
-        run: Which the task belongs to.
-        learner: The bundle at work.
-        config: Says who we are.
-        signer: Signs for us.
+        update: Update as released by the mechanism.
+        task: Task that it answers.
+        numbers: Last sequence number used, and the release count including this update.
+        run: Run of the task.
+        learner: Model runtime of the bundle.
+        config: Configuration with the device's id.
+        signer: Signing key of the device.
     """
     ask = CONTRACTS[learner.role.method][task.ask]
-    declared = {"n", *(number.name for number in ask.report)}  # any other number stays here
+    declared = {"n", *(number.name for number in ask.report)}  # any other number is not sent
     values = {name: value for name, value in update.values.items() if name in declared}
     said = m.UpdateMessage(
         run=run,

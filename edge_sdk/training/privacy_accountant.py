@@ -1,6 +1,6 @@
-"""What a device has told of its readings, and what it may still tell: the account of its ledger.
+"""Account for the privacy cost of releases, and stop them when the budget is exhausted.
 
-Charges are reckoned here and written by whoever saves a round, in the transaction that saves it.
+Charges are computed here and written in the transaction that saves a round.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ logger = logging.getLogger(__name__)
 
 
 class PrivacyAccountant:
-    """The account of one device, under the mechanism that is in force.
+    """The privacy account of one device, under the mechanism in force.
 
     Attributes:
-        mechanism: What stands between the readings and all that leaves.
-        account: Every charge in the store's ledger, added up against the budget.
+        mechanism: Privacy mechanism between the readings and everything that is sent.
+        account: All charges of the store's ledger, summed against the budget.
     """
 
     mechanism: Mechanism
 
     def __init__(self, store: DeviceStore, session: Session, clock: Clock) -> None:
-        """Count nothing yet; ``begin`` says under which mechanism."""
+        """Begin without an account; ``begin`` sets the mechanism."""
         self._store, self._session, self._clock = store, session, clock
         self.account = PrivacyAccount()
         self._watched: tuple[int, int | None] | None = None
 
     def begin(self, mechanism: Mechanism) -> None:
-        """Add the ledger up, to count on under this mechanism."""
+        """Sum the ledger, and continue under this mechanism."""
         self.mechanism = mechanism
         self.account = account_of(self._store, mechanism.plan)
         self._watched = None
 
     def charge_start(self, releases: int) -> None:
-        """Charge what a restored image may have forgotten."""
+        """Charge releases that a restored disk image may lack."""
         if not releases:
             return
         up = self._session.up
@@ -55,7 +55,7 @@ class PrivacyAccountant:
         self.account = self.account.plus(*charges)
 
     def watch(self) -> None:
-        """Stop answering when nothing more may be told, and go on when it may."""
+        """Stop releases when the budget is exhausted, and resume them when it is not."""
         spent = self._session.up.numbers.spent
         if (spent, self._session.most) == self._watched:
             return
@@ -63,30 +63,30 @@ class PrivacyAccountant:
         plan = self.mechanism.plan
         self.account = replace(self.account, most=plan.most(self._session.most))
         wall = self._clock.wall()
-        draw = (plan.charge(wall),) if self.mechanism.origin == "input" else ()  # of a new reading
+        draw = (plan.charge(wall),) if self.mechanism.origin == "input" else ()  # for a new reading
         if self.account.plus(*self._unseen(wall), *draw).has_room(plan.release()):
             self._session.forbidden = ""
         else:
             self.stop("nothing more may be told")
 
     def stop(self, why: object) -> None:
-        """Let nothing leave any more, and say so once."""
+        """Forbid every release, and log it once."""
         if not self._session.forbidden:
             logger.warning("budget spent, learning alone %s", fields(why=why))
         self._session.forbidden = SPENT
 
     @property
     def may_release(self) -> bool:
-        """Whether an answer may leave now: not paused, not spent, and its number is confirmed."""
+        """Return whether a release may be sent now: not stopped, and the numbers are confirmed."""
         return self._session.up.may_release and not self._session.why_stopped
 
     def cost(self, releases: int) -> tuple[tuple[PrivacyCharge, ...], PrivacyAccount]:
-        """Return what a round costs with so many releases, and the account with that.
+        """Return the charges of a round with so many releases, and the account including them.
 
-        What left unseen before a store was lost is charged with the next round.
+        Releases unknown because a store was lost are charged with the next round.
 
         Raises:
-            BudgetSpent: Something would be released that does not fit.
+            BudgetSpent: A release does not fit into the budget.
         """
         counted = self._session.up.numbers.spent + releases
         if counted > RELEASES_LIMIT:
@@ -98,12 +98,12 @@ class PrivacyAccountant:
         return charges, account.charge(*charges) if releases else account.plus(*charges)
 
     def paid(self, account: PrivacyAccount) -> None:
-        """Take over the account of a round that is saved."""
+        """Adopt the account of a saved round."""
         self.account = account
         self._recount()
 
     def _recount(self) -> None:
-        """Read the ledger again where a mechanism books the noise of new readings by itself."""
+        """Read the ledger again where a mechanism itself charges the noise of new readings."""
         if self.mechanism.origin == "input":
             self.account = account_of(self._store, self.mechanism.plan)
 

@@ -1,7 +1,8 @@
-"""How much history a device keeps, in slots: the least of what slots, days and bytes allow.
+"""Compute how much history a device keeps, in slots: the minimum over slots, days and bytes.
 
-Pure. Readings are a ring: memory and flash hold the same newest slots, and what is older is dropped
-from both. A configuration that keeps less than the model needs is refused with the number needed.
+Pure functions. Readings form a ring: memory and flash hold the same newest slots, and older ones
+are dropped from both. A configuration that keeps less than the model needs is refused; the message
+gives the number needed.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from edge_sdk.limits.resource_limits import means_of
 from edge_sdk.wire.contract.manifest import Manifest
 
 ROW = 80
-"""Bytes of flash that a row takes at most: name, slot, value, and pages that are half full."""
+"""Maximum bytes of flash per row: name, slot, value, and pages that are half full."""
 
 _DAY = 86_400
-_TRAINED_ON = 0.8  # share of the history that ``learn.part = "train"`` learns from
+_TRAINED_ON = 0.8  # share of the history that ``learn.part = "train"`` trains on
 
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """How much history is kept.
+    """The amount of history kept.
 
     Attributes:
-        slots: Slots of the bundle's grid.
-        step: Seconds a slot.
-        rows: Rows of a slot at most: a stream's reading, and with noise at the input two more.
-        limit: The key that allows no more.
+        slots: Number of slots of the bundle's grid.
+        step: Seconds per slot.
+        rows: Maximum rows per slot: a stream's reading, and with input noise two more.
+        limit: Configuration key that sets the minimum.
     """
 
     slots: int
@@ -39,12 +40,12 @@ class KeptHistory:
 
     @property
     def days(self) -> float:
-        """Days of history."""
+        """Length of the history in days."""
         return self.slots * self.step / _DAY
 
     @property
     def bytes(self) -> int:
-        """Bytes of flash that they take at most."""
+        """Maximum bytes of flash that it occupies."""
         return (self.slots + self.batch) * self.rows * ROW
 
     @property
@@ -54,10 +55,10 @@ class KeptHistory:
 
 
 def history_of(config: Config, manifest: Manifest) -> KeptHistory:
-    """Return what a configuration keeps for a bundle.
+    """Return the history that a configuration keeps for a bundle.
 
     Raises:
-        ConfigError: Less than the model needs; naming the key and the number needed.
+        ConfigError: Less than the model needs; the message names the key and the number needed.
     """
     streams = {manifest.target.stream} | {f.stream for f in manifest.features if f.stream}
     rows = len(streams) * (3 if config.privacy.mechanism.point == "input" else 1)
@@ -86,7 +87,7 @@ def history_of(config: Config, manifest: Manifest) -> KeptHistory:
 
 
 def slots_needed(config: Config, manifest: Manifest) -> int:
-    """Return the slots without which a model cannot learn: window, horizon, lags, one batch."""
+    """Return the minimum number of slots for training: window, horizon, lags and one batch."""
     lag = max((f.lag_steps or 0 for f in manifest.features), default=0)
     window = manifest.window
     span = lag + window.lookback + window.horizon + manifest.training.batch

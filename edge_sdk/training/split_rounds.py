@@ -1,6 +1,6 @@
-"""The client's side of a round that has turns: what perishes is answered, and nothing of it kept.
+"""Run the device side of a split-learning round; perishable tasks are answered and not saved.
 
-What the turns come to leaves as one update, which ``TrainingTransaction`` pays for and saves.
+The round ends in one update, which ``TrainingTransaction`` charges and saves.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from edge_sdk.wire.errors import Refused
 
 logger = logging.getLogger(__name__)
 
-_ASK_AGAIN = 30.0  # s until a forecast's help is asked for again
+_ASK_AGAIN = 30.0  # seconds until help with a forecast is requested again
 
 
 class SplitRounds:
-    """What a client does with questions that perish.
+    """Answers the perishable tasks of split rounds.
 
-    The round whose turns are open is the session's ``at_work``: it is at work on nothing else.
+    The open round is the session's ``at_work``: no other task runs meanwhile.
     """
 
     def __init__(
         self, device: str, session: Session, work: Work, answering: TrainingTransaction
     ) -> None:
-        """Begin with no forecast asked for."""
+        """Begin without a forecast request."""
         self._device, self._session, self._work = device, session, work
         self._answering = answering
         self._asked_for, self._half, self._not_served = (-1, 0.0), 0.0, ""
 
     @property
     def has_turns(self) -> bool:
-        """Whether a round of this run has turns that perish."""
+        """Return whether the rounds of this run have perishable steps."""
         return any(ask.perishable for ask in self._work.contract.values())
 
     def open(self, task: Task) -> None:
-        """Take a round's question over; it is answered when its turns are over."""
+        """Start a split round; its task is answered when its steps are complete."""
         self._session.at_work = task
         self._tell(*self._work.learner.play(self._work.state, task), task)
 
     def play(self) -> None:
-        """Take what perishes, in the order it came; then ask for the graph's word, if it is new."""
+        """Answer perishable tasks in order of arrival; then request new graph output."""
         calls = self._session.calls.waiting
         while calls:
             task = calls.popleft()
-            if task.arrays and task.ask != "encode":  # as these come, a forecast's shall go
+            if task.arrays and task.ask != "encode":  # a forecast uses the same encoding
                 self._half = task.values.get("half", 0.0)
             try:
                 if task.ask == SHARE:
@@ -69,7 +69,7 @@ class SplitRounds:
             self._ask_for_the_graph()
 
     def _ask_for_the_graph(self) -> None:
-        """Ask what the graph says of the newest window, now and then until it has said it."""
+        """Request the graph output for the newest window, at intervals until it arrives."""
         learner, now = self._work.learner, self._session.now
         newest, (number, at) = learner.newest, self._asked_for
         if newest is None or (newest == number and now - at < _ASK_AGAIN):
@@ -79,7 +79,7 @@ class SplitRounds:
         self._asked_for = newest, now
         why = self._why_not_served()
         state, effects = self._work.state, Effects()
-        if not why:  # this draws and charges the noise of readings that have none yet
+        if not why:  # draws and charges the noise of readings that have none yet
             state, effects = learner.play(self._work.state, Due(0, SERVE, newest))
             why = "" if effects else "window not learnable"
         self._note_not_served(why)
@@ -88,14 +88,14 @@ class SplitRounds:
             self._tell(state, effects, Task(self._device, 0, SERVE, values={"half": self._half}))
 
     def _why_not_served(self) -> str:
-        """Return why the newest window may not leave now; empty if it may."""
+        """Return why the newest window may not be sent now; empty if it may."""
         stopped = self._session.why_stopped
-        if stopped == "stop":  # a forecast is helped when the run is over, too
+        if stopped == "stop":  # forecasts are helped after the end of a run, too
             return self._session.why_silent
         return stopped
 
     def _note_not_served(self, why: str) -> None:
-        """Count a window that stays here, and log the reason when it changes."""
+        """Count a window that is not sent, and log the reason when it changes."""
         if why:
             self._session.counts["graph not asked"] += 1
         if why and why != self._not_served:
@@ -103,7 +103,7 @@ class SplitRounds:
         self._not_served = why
 
     def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
-        """Take a state over that is not saved, and send the signals that came with it."""
+        """Adopt an unsaved state, and send the signals that came with it."""
         self._work.state = state
         told = self._work.spending.mechanism.plan.tells
         enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
@@ -121,7 +121,7 @@ class SplitRounds:
                 self._session.counts["signals not finite"] += 1
 
     def _share(self, call: Task) -> None:
-        """Answer the open round with what its turns led to."""
+        """Answer the task of the open round with the result of its steps."""
         session, asked = self._session, self._session.at_work
         if asked is None or call.round != asked.round:
             return

@@ -1,7 +1,7 @@
-"""One task, answered: think, protect, charge, save, send. What leaves has been paid for before.
+"""Process one task: train, add noise, record the privacy cost, commit, then send.
 
-Crash anywhere: either the round was saved together with its release, and the same bytes go out, or
-nothing happened and the same round is learned again to the same bits.
+After a crash at any point, either the round was saved together with its release, and the same bytes
+are sent, or nothing changed, and the same round is trained again with identical bits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 logger = logging.getLogger(__name__)
 
 Seal = Callable[[Update, Task, UplinkCounters], OutboxEntry]
-"""Makes what is owed of an update, the task it answers, and the numbers before it."""
+"""Seals an update, given the task it answers and the numbers before it, as an outbox entry."""
 
 
 class TrainingTransaction:
-    """What turns a task into something learned and, perhaps, an answer that is owed."""
+    """Processes a task: new state and, if it is released, one update in the outbox."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class TrainingTransaction:
         upkeep: FlushScheduler,
         seal: Seal,
     ) -> None:
-        """Hold on to what a round is learned with, saved in, sealed and sent by."""
+        """Keep the parts that a transaction uses."""
         self._store, self._session, self._work, self._upkeep = store, session, work, upkeep
         self._seal = seal
 
     def is_ready(self, task: Task) -> bool:
-        """Whether a task may be learned now: the final model always may.
+        """Return whether a task may run now: adopting the final model is always allowed.
 
-        A task of our own is not wasted on a device that has nothing to learn from yet.
+        A task addressed to this device alone waits until there are windows to train on.
         """
         if task.ask == END:
             return True
@@ -59,7 +59,7 @@ class TrainingTransaction:
         return work.is_common or len(work.learner.windows()) > 0
 
     def attempt(self, task: Task) -> None:
-        """Learn one round; give it up without a trace where it cannot be finished or paid for."""
+        """Train one round; abandon it without a trace if it cannot be finished or released."""
         session, begun = self._session, self._session.now
         session.at_work = task
         self._upkeep.live(awake=False)
@@ -86,22 +86,22 @@ class TrainingTransaction:
             self._upkeep.live(awake=True)
 
     def handle(self, event: Task, asked: Task | None = None) -> None:
-        """Think, protect, charge, save, send: what leaves has been paid for and kept before, once.
+        """Train, add noise, record the privacy cost, commit, then send.
 
-        Parameters that the canary finds at fault are given up: the last good ones stay, the task
-        counts as done, and no answer leaves, unless ``_may_leave``.
+        Parameters that fail the canary are rejected: the last good ones stay, the task counts as
+        done, and no update is sent, unless ``_may_leave`` allows it.
 
         Args:
-            event: What the half is told.
-            asked: The task it answers, where that is another one.
+            event: Event for the device half.
+            asked: The task it answers, if that is a different one.
 
         Raises:
-            BudgetSpent: Or ``StoreError``: then nothing has happened.
-            GivenUp: A newer task came, or nothing may leave now: the same.
+            BudgetSpent: Or ``StoreError``: then nothing has changed.
+            GivenUp: A newer task arrived, or no release is allowed now: nothing has changed either.
         """
         work, session, spending = self._work, self._session, self._work.spending
         state, effects = work.learner.learn(work.state, event)
-        if asked is not None and not effects:  # the task it answers is as open as before
+        if asked is not None and not effects:  # the task it answers remains open
             work.state = state
             return
         task = asked or event
@@ -111,7 +111,7 @@ class TrainingTransaction:
             state = work.last_good()
         updates = [e for e in effects if isinstance(e, Update) and work.shares]
         if updates and not spending.may_release:
-            raise GivenUp  # paused, or with numbers that are not confirmed yet
+            raise GivenUp  # stopped, or the numbers are not confirmed yet
         charges, account = spending.cost(len(updates))
         released = [spending.mechanism.release(update) for update in updates]
         numbers = session.up.numbers
@@ -133,11 +133,11 @@ class TrainingTransaction:
             session.released(entry)
 
     def _may_leave(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
-        """Whether an answer leaves though its parameters are at fault.
+        """Return whether an update is sent although its parameters are at fault.
 
-        Where the model that came was at fault, and training made it no worse; but not where both
-        ends compute on with the answer. And where noise is what hides the readings in an answer:
-        its absence would tell something that no account knows.
+        It is sent where the received model was at fault, and training made it no worse, unless both
+        ends compute on with the update. It is also sent where noise on the update hides the
+        readings: its absence would reveal something that no account records.
         """
         work = self._work
         if work.spending.mechanism.plan.hides_answers:
@@ -145,15 +145,15 @@ class TrainingTransaction:
         return not work.ask.mirrored and work.learner.mends(state, work.state, task)
 
     def keep(self, state: Any, leaves: Mapping[str, Leaf], releases: int) -> None:  # noqa: ANN401 - the half's own type
-        """Charge what neighbours are about to be told, and save it with what was learned.
+        """Charge the releases to peers, and save the charges with the learned state.
 
         Args:
-            state: Of the half.
-            leaves: What the exchange must remember.
-            releases: How often something is told.
+            state: State of the half.
+            leaves: State of the peer exchange.
+            releases: Number of releases.
 
         Raises:
-            BudgetSpent: Or ``StoreFull``: then nothing has happened.
+            BudgetSpent: Or ``StoreFull``: then nothing has changed.
         """
         work, session, spending = self._work, self._session, self._work.spending
         charges, account = spending.cost(releases)
