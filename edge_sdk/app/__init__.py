@@ -1,1 +1,1 @@
-"""The floor of all three programs: subcommands, settings and clocks."""
+"""Provide what all three programs share: subcommands, settings, permissions and clocks."""

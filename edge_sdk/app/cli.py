@@ -1,6 +1,6 @@
-"""What makes any command a good citizen: subcommands, exit codes, signals, log lines, sd_notify.
+"""Build command-line programs: subcommands, exit codes, signals, log lines and sd_notify.
 
-Seen by all three programs. Nothing here knows what the programs do.
+Shared by all three programs; contains nothing specific to one of them.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 OK, RUNTIME, USAGE, MIGRATION, TEMPORARY = 0, 1, 2, 3, 75
-"""Exit codes: all well; failed; wrong usage or configuration; state needs migration; try again."""
+"""Exit codes: success; failure; wrong usage or configuration; state needs migration; retry."""
 
 
 class Failure(Exception):  # noqa: N818 - base of every program's own errors
-    """Something a person must read: one sentence, a hint where one can act, an exit code."""
+    """An error for the operator: one sentence, a hint where there is a remedy, an exit code."""
 
     exit_code: ClassVar[int] = RUNTIME
 
     def __init__(self, sentence: str, *, hint: str = "") -> None:
-        """Say what is wrong in one sentence, and what to do."""
+        """Set the sentence that states the error, and the remedy."""
         super().__init__(sentence)
         self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command found out, for a person and for a program.
+    """The result of a command, for people and for programs.
 
     Attributes:
-        data: Printed with ``--json``.
-        text: Printed otherwise; nothing if empty.
-        code: The exit code.
+        data: Data printed with ``--json``.
+        text: Text printed otherwise; nothing if empty.
+        code: Exit code.
     """
 
     data: Mapping[str, Any]
@@ -57,9 +57,9 @@ class Subcommand:
 
     Attributes:
         summary: One line in the program's ``--help``.
-        run: Does it; imports what it needs when called.
-        arguments: Adds the command's own arguments.
-        details: What its own ``--help`` explains beyond the summary.
+        run: Function that executes the command; imports what it needs when called.
+        arguments: Function that adds the command's own arguments.
+        details: Text of the command's own ``--help`` after the summary.
     """
 
     summary: str
@@ -70,7 +70,7 @@ class Subcommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line: a name, what it is for, and a table of subcommands.
+    """A command line: program name, purpose, and table of subcommands.
 
     Example:
         >>> def hello(args):
@@ -133,7 +133,7 @@ class CommandLine:
 
 
 def _print(text: str) -> None:
-    """Print; a reader that left in the middle (``| head``) is no error of ours."""
+    """Print; a reader that closes the pipe early (``| head``) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -141,7 +141,7 @@ def _print(text: str) -> None:
 
 
 def require_python(name: str, version: tuple[int, ...] = sys.version_info[:2]) -> None:
-    """Exit with code 2 and one sentence on a Python that is too old.
+    """Exit with code 2 and one sentence if Python is too old.
 
     >>> require_python("gridfed-edge", (3, 12))
     """
@@ -165,7 +165,7 @@ def _version_action() -> type[Any]:
     from argparse import Action  # noqa: PLC0415 - only parsers need it
 
     class Version(Action):
-        """Print the version and exit; looked up only when asked for."""
+        """Print the version and exit; the version is looked up only on request."""
 
         def __init__(self, option_strings: list[str], dest: str, **_: object) -> None:
             super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
@@ -178,7 +178,7 @@ def _version_action() -> type[Any]:
 
 
 def _brief(name: str) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """Show an error nobody foresaw in one sentence; with ``GRIDFED_DEBUG`` set, all of it."""
+    """Print an unexpected error as one sentence; with ``GRIDFED_DEBUG`` set, with its trace."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.environ.get("GRIDFED_DEBUG"):
@@ -194,18 +194,18 @@ def _brief(name: str) -> Callable[[type[BaseException], BaseException, Traceback
 
 
 class StopSignal:
-    """Whether somebody asked the program to stop."""
+    """A flag that is set when the program is requested to stop."""
 
     def __init__(self) -> None:
-        """Start with nobody having asked."""
+        """Begin unset."""
         self._asked = False
 
     def is_set(self) -> bool:
-        """Whether the first signal came: finish what is at hand and leave."""
+        """Return whether the first signal arrived: finish the current work and exit."""
         return self._asked
 
     def set(self) -> None:
-        """Ask, as the first signal does."""
+        """Request a stop, as the first signal does."""
         self._asked = True
 
 
@@ -213,9 +213,9 @@ class StopSignal:
 def stop_signals(
     signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
 ) -> Iterator[StopSignal]:
-    """Turn the first SIGTERM or SIGINT into ``is_set``; the second one exits at once.
+    """Set the flag at the first SIGTERM or SIGINT; exit at once at the second one.
 
-    The handlers that stood before are restored on the way out. Must be entered in the main thread.
+    The previous handlers are restored at the end. Must be entered in the main thread.
 
     Raises:
         SystemExit: Inside the block, at the second signal, with code 1.
@@ -236,7 +236,7 @@ def stop_signals(
 
 
 def fields(**values: object) -> str:
-    """Write ``key=value`` pairs for a log line; what has blanks, quotes or an ``=`` is quoted.
+    """Format ``key=value`` pairs for a log line; values with blanks, quotes or ``=`` are quoted.
 
     >>> fields(version=41, why="link lost", seconds=0.08125)
     'version=41 why="link lost" seconds=0.08125'
@@ -250,20 +250,20 @@ def _word(value: object) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """One line per record: time, level, logger, message; a trace only where an error carries one.
+    """Formats one line per record: time, level, logger, message; a trace only with an exception.
 
-    Under systemd's journal the time is left out and the priority is put first.
+    Under systemd's journal the time is omitted and the priority comes first.
     """
 
     PRIORITIES: ClassVar[Mapping[int, int]] = {50: 2, 40: 3, 30: 4, 20: 6, 10: 7}
 
     def __init__(self, *, journal: bool = "JOURNAL_STREAM" in os.environ) -> None:
-        """Choose the form for a journal or for a terminal."""
+        """Select the format for a journal or for a terminal."""
         super().__init__("%(levelname)s %(name)s: %(message)s")
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line (and the trace of an error below it)."""
+        """Return one line, followed by the trace of an exception."""
         line = super().format(record)
         if self._journal:
             return f"<{self.PRIORITIES.get(record.levelno, 6)}>{line}"
@@ -271,17 +271,17 @@ class LogFormatter(logging.Formatter):
 
 
 def start_logging(level: str = "INFO") -> None:
-    """Send log lines to standard error. Programs call this; a library never does."""
+    """Send log lines to standard error. Called by programs, never by a library."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def notify(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell the service manager ``READY=1``, ``WATCHDOG=1``, ``STATUS=…`` or ``STOPPING=1``.
+    """Send ``READY=1``, ``WATCHDOG=1``, ``STATUS=…`` or ``STOPPING=1`` to the service manager.
 
     Returns:
-        Whether there was a manager to tell. A manager that does not listen is not an error.
+        True if there is a manager. A manager that does not receive it is not an error.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -298,7 +298,7 @@ def notify(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def watchdog_seconds(environ: Mapping[str, str] = os.environ) -> float | None:
-    """How often the service manager wants ``WATCHDOG=1`` (half its limit), or None.
+    """Return the seconds between ``WATCHDOG=1`` notices (half the manager's limit), or None.
 
     >>> watchdog_seconds({"WATCHDOG_USEC": "30000000"})
     15.0

@@ -1,4 +1,4 @@
-"""Time as an argument: wall and monotonic clocks, and server time from signed hints."""
+"""Provide wall and monotonic clocks, and server time from signed hints."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 BUILT = 1_735_689_600_000
-"""No server time lies before this moment (2025-01-01): the first floor of a device without one."""
+"""Lower bound of server time (2025-01-01): the first floor of a device without a stored one."""
 
 DAY = 86_400_000
-"""Milliseconds. Clocks that are less than this apart agree."""
+"""Milliseconds per day. Clocks that differ by less count as equal."""
 
 LEAP = 400 * DAY
-"""No message moves what is kept of server time further ahead than this of what was known."""
+"""Largest step by which one message may raise the stored server time, in milliseconds."""
 
 
 class Clock(Protocol):
-    """What a shell reads time from. A simulator has one of its own."""
+    """The interface of a clock. A simulator has an implementation of its own."""
 
     def wall(self) -> int:
-        """Unix milliseconds, as this machine believes; may be 1970, may jump."""
+        """Unix milliseconds of this machine's clock; may be 1970, may jump."""
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary start; never goes back."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's clocks."""
 
     def wall(self) -> int:
-        """Unix milliseconds, as this machine believes."""
+        """Unix milliseconds of this machine's clock."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
@@ -40,20 +40,20 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class ServerTime:
-    """What a device knows of server time: the best signed hint, and the monotonic clock since.
+    """Estimate of server time: the best signed hint, and the monotonic time since.
 
     Attributes:
-        floor: Unix milliseconds; server time is not before this. Raised by every signed hint, and
+        floor: Unix milliseconds; lower bound of server time. Raised by every signed hint, and
             lowered only by a welcome.
-        hint: Server time of the best hint of this process, or None before the first.
-        at: Monotonic seconds when that hint came.
-        before: The floor before it was last raised by more than a day at once; 0 if it never was,
-            or if a welcome took that back. It may have been a mistake of the aggregator's.
-        excess: By how much the hint is ahead of the floor, because its leap was cut short.
+        hint: Server time of the best hint in this process, or None before the first.
+        at: Monotonic seconds at which that hint arrived.
+        before: Floor before it was last raised by more than a day at once; 0 if it never was, or if
+            a welcome reversed that. The raise may have been an error of the aggregator.
+        excess: Milliseconds by which the hint exceeds the floor, because its step was limited.
 
     Example:
-        A welcome answers our own nonce, so it may correct the clock backwards; a ``time``
-        announcement may be an old one replayed, so it only ever raises.
+        A welcome answers this device's nonce, so it may correct the clock backwards; a ``time``
+        announcement may be a replay, so it can only raise it.
 
         >>> known = ServerTime(floor=BUILT).hear(BUILT + 5_000, at=1.0, bound=True)
         >>> known.hear(BUILT + 2_000, at=2.0).now(2.0) - BUILT
@@ -61,7 +61,7 @@ class ServerTime:
         >>> known.hear(BUILT + 2_000, at=2.0, bound=True).now(2.0) - BUILT
         2000
 
-        Of a leap ahead 400 days are kept at most, and the next welcome takes it back.
+        A step ahead is limited to 400 days, and the next welcome reverses it.
 
         >>> wrong = known.hear(BUILT + 9_000 * DAY, at=3.0, wall=BUILT + 8_000, bound=True)
         >>> (wrong.kept(3.0) - BUILT) // DAY, wrong.before - BUILT
@@ -77,19 +77,19 @@ class ServerTime:
     excess: int = 0
 
     def now(self, monotonic: float) -> int | None:
-        """Server time in Unix milliseconds, or None without any hint in this process."""
+        """Return server time in Unix milliseconds, or None without any hint in this process."""
         if self.hint is None:
             return None
         return self.hint + int(max(0.0, monotonic - self.at) * 1000)
 
     def hear(self, t: int, at: float, *, wall: int = 0, bound: bool = False) -> ServerTime:
-        """Take a verified hint into account.
+        """Return the estimate after a verified hint.
 
         Args:
-            t: Server time it carries.
-            at: Our monotonic clock when it came.
+            t: Server time in the hint, Unix milliseconds.
+            at: Monotonic seconds at which it arrived.
             wall: This machine's clock, Unix milliseconds.
-            bound: Whether it answered our own nonce (a ``welcome``), so that it cannot be old.
+            bound: True if it answers this device's nonce (a ``welcome``), so that it cannot be old.
         """
         known = self.now(at)
         if not bound:
@@ -105,14 +105,14 @@ class ServerTime:
         return replace(self, floor=floor, hint=t, at=at, before=before, excess=excess)
 
     def kept(self, monotonic: float) -> int:
-        """Return the floor as it is by now, to be kept for the next process."""
+        """Return the present floor, to be stored for the next process."""
         now = self.now(monotonic)
         return self.floor if now is None else max(self.floor, now - self.excess)
 
     def latest(self, at: float, wall: int) -> int:
-        """Return the latest server time that a message which may be replayed can tell us.
+        """Return the latest server time accepted from a message that may be a replay.
 
-        With a welcome in this process, or a clock that can be right, that is a day ahead of them.
+        With a welcome in this process, or a plausible machine clock, it is a day ahead of them.
         """
         known = self.now(at)
         if known is not None:
@@ -122,14 +122,14 @@ class ServerTime:
         return self.floor + LEAP
 
     def _is_plausible(self, wall: int) -> bool:
-        """Whether this machine's clock can be right: it is not a day behind what was signed."""
+        """Return whether this machine's clock is plausible: not a day behind signed time."""
         return wall >= max(BUILT, self.floor - DAY)
 
     def _reference(self, wall: int) -> int:
-        """What a leap is measured from."""
+        """Return the time from which a step is measured."""
         return max(self.floor, wall) if self._is_plausible(wall) else self.floor
 
     def has_passed(self, until: int, at: float, *, since: float, grace: float) -> bool:
-        """Whether a deadline is over; without any hint, ``grace`` seconds after ``since`` it is."""
+        """Return whether a deadline is over; without a hint, ``grace`` seconds after ``since``."""
         known = self.now(at)
         return at - since >= grace if known is None else known >= until

@@ -1,7 +1,7 @@
-"""File permissions: readings, vectors and keys are for their owner only, whatever the umask.
+"""Restrict files to their owner: readings, vectors and keys, whatever the umask.
 
-Files get mode 0600 and folders 0700 when they are made. What exists with wider permissions is
-tightened; what cannot be tightened is refused.
+Files are created with mode 0600 and folders with 0700. Wider permissions of existing ones are
+tightened; where that is impossible, the file is refused.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _OTHERS = 0o077
 
 
 class PermissionsError(Failure):
-    """A file or folder is open to other users, and its permissions cannot be changed."""
+    """A file or folder is accessible to other users, and its permissions cannot be changed."""
 
     exit_code: ClassVar[int] = USAGE
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder with mode 0700, or tighten the permissions of an existing one.
+    """Create a folder with mode 0700, or tighten the permissions of an existing one.
 
     Missing parents get mode 0755.
 
     Raises:
-        PermissionsError: It belongs to somebody else, is shared like ``/tmp``, or lies on a file
+        PermissionsError: It belongs to another user, is shared like ``/tmp``, or is on a file
             system without permissions.
-        OSError: It cannot be made.
+        OSError: It cannot be created.
 
     Example:
         >>> import tempfile
@@ -50,14 +50,14 @@ def make_private_folder(path: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file with mode 0600 if it is missing; tighten an existing one.
+    """Create an empty file with mode 0600 if it is missing; tighten an existing one.
 
     An existing file is never opened: closing it would release the locks that SQLite has on it in
     this process.
 
     Raises:
         PermissionsError: As ``make_private_folder``.
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
@@ -67,11 +67,11 @@ def make_private_file(path: Path) -> None:
 
 @contextmanager
 def open_private(path: Path, mode: str = "w", **how: Any) -> Iterator[IO[Any]]:  # noqa: ANN401 - as open takes it
-    """Open a file for writing, with mode 0600; one that is there is tightened before.
+    """Open a file for writing, with mode 0600; an existing one is tightened before.
 
     Args:
-        path: The file; a device such as ``/dev/stdout`` is opened as it is.
-        mode: As ``open`` takes it: ``w``, ``wb`` or ``ab``.
+        path: The file; a device such as ``/dev/stdout`` is opened unchanged.
+        mode: Mode of ``open``: ``w``, ``wb`` or ``ab``.
         how: Further arguments of ``open``.
 
     Raises:
@@ -85,17 +85,17 @@ def open_private(path: Path, mode: str = "w", **how: Any) -> Iterator[IO[Any]]: 
 
 
 def require_private(path: Path) -> None:
-    """Refuse a key that other users can read: it may be known to them already.
+    """Refuse a key that other users can read: they may have copied it.
 
     Raises:
-        PermissionsError: Naming the command that mends it.
+        PermissionsError: The message names the command that corrects it.
     """
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & _OTHERS:
         raise PermissionsError(f"{path}: other users can read this key", hint=f"chmod 600 {path}")
 
 
 def tighten(path: Path) -> None:
-    """Take away every permission of other users; nothing if there are none, or no such file.
+    """Remove every permission of other users; do nothing if there are none, or no such file.
 
     Raises:
         PermissionsError: As ``make_private_folder``.

@@ -1,8 +1,8 @@
-"""TOML files and environment variables into frozen dataclasses, remembering who said what.
+"""Load TOML files and environment variables into frozen dataclasses, with the origin of each key.
 
-Later wins: defaults, the file, ``conf.d/*.toml`` beside it in name order, the environment
-(``PREFIX_SECTION__KEY``). Tables are merged, everything else is replaced. A key that the dataclass
-does not have is an error that names the file and the key.
+Later sources override earlier ones: defaults, the file, ``conf.d/*.toml`` beside it in name order,
+the environment (``PREFIX_SECTION__KEY``). Tables are merged, other values are replaced. A key that
+the dataclass does not have is an error that names the file and the key.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from edge_sdk.wire.schema import Matches, SchemaError, build
 T = TypeVar("T")
 
 Duration = Annotated[str, Matches(r"\d+(\.\d+)?(ms|s|m|h|d)")]
-"""A length of time as people write it: ``90s``, ``15m``, ``7d``. ``seconds`` reads it."""
+"""A duration with its unit: ``90s``, ``15m``, ``7d``. ``seconds`` converts it."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class SettingsError(Failure):
-    """A configuration file or variable that cannot be meant."""
+    """An invalid configuration file or variable."""
 
     exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[T]):
-    """A configuration and where each of its values came from.
+    """A configuration and the origin of each of its values.
 
     Attributes:
-        value: The configuration; its paths are absolute.
-        origins: Dotted key to file name or variable; what is missing is a default.
+        value: Configuration; its paths are absolute.
+        origins: File name or variable by dotted key; an absent key has its default.
     """
 
     value: T
@@ -46,7 +46,7 @@ class Loaded(Generic[T]):
 
 
 def seconds(text: str) -> float:
-    """Read a ``Duration``.
+    """Return the seconds of a ``Duration``.
 
     >>> seconds("15m"), seconds("250ms")
     (900.0, 0.25)
@@ -61,13 +61,13 @@ def load(
     """Read a configuration from a file, its ``conf.d`` and the environment.
 
     Args:
-        cls: The frozen dataclass to build. Paths in it are taken from the file's folder.
-        path: The TOML file.
-        prefix: Variables that start with it are settings; empty reads none.
-        environ: The environment.
+        cls: Frozen dataclass to build. Its relative paths are resolved against the file's folder.
+        path: TOML file.
+        prefix: Prefix of the variables that are settings; empty reads none.
+        environ: Environment variables.
 
     Raises:
-        SettingsError: A file that cannot be read, or the first key that does not fit.
+        SettingsError: A file that cannot be read, or the first invalid key.
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -83,10 +83,10 @@ def load(
 def from_table(
     cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[str, str] | None = None
 ) -> T:
-    """Build a configuration from a mapping, blaming the right file for what does not fit.
+    """Build a configuration from a mapping; errors name the file that set the key.
 
     Raises:
-        SettingsError: Naming the origin, the dotted key and what was expected.
+        SettingsError: The message gives the origin, the dotted key and the expected value.
     """
     try:
         return build(cls, table)
@@ -96,7 +96,7 @@ def from_table(
 
 
 def rooted(config: T, folder: Path) -> T:
-    """Return the configuration with every relative path, however deep, taken from ``folder``."""
+    """Return the configuration with every relative path, at any depth, resolved in ``folder``."""
     return _rooted(config, folder.absolute())  # type: ignore[no-any-return]
 
 
@@ -112,7 +112,7 @@ def _rooted(value: Any, folder: Path) -> Any:  # noqa: ANN401 - walks any tree o
 
 
 def shown(config: object, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """List ``(key, value, origin)`` of every setting in force, passwords in addresses masked.
+    """Return ``(key, value, origin)`` of every setting, with passwords in addresses masked.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _parse(file: Path) -> dict[str, Any]:
 
 
 def _from_variable(name: str, prefix: str, text: str) -> dict[str, Any]:
-    """Nest one variable's value: a TOML value if it reads as one, else the text itself."""
+    """Nest the value of one variable: parsed as TOML if possible, else the text itself."""
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -178,7 +178,7 @@ def _merge(
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
-    """Find who said the key, or the nearest table around it."""
+    """Return the origin of a key, or of the nearest table around it."""
     while path and path not in origins:
         path = re.sub(r"(^|[.\[])[^.\[]*$", "", path)
     return origins.get(path, "")

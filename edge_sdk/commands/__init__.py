@@ -1,1 +1,1 @@
-"""The subcommands of ``gridfed-edge``."""
+"""Implement the subcommands of ``gridfed-edge``."""

@@ -1,4 +1,4 @@
-"""Before a device runs: is everything there, and who is it?"""
+"""Check a device's configuration and state before it runs, and enrol it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _PATIENCE = 10.0  # seconds to reach a broker
 
 
 def check(config: Config) -> dict[str, str]:
-    """Check everything that can be checked without a network; say what was found.
+    """Check everything that needs no network; return the findings by topic.
 
     Raises:
-        EdgeError: The first thing that is wrong.
+        EdgeError: The first error found.
     """
     key = bootstrap.load_signer(config.keys.device)
     bootstrap.load_ring(config.keys)
@@ -72,7 +72,7 @@ def check(config: Config) -> dict[str, str]:
 
 
 def _kept(config: Config) -> dict[str, str]:
-    """Say what a device's state keeps of the time, and what in it could not be used."""
+    """Return what the store holds of the server time, and the values that are unusable."""
     if not (config.state / FILE).exists():
         return {}
     with DeviceStore.open(config.state, read_only=True) as store:
@@ -88,11 +88,11 @@ def _kept(config: Config) -> dict[str, str]:
 
 
 def clock_told(floor: int, wall: int) -> str:
-    """Say how the stored server time and this machine's clock agree, and what to do if they do not.
+    """Compare the stored server time with this machine's clock; state the remedy if they differ.
 
     Args:
-        floor: The latest server time that was signed, Unix milliseconds; 0 if none was.
-        wall: This machine's clock, likewise.
+        floor: Latest signed server time, Unix milliseconds; 0 if there is none.
+        wall: This machine's clock, Unix milliseconds.
 
     Example:
         >>> told = clock_told(1_803_456_000_000, 1_800_000_000_000)
@@ -122,9 +122,9 @@ def _reads(manifest: Manifest) -> list[str]:
 
 
 def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
-    """Refuse files that lack what the bundle reads: the device would wait for ever, in silence.
+    """Refuse sources that lack a stream of the bundle: the device would wait for it for ever.
 
-    Without any source, a program of the device's own observes.
+    Without any configured source, the calling program records the readings.
     """
     given = frozenset[str]().union(*(source.streams for source in sources))
     if sources and (missing := [name for name in _reads(manifest) if name not in given]):
@@ -135,7 +135,7 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
 
 
 def reach_broker(config: Config) -> tuple[str, bool]:
-    """Try the configured broker for a while; return what happened and whether it took us."""
+    """Try to reach the configured broker; return the result as text, and whether it accepted."""
     nothing = topics.status(config.fleet, config.id), b"", False
     link = bootstrap.connect(config, lambda: nothing, is_trial=True)
     link.open()
@@ -153,10 +153,10 @@ def reach_broker(config: Config) -> tuple[str, bool]:
 
 
 def enrol(config: Config) -> dict[str, Any]:
-    """Make the device's key if it has none; return what the operator needs.
+    """Create the device's key if there is none; return what the operator needs.
 
     Raises:
-        ConfigError: The key file is there and is no key, or cannot be written.
+        ConfigError: The key file exists but is no key, or cannot be written.
     """
     path = config.keys.device
     is_new = not path.exists()
@@ -180,9 +180,9 @@ def enrol(config: Config) -> dict[str, Any]:
 
 
 def claim(config: Config, key: SigningKey) -> bytes:
-    """Return what a device signs to prove its key, as `PROTOCOL.md` section 3 lays it out.
+    """Return the bytes that a device signs to prove its key, as in `PROTOCOL.md` section 3.
 
-    It has no sealing key and asks for no certificate: 32 zero bytes, and the digest of nothing.
+    A device has no sealing key and requests no certificate: 32 zero bytes, and an empty digest.
     """
     named = b"".join(bytes([len(raw)]) + raw for raw in (config.fleet.encode(), config.id.encode()))
     request = hashlib.sha256(b"").digest()

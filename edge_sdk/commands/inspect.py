@@ -1,4 +1,4 @@
-"""Looking at a device without running it: its state, its forecasts, what a round costs."""
+"""Inspect a device without running it: state, forecasts, and privacy cost of a round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PROOF = 72
 
 @dataclass(slots=True)
 class DeviceInspection:
-    """A device's learner and state, read beside a running agent."""
+    """A device's model runtime and state, read beside a running agent."""
 
     config: Config
     learner: ModelRuntime
@@ -48,12 +48,12 @@ class DeviceInspection:
 
     @classmethod
     def of(cls, config: Config, *, beyond: bool = False) -> DeviceInspection:
-        """Read what a device has learned and measured.
+        """Read the learned state and the readings of a device.
 
         Args:
-            config: The device's.
-            beyond: Read also, in memory only, what its sources hold after their ``until``: the
-                truth to judge forecasts by.
+            config: Configuration of the device.
+            beyond: True to read also, in memory only, the readings of its sources after their
+                ``until``: the truth for evaluating forecasts.
 
         Raises:
             EdgeError: There is no state, or its bundle is missing.
@@ -70,18 +70,18 @@ class DeviceInspection:
         return cls(config, learner, state)
 
     def forecast(self) -> Forecast:
-        """Forecast what follows the newest reading."""
+        """Forecast the values after the newest reading."""
         return self.learner.forecast(self.state)
 
     def write_rolling(self, begin: float, end: float, out: Path) -> int:
-        """Forecast from every complete window whose first target lies in a span; write a CSV.
+        """Write forecasts of every complete window whose first target is in a time span as CSV.
 
         Columns: ``origin`` (Unix seconds of the first target), ``step`` (1 … horizon),
         ``forecast``, ``truth`` (empty where unobserved); and ``lower``, ``upper``, where the model
-        tells quantiles, as they would have been served.
+        forecasts quantiles, as they would have been issued.
 
         Returns:
-            How many windows.
+            Number of windows.
         """
         times, told, truth = self.learner.rolling(self.state, begin, end)
         ends = self.learner.intervals(self.state, begin, end)
@@ -96,7 +96,7 @@ class DeviceInspection:
 
 
 def status(config: Config) -> dict[str, Any]:
-    """Read a device's state beside a running agent. Nothing measured is in it.
+    """Read a device's state beside a running agent. It contains no measured value.
 
     Raises:
         StoreError: There is no state yet.
@@ -133,7 +133,7 @@ def status(config: Config) -> dict[str, Any]:
 
 
 def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) -> dict[str, Any]:
-    """Say how many days of readings there are, and how many days and bytes are kept at most."""
+    """Return the days of readings stored, and the maximum days and bytes of the history."""
     history = history_of(config, bootstrap.open_bundle(config, announced).manifest)
     span = store.span_readings()
     days = 0.0 if span is None else (span[1] - span[0] + 1) * history.step / 86_400
@@ -142,7 +142,7 @@ def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) 
 
 
 def _among(learned: LearnedState | None) -> dict[str, Any]:
-    """Return where a device stands among its neighbours, if it has some."""
+    """Return the state of the peer exchange, if there is one."""
     kept = learned.leaves.get("gossip") if learned is not None else None
     if kept is None:
         return {}
@@ -151,12 +151,12 @@ def _among(learned: LearnedState | None) -> dict[str, Any]:
 
 
 def budget(config: Config) -> dict[str, Any]:
-    """Say what a round costs in bytes, what was told so far, and what may yet be.
+    """Return the bytes and the privacy cost of a round, and the used and remaining budget.
 
-    ``text`` explains it to a person.
+    ``text`` explains it in words.
 
     Raises:
-        EdgeError: The bundle is missing, or the privacy section cannot be kept.
+        EdgeError: The bundle is missing, or the privacy section cannot be satisfied.
     """
     announced, account = None, None
     if (config.state / FILE).exists():
@@ -188,10 +188,10 @@ def budget(config: Config) -> dict[str, Any]:
 
 
 def spared(config: Config) -> dict[str, dict[str, float | None]]:
-    """Say what the device may use and what it has used, as far as it was kept.
+    """Return the resource limits and the recorded use.
 
-    ``limit`` is None where there is none; ``used`` is of the last day that was kept, and for
-    memory the largest ever resident. Bytes, and seconds of wake time.
+    ``limit`` is None where there is none; ``used`` is of the last recorded day, and for memory the
+    peak. Bytes, and seconds of wake time.
     """
     facts = dict.fromkeys(("used", "flash", "wake", "peak"), 0)
     if (config.state / FILE).exists():
@@ -207,7 +207,7 @@ def spared(config: Config) -> dict[str, dict[str, float | None]]:
 
 
 def datasheet(config: Config) -> dict[str, Any]:
-    """Return the privacy data sheet of a device as it is configured and as it has released.
+    """Return the privacy data sheet of a device: its configuration and its releases.
 
     Raises:
         EdgeError: As ``budget``.
@@ -233,13 +233,13 @@ def _plan(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
 
 
 def _account(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
-    """Add up what the ledger says, and what only the aggregator remembers."""
+    """Sum the charges of the ledger, and those that only the aggregator recorded."""
     account = bootstrap.account_of(store, plan)
     return account.plus(*plan.unseen(0, store.numbers().spent - account.told))
 
 
 def update_bytes(config: Config, spec: ParamSpec) -> int:
-    """Payload bytes of one update, its envelope included (MQTT, TLS and IP come on top)."""
+    """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
     if not spec.shared_size:
         return 0
     update = m.UpdateMessage(

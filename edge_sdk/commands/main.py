@@ -1,4 +1,4 @@
-"""``gridfed-edge``: run a device, and look at one. Each command imports what it needs."""
+"""Run ``gridfed-edge``: start a device, or inspect one. Each command imports what it needs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _told(forecast: Any) -> CommandResult:  # noqa: ANN401 - a Forecast; naming 
 
 
 def _tried(rows: int) -> str:
-    """Say how far an interval can be trusted.
+    """Return how far an interval is calibrated, in words.
 
     >>> _tried(0), _tried(672)
     ('as the model tells it', 'held to that on 672 readings')
@@ -172,7 +172,7 @@ def _status(args: Namespace) -> CommandResult:
 
 
 def _plain(value: object) -> str:
-    """Write a value of the status for a person.
+    """Format a value of the status.
 
     >>> _plain({"epsilon": 29.99999999998864, "left": None}), _plain([])
     ('epsilon 30, left unlimited', 'none')
@@ -210,7 +210,7 @@ def _budget(args: Namespace) -> CommandResult:
 
 
 def _spared(row: tuple[str, Mapping[str, float | None]]) -> str:
-    """Say one thing that the device may use: how much of how much."""
+    """Format the use and the limit of one resource."""
     what, of = row
     unit = "seconds" if what.startswith("wake") else "bytes"
     limit = "no limit" if of["limit"] is None else f"at most {of['limit']:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""``gridfed-edge tap``: the process that stands between a charger and its back office."""
+"""Run ``gridfed-edge tap``: the proxy process between a charger and its back office."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from edge_sdk.sources.spool import SpoolWriter
 
 
 def section_of(config: Config, number: int | None) -> OcppSection:
-    """Find the ``[[source]]`` that the tap is for.
+    """Return the ``[[source]]`` section of the tap.
 
     Raises:
-        Failure: There is none, or more than one and none is named.
+        Failure: There is none, or several and none is selected.
     """
     rows = [(n, row) for n, row in enumerate(config.source) if row.get("type") == "ocpp"]
     meant = [row for n, row in rows if number in (None, n)]
@@ -38,14 +38,14 @@ def section_of(config: Config, number: int | None) -> OcppSection:
 
 
 def run(section: OcppSection, ready: Callable[[str], object]) -> dict[str, int]:
-    """Take chargers to their back office until SIGTERM or SIGINT.
+    """Forward chargers to their back office until SIGTERM or SIGINT.
 
     Args:
-        section: Where from, where to, where notes are kept.
-        ready: Told the address once chargers may come.
+        section: Listening address, back office address and spool folder.
+        ready: Called with the address once chargers may connect.
 
     Returns:
-        What was heard and passed over.
+        Counters of recorded and ignored messages.
 
     Raises:
         EdgeError: The port is taken, or a certificate cannot be used.

@@ -1,4 +1,4 @@
-"""Trying a configured source: what does the interface say, and what does that mean to us?"""
+"""Test a configured source: show the raw values of the interface and the resulting readings."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TURN = 0.05
 
 
 def chosen(config: Config, name: str) -> Source:
-    """Make the source that is meant: by number, by type, or the only one there is.
+    """Create the selected source: by number, by type, or the only one configured.
 
     Raises:
-        ConfigError: None is meant, or several.
+        ConfigError: No source, or several, match.
     """
     rows = list(enumerate(config.source))
     meant = [row for row in rows if name in ("", str(row[0]), str(row[1].get("type")))]
@@ -38,16 +38,16 @@ def chosen(config: Config, name: str) -> Source:
 
 
 def listen(source: Source, count: int, patience: float, out: Path | None) -> dict[str, Any]:
-    """Read until ``count`` readings came, or time is over.
+    """Read until ``count`` readings have arrived, or the time is over.
 
     Args:
-        source: Not started yet.
-        count: Readings wanted. Registers need two frames on either side of a boundary.
-        patience: Seconds.
-        out: Where every frame is recorded; None records nothing.
+        source: Source that is not started yet.
+        count: Number of readings wanted. Registers need two frames on either side of a boundary.
+        patience: Time limit in seconds.
+        out: File to record every frame in; None records nothing.
 
     Returns:
-        ``values`` as the interface told them last, ``readings`` as we take them, and how it went.
+        ``values`` as last received from the interface, ``readings`` after conversion, and health.
     """
     if not isinstance(source, ThreadedSource) or source.is_finite:
         readings = [_shown(reading) for reading in islice(source, count)]
@@ -94,12 +94,12 @@ def _shown(reading: Reading) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Write what was heard for a person."""
+    """Format the result as text lines."""
     for value in found["values"]:
         means = value["stream"] or "not mapped"
         yield f"{value['name']:16} {value['value']:>14.6g} {value['unit']:6} {means}"
     for reading in found["readings"]:
-        from datetime import UTC, datetime  # noqa: PLC0415 - prose only
+        from datetime import UTC, datetime  # noqa: PLC0415 - text output only
 
         at = datetime.fromtimestamp(reading["time"], UTC).isoformat()
         span = f" over {reading['seconds']:g} s" if reading["seconds"] else ""

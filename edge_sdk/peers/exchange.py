@@ -71,7 +71,7 @@ class PeerExchange:
         size: Scalars of each vector.
         is_strict: True to wait for a decision without limit. Required with a tracker: a link whose
             two ends disagree would make the sum of the trackers inconsistent.
-        deadline: Seconds to wait for a neighbour's vector.
+        deadline: Seconds to wait for a peer's vector.
         pace: Intervals between repeats of an unanswered offer.
         links: Peers by id, in order.
         step: Present exchange, over or not; -1 before the first.

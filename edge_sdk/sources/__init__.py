@@ -1,4 +1,4 @@
-"""Bytes of real meters, chargers, cells and files into readings; nothing raises past this door."""
+"""Convert bytes of meters, chargers, cells and files into readings; bad input never raises."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from edge_sdk.sources.threaded_source import ThreadedSource
 
 
 class Source(Protocol):
-    """What yields readings. Bad input is counted by its reason and skipped, never raised."""
+    """A source of readings. Bad input is counted by its reason and skipped, never raised."""
 
     @property
     def rejected(self) -> Counter[str]:
-        """How many pieces of input were dropped, by reason."""
+        """Number of rejected inputs, by reason."""
 
     @property
     def streams(self) -> frozenset[str]:
-        """Which streams its readings may be of."""
+        """Streams that its readings may belong to."""
 
     def __iter__(self) -> Iterator[Reading]:
-        """Yield what there is to read, oldest first where the medium allows it."""
+        """Yield the available readings, oldest first where the medium allows it."""
 
 
 SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Source]] = MappingProxyType(
@@ -35,20 +35,20 @@ SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Source]] = MappingProxyType(
 """Source types of a configuration: ``[[source]] type = "csv"``; each takes the section's keys."""
 
 GROUP = "gridfed.sources"
-"""Entry points of sources that another package brings: a name, and what takes the section."""
+"""Entry-point group of sources from other packages: a name, and a factory for the section."""
 
 __all__ = ["GROUP", "SOURCES", "Source", "ThreadedSource", "open_source"]
 
 
 def open_source(section: Mapping[str, Any], where: str) -> Source:
-    """Make one configured source; nothing of it is opened yet.
+    """Create one configured source; nothing of it is opened yet.
 
     Args:
-        section: A ``[[source]]`` of the configuration.
-        where: Blamed for an unknown type.
+        section: ``[[source]]`` section of the configuration.
+        where: Origin named in an error message.
 
     Raises:
-        Failure: An unknown type, or keys that do not fit.
+        Failure: An unknown type, or invalid keys.
     """
     kind = str(section.get("type", ""))
     if kind in SOURCES:

@@ -1,9 +1,9 @@
-"""The one shape of a source: link -> bounded framer -> pure decoder -> normaliser -> store.
+"""Define the stages of a source: link -> bounded framer -> pure decoder -> normaliser -> store.
 
-A *feed* owns the link and the framer: it blocks for a moment and returns whole frames. A *decoder*
-is a function of one frame: no I/O, no clock, no memory; the same one reads live bytes, a recording
-and a fuzzer's. What it returns are *samples*, in the words of the interface; ``normaliser`` turns
-them into readings, in ours.
+A *feed* owns the link and the framer: it blocks briefly and returns whole frames. A *decoder* is a
+function of one frame, without I/O, clock or memory; the same one reads live bytes, a recording and
+a fuzzer's output. It returns *samples* with the names and units of the interface; ``normaliser``
+converts them into readings of canonical streams.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from typing import NamedTuple, Protocol
 
 
 class RawFrame(NamedTuple):
-    """One whole message as it came, checksum verified where the interface has one.
+    """One complete message as received, checksum verified where the interface has one.
 
     Attributes:
-        payload: Its bytes.
-        at: Unix seconds by this machine's clock when it was complete; may be 1970.
+        payload: Bytes of the message.
+        at: Unix seconds of this machine's clock at its completion; may be 1970.
     """
 
     payload: bytes
     at: float
 
 
-class Rejected(Exception):  # noqa: N818 - a verdict on input, never a failure of ours
-    """What a decoder raises on a frame that cannot be meant.
+class Rejected(Exception):  # noqa: N818 - a verdict on input, never an internal failure
+    """A frame that a decoder refuses.
 
     Attributes:
-        reason: A constant few words: it becomes the name of a counter.
+        reason: A short constant text: it becomes the name of a counter.
     """
 
     def __init__(self, reason: str) -> None:
-        """Keep the reason."""
+        """Set the reason."""
         super().__init__(reason)
         self.reason = reason
 
 
 UNDECODABLE = (ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
-"""What else hostile bytes may provoke in a decoder, for instance one that a user wrote."""
+"""Other exceptions that hostile bytes may raise in a decoder, such as a user-defined one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSample:
-    """One value as an interface tells it.
+    """One value as the interface sent it.
 
     Attributes:
-        name: The interface's own: an OBIS code, a measurand, a counter.
+        name: Name on the interface: an OBIS code, a measurand, a counter.
         time: Unix seconds, UTC: the start of the interval where ``seconds`` is given.
-        value: In ``unit``.
-        unit: As the interface writes it.
-        device: Whose value it is, where one interface speaks for several; never a serial number
-            in clear.
+        value: Value in ``unit``.
+        unit: Unit as the interface writes it.
+        device: Origin of the value where one interface serves several devices; never a serial
+            number in clear.
         flags: Bits of ``series.Flag``.
-        seconds: Length of the interval that the value spans; None for a moment.
+        seconds: Length of the interval that the value covers; None for an instant.
     """
 
     name: str
@@ -68,37 +68,37 @@ class SourceSample:
 
 
 Decoder = Callable[[RawFrame], list[SourceSample]]
-"""Reads one frame; raises ``Rejected`` and nothing else on purpose."""
+"""Decodes one frame; deliberately raises ``Rejected`` only."""
 
 
 class Framer(Protocol):
-    """Cuts a stream of bytes into frames, in bounded memory, whatever the bytes are."""
+    """Splits a stream of any bytes into frames, in bounded memory."""
 
     @property
     def rejected(self) -> Counter[str]:
-        """What was dropped, by reason."""
+        """Dropped input, counted by reason."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take bytes; yield the frames they complete."""
+        """Append bytes; yield the frames that they complete."""
 
     def forget(self) -> None:
-        """Drop what is unfinished: the link broke."""
+        """Discard the unfinished frame after the link broke."""
 
 
 class FramedLink(Protocol):
-    """A link and its framer: what blocks."""
+    """A link and its framer; the blocking part of a source."""
 
     @property
     def rejected(self) -> Counter[str]:
-        """What was dropped before it was a frame, by reason."""
+        """Input dropped before it was a frame, counted by reason."""
 
     def frames(self, patience: float) -> list[RawFrame]:
-        """Wait up to ``patience`` seconds for input; return the frames that are complete.
+        """Wait up to ``patience`` seconds for input; return the complete frames.
 
         Raises:
             OSError: The link is lost; ``close`` it and open another.
-            EOFError: There is no more, ever.
+            EOFError: The input has ended.
         """
 
     def close(self) -> None:
-        """Let go of the link."""
+        """Close the link."""

@@ -1,4 +1,4 @@
-"""Where bytes come from: a serial line, a pseudo-terminal, a TCP port. Standard library only."""
+"""Open byte streams with the standard library: a serial line, a pseudo-terminal, a TCP port."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ _PATIENCE = 5.0  # seconds to reach a TCP port
 PARITY: Mapping[str, int] = MappingProxyType(
     {"N": termios.CS8, "E": termios.CS7 | termios.PARENB, "8E": termios.CS8 | termios.PARENB}
 )
-"""How a serial line frames a byte: ``N`` is 8N1, ``E`` 7E1 (DSMR 2 and 3), ``8E`` 8E1."""
+"""Framing of a byte on a serial line: ``N`` is 8N1, ``E`` 7E1 (DSMR 2 and 3), ``8E`` 8E1."""
 
 
 class ByteLink(Protocol):
-    """A stream of bytes, both ways."""
+    """A bidirectional stream of bytes."""
 
     def read(self, patience: float) -> bytes:
-        """Wait up to ``patience`` seconds; return what came, or nothing.
+        """Wait up to ``patience`` seconds; return the received bytes, or none.
 
         Raises:
             OSError: The link is lost.
         """
 
     def write(self, data: bytes) -> None:
-        """Send all of it.
+        """Send all bytes.
 
         Raises:
             OSError: The link is lost.
         """
 
     def close(self) -> None:
-        """Let go."""
+        """Close the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """Where a source's bytes come from.
+    """The address of a byte stream.
 
     Attributes:
         scheme: ``serial`` or ``tcp``.
-        host: Of ``tcp``.
-        port: Of ``tcp``.
-        path: Of ``serial``: a device or a pseudo-terminal.
-        baud: Of ``serial``.
-        parity: Key of ``PARITY``.
+        host: Host of ``tcp``.
+        port: Port of ``tcp``.
+        path: Path of ``serial``: a device or a pseudo-terminal.
+        baud: Baud rate of ``serial``.
+        parity: Key of ``PARITY``, for ``serial``.
     """
 
     scheme: str
@@ -70,9 +70,9 @@ class SourceAddress:
 
     @classmethod
     def parse(cls, url: str) -> SourceAddress:
-        """Read ``serial:///dev/ttyUSB0?baud=115200&parity=N`` or ``tcp://host:port``.
+        """Parse ``serial:///dev/ttyUSB0?baud=115200&parity=N`` or ``tcp://host:port``.
 
-        ``socket://`` is another word for ``tcp://``.
+        ``socket://`` is an alias of ``tcp://``.
 
         Raises:
             ConfigError: Anything else.
@@ -101,7 +101,7 @@ class SourceAddress:
         """Open the link.
 
         Raises:
-            OSError: It is not there, or busy.
+            OSError: It does not exist, or is busy.
         """
         if self.scheme == "tcp":
             return TcpLink(socket.create_connection((self.host, self.port), _PATIENCE))
@@ -112,13 +112,13 @@ class TcpLink:
     """A TCP connection: a meter's network module, or a serial line behind a converter."""
 
     def __init__(self, channel: socket.socket) -> None:
-        """Take over a connected socket."""
+        """Take a connected socket."""
         self._channel = channel
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self, patience: float) -> bytes:
-        """Wait up to ``patience`` seconds; return what came, or nothing."""
+        """Wait up to ``patience`` seconds; return the received bytes, or none."""
         if not _is_readable(self._channel.fileno(), patience):
             return b""
         data = self._channel.recv(_AT_ONCE)
@@ -127,19 +127,19 @@ class TcpLink:
         return data
 
     def write(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         self._channel.sendall(data)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the socket."""
         self._channel.close()
 
 
 class SerialLink:
-    """A serial line, raw: no line discipline touches a byte. A pseudo-terminal is one, too."""
+    """A raw serial line, without line discipline; also a pseudo-terminal."""
 
     def __init__(self, path: str, baud: int, parity: str) -> None:
-        """Open a terminal for this process alone."""
+        """Open a terminal exclusively for this process."""
         flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         self._file = os.open(path, flags)
         try:
@@ -149,7 +149,7 @@ class SerialLink:
             raise OSError(f"{path}: no serial line ({error.args[-1]})") from error
 
     def read(self, patience: float) -> bytes:
-        """Wait up to ``patience`` seconds; return what came, or nothing."""
+        """Wait up to ``patience`` seconds; return the received bytes, or none."""
         if not _is_readable(self._file, patience):
             return b""
         data = os.read(self._file, _AT_ONCE)
@@ -158,13 +158,13 @@ class SerialLink:
         return data
 
     def write(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         while data:
             select.select([], [self._file], [], _PATIENCE)
             data = data[os.write(self._file, data) :]
 
     def close(self) -> None:
-        """Let go."""
+        """Close the terminal."""
         os.close(self._file)
 
 
@@ -175,7 +175,7 @@ def _is_readable(file: int, patience: float) -> bool:
 
 
 def _make_raw(file: int, baud: int, form: int) -> None:
-    """Set a line to raw bytes at a speed, as cfmakeraw(3) does."""
+    """Set a line to raw mode at a baud rate, as cfmakeraw(3) does."""
     modes = termios.tcgetattr(file)
     modes[0] = termios.IGNBRK
     modes[1] = 0
@@ -188,7 +188,7 @@ def _make_raw(file: int, baud: int, form: int) -> None:
 
 @dataclass(slots=True)
 class ListeningFeed:
-    """A feed that only listens: a link that pushes, and the framer of its bytes."""
+    """A passive feed: a link that pushes bytes, and their framer."""
 
     address: SourceAddress
     framer: Framer
@@ -196,11 +196,11 @@ class ListeningFeed:
 
     @property
     def rejected(self) -> Counter[str]:
-        """What was dropped before it was a frame, by reason."""
+        """Input dropped before it was a frame, counted by reason."""
         return self.framer.rejected
 
     def frames(self, patience: float) -> list[RawFrame]:
-        """Wait up to ``patience`` seconds; return the frames that are complete."""
+        """Wait up to ``patience`` seconds; return the complete frames."""
         if self.link is None:
             self.link = self.address.open()
         data = self.link.read(patience)
@@ -209,7 +209,7 @@ class ListeningFeed:
         )
 
     def close(self) -> None:
-        """Let go of the link and of what is unfinished."""
+        """Close the link and discard the unfinished frame."""
         self.framer.forget()
         if self.link is not None:
             self.link.close()
@@ -217,5 +217,5 @@ class ListeningFeed:
 
 
 def is_there(address: SourceAddress) -> bool:
-    """Whether a serial device exists; of a TCP port nothing is known without trying."""
+    """Return whether a serial device exists; for a TCP port this is unknown before connecting."""
     return address.scheme == "tcp" or Path(address.path).exists()

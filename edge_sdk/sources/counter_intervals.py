@@ -1,8 +1,8 @@
-"""Registers that only rise, differenced on measurement time into intervals of a regular grid.
+"""Convert cumulative registers into intervals of a regular grid by measurement time.
 
-What makes this more than a subtraction is what meters do: they roll over, are swapped, fall silent,
-say things twice, in the wrong order or with a wrong clock. The rule throughout: energy that cannot
-be placed is left out and counted, never invented, never negative.
+Meters roll over, are replaced, stop sending, and send readings twice, out of order or with a wrong
+clock. The rule throughout: energy that cannot be assigned to an interval is left out and counted,
+never invented, never negative.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _PERSISTENT = 8
-"""So many readings in a row before the newest known one: the meter's clock was set back."""
+"""Consecutive readings older than the newest, after which the meter's clock was set back."""
 
 _COARSE = 15.0
-"""Seconds of the largest rise that a register may move at once: some count whole units only."""
+"""Seconds of the largest rise that a register may step at once: some count whole units only."""
 
 _FAR = 14 * 86_400
-"""A register that did not move proves zeros, but not for longer than this."""
+"""Longest time in seconds over which an unchanged register yields zeros."""
 
 
 class RegisterReading(NamedTuple):
-    """What a meter's registers said at one moment.
+    """The register values of a meter at one moment.
 
     Attributes:
         time: Unix seconds.
-        values: By the interface's name, in the stream's unit.
+        values: Values by the interface's name, in the stream's unit.
     """
 
     time: float
@@ -36,7 +36,7 @@ class RegisterReading(NamedTuple):
 
 
 class EnergyInterval(NamedTuple):
-    """What went through between two boundaries of the grid: ``time`` is the first."""
+    """The energy between two boundaries of the grid; ``time`` is the first."""
 
     time: float
     value: float
@@ -44,18 +44,19 @@ class EnergyInterval(NamedTuple):
 
 @dataclass(slots=True)
 class CounterSum:
-    """One meter's registers of one stream, added up: the tariffs of a meter are such a set.
+    """The sum of one meter's registers for one stream, such as the tariffs of a meter.
 
-    The value at a boundary of the grid is read where a reading falls on it, and interpolated
-    between two readings at most ``gap`` seconds apart otherwise; what is interpolated moves between
-    neighbouring intervals, the sum stays what the register says.
+    The value at a boundary of the grid is that of a reading at the boundary, otherwise interpolated
+    between two readings at most ``gap`` seconds apart; interpolation shifts energy between adjacent
+    intervals, and their sum equals the register's rise.
 
     Attributes:
-        step: Seconds of the grid.
-        gap: Readings further apart leave the intervals between them open, unless nothing flowed.
-        most: Largest rise per second that is believed.
-        modulus: Where a register starts again from zero; 0 is never.
-        counts: What was noticed: ``duplicate``, ``reordered``, ``gap``, ``rollover``, ``reset``,
+        step: Seconds per slot of the grid.
+        gap: Seconds; readings further apart leave the intervals between them open, unless nothing
+            flowed.
+        most: Largest accepted rise per second.
+        modulus: Value at which a register wraps to zero; 0 is never.
+        counts: Counters of events: ``duplicate``, ``reordered``, ``gap``, ``rollover``, ``reset``,
             ``implausible``, ``clock set back``.
 
     Example:
@@ -78,11 +79,11 @@ class CounterSum:
     _last: RegisterReading | None = None
     _doubted: RegisterReading | None = None
     _total: float = 0.0  # rise since the first reading of this segment
-    _mark: tuple[float, float] | None = None  # the latest boundary passed, and the rise there
+    _mark: tuple[float, float] | None = None  # latest boundary passed, and the rise there
     _backwards: int = 0
 
     def add(self, time: float, values: Mapping[str, float]) -> Iterator[EnergyInterval]:
-        """Take one reading; yield the intervals that it completes, oldest first."""
+        """Add one reading; yield the intervals that it completes, oldest first."""
         new, last = RegisterReading(time, values), self._last
         if last is None:
             self._start(new)
@@ -93,7 +94,7 @@ class CounterSum:
             yield from self._ahead(new, last)
 
     def _behind(self, new: RegisterReading, last: RegisterReading) -> Iterator[EnergyInterval]:
-        """Drop what is old: registers lose nothing by it. Follow a clock that was set back."""
+        """Drop an old reading: registers lose nothing by it. Follow a clock that was set back."""
         if new == last:
             self.counts["duplicate"] += 1
             return
@@ -122,7 +123,7 @@ class CounterSum:
         self._doubted = new
 
     def _rise(self, old: RegisterReading, new: RegisterReading) -> float | None:
-        """Return how much went through from one reading to another; None is not believed."""
+        """Return the rise between two readings; None if it is implausible."""
         if old.values.keys() != new.values.keys():
             return None
         bound = self.most * (new.time - old.time + _COARSE)
@@ -139,7 +140,7 @@ class CounterSum:
         return rise if rise <= bound * max(1, len(old.values)) else None
 
     def _pass(self, before: float, new: RegisterReading, rise: float) -> Iterator[EnergyInterval]:
-        """Close the intervals whose boundaries lie in ``(before, new.time]``."""
+        """Yield the intervals whose boundaries lie in ``(before, new.time]``."""
         start, self._total = self._total, self._total + rise
         span = new.time - before
         first = (math.floor(before / self.step) + 1) * self.step
@@ -157,20 +158,20 @@ class CounterSum:
             self._mark = (boundary, here)
 
     def _start(self, knot: RegisterReading) -> None:
-        """Begin a segment: nothing is known of what came before."""
+        """Begin a segment, without knowledge of earlier readings."""
         self._last, self._doubted, self._total, self._backwards = knot, None, 0.0, 0
         self._mark = (knot.time, 0.0) if knot.time % self.step == 0 else None
 
     def saved(self) -> dict[str, Any]:
-        """Return what a restart must know, as JSON has it."""
+        """Return the state for a restart, as JSON-compatible values."""
         last = None if self._last is None else [self._last.time, dict(self._last.values)]
         return {"last": last, "total": self._total, "mark": self._mark}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on where ``saved`` was taken.
+        """Restore the state from ``saved``.
 
         Raises:
-            ValueError: Or ``KeyError``, ``TypeError``: these are not its words.
+            ValueError: Or ``KeyError``, ``TypeError``: the state is invalid.
         """
         last, mark = saved["last"], saved["mark"]
         if last is not None:

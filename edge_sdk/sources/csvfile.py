@@ -1,4 +1,4 @@
-"""Readings from a CSV file, plain or gzip: history to learn from, or a meter's nightly export."""
+"""Read a CSV file, plain or gzip: a history for training, or a meter's nightly export."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none", "nil"})
 
 @dataclass(frozen=True, slots=True)
 class CsvFile:
-    """A file with a header line, one time column, and one column a stream.
+    """A file with a header line, one time column, and one column per stream.
 
     Attributes:
-        path: The file; a name ending in ``.gz`` is unpacked on the way.
-        columns: Column to canonical stream.
-        time: The time column.
+        path: File; one whose name ends in ``.gz`` is decompressed.
+        columns: Canonical stream by column.
+        time: Name of the time column.
         form: ``iso`` (a date and time, with or without an offset) or ``epoch`` (Unix seconds).
-        zone: What times without an offset mean.
+        zone: Time zone of times without an offset.
         start: First moment to read, Unix seconds.
-        until: First moment not to read.
+        until: End of the span to read, exclusive.
         seconds: Length of the interval of each row, where it is shorter than the bundle's step.
-        where: Column to the text it must hold, for a file with several devices.
-        delimiter: Between fields.
+        where: Required text by column, for a file with several devices.
+        delimiter: Separator of fields.
         rejected: Rows and fields dropped, by reason.
     """
 
@@ -52,11 +52,11 @@ class CsvFile:
 
     @property
     def streams(self) -> frozenset[str]:
-        """Which streams its readings may be of."""
+        """Streams that its readings may belong to."""
         return frozenset(self.columns.values())
 
     def __iter__(self) -> Iterator[Reading]:
-        """Yield the file's readings in its order; what cannot be read is counted and skipped."""
+        """Yield the file's readings in file order; unreadable ones are counted and skipped."""
         try:
             with (
                 gzip.open(self.path)
@@ -96,7 +96,7 @@ class CsvFile:
                         yield Reading(stream, moment, value, 0, self.seconds)
 
     def _value(self, text: str) -> float | None:
-        """Read a number; what is none is counted."""
+        """Parse a number; count an invalid one."""
         try:
             value = float(text)
         except ValueError:
@@ -107,7 +107,7 @@ class CsvFile:
         return None
 
     def _moment(self, text: str, before: float) -> float | None:
-        """Read a time. In the hour that a clock shows twice, the later one follows the earlier."""
+        """Parse a time. In the repeated hour of a clock change, the later follows the earlier."""
         try:
             if self.form == "epoch":
                 moment = float(text)
@@ -129,7 +129,7 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
     ``form``, ``zone``, ``from``, ``until``, ``seconds``, ``where``, ``delimiter``.
 
     Raises:
-        ConfigError: A missing, unknown or ill-fitting key, or a file that is not there.
+        ConfigError: A missing, unknown or invalid key, or a missing file.
     """
     keys = {key: value for key, value in section.items() if key != "type"}
     if "column" in keys and "stream" in keys:
@@ -163,7 +163,7 @@ def _zone(name: object) -> tzinfo:
 
 
 def _bound(value: object, zone: tzinfo) -> float:
-    """Accept Unix seconds, an ISO text, or TOML's own dates and times."""
+    """Convert Unix seconds, an ISO text, or TOML's dates and times to Unix seconds."""
     try:
         if isinstance(value, str):
             value = datetime.fromisoformat(value)

@@ -1,8 +1,8 @@
-"""A folder that somebody else drops files into: every file that has come to rest is one frame.
+"""Read files that another program writes into a folder: each complete file is one frame.
 
-Who writes well writes under another name and renames; who does not is waited for until a file has
-stayed as it is from one look to the next. What was read is remembered by name, size and time, so
-that a file that was broken and is written again is read again. Nothing in the folder is changed.
+A careful writer uses a temporary name and renames; otherwise a file counts as complete once it is
+unchanged between two scans. Files that were read are recorded by name, size and time, so that a
+broken file that is written again is read again. Nothing in the folder is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNFINISHED = (".part", ".tmp", ".temp", ".filepart", ".swp")
 
 
 class FileState(NamedTuple):
-    """What tells a version of a file from another."""
+    """Identifies a version of a file."""
 
     size: int
     changed: int  # nanoseconds
@@ -34,13 +34,13 @@ class DropFolder:
     """The files of a folder, oldest first.
 
     Attributes:
-        path: The folder; it may come later.
-        pattern: Which names count, as a shell's.
-        every: Seconds between two looks, and for which a file must have stayed as it is.
-        history: Seconds a file may be old when it is first seen.
-        largest: Bytes of a file that is still read, and of what one call returns.
-        clock: What passes the time.
-        wait: Passes so many seconds.
+        path: Folder; it may be created later.
+        pattern: Shell pattern of the file names to read.
+        every: Seconds between two scans, and for which a file must be unchanged.
+        history: Largest age in seconds of a file when it is first seen.
+        largest: Largest size in bytes of a file to read, and of the frames of one call.
+        clock: Monotonic clock.
+        wait: Function that sleeps for so many seconds.
         rejected: Files that were not read, by reason.
     """
 
@@ -60,7 +60,7 @@ class DropFolder:
     _listed: list[Path] = field(default_factory=list)
 
     def frames(self, patience: float) -> list[RawFrame]:
-        """Return files that have come to rest, or what they were by the end of the patience."""
+        """Wait up to ``patience`` seconds; return the files that have become complete."""
         pause = self._next - self.clock.monotonic()
         if not self._ripe and pause > 0:
             self.wait(min(pause, patience))
@@ -71,10 +71,10 @@ class DropFolder:
         return self._some()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the feed holds no resource."""
 
     def _look(self) -> None:
-        """Find out which files have come to rest since the last look."""
+        """Find the files that have become complete since the last scan."""
         now = {one: state for one in self._candidates() if (state := self._state(one))}
         self._ripe = sorted(
             (one for one in now if self._before.get(one) == now[one] != self._read.get(one)),
@@ -85,7 +85,7 @@ class DropFolder:
         self._read = {one: state for one, state in self._read.items() if one in now}
 
     def _some(self) -> list[RawFrame]:
-        """Read the oldest of them, as much as one call may return."""
+        """Read the oldest complete files, up to the size limit of one call."""
         found: list[RawFrame] = []
         room = self.largest
         while self._ripe and (size := self._before[self._ripe[0]].size) <= room:
@@ -108,10 +108,10 @@ class DropFolder:
         return self._listed
 
     def _state(self, one: Path) -> FileState | None:
-        """Return what a file looks like, or None for one that does not count."""
+        """Return the version of a file, or None for one that does not count."""
         try:
             said = one.stat()
-        except OSError:  # gone since
+        except OSError:  # deleted since
             return None
         is_old = said.st_mtime < self.clock.wall() / 1000 - self.history
         if not stat.S_ISREG(said.st_mode) or (is_old and one not in self._read):

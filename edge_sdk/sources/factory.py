@@ -1,4 +1,4 @@
-"""From a ``[[source]]`` section to a source at work: what every interface has in common."""
+"""Create a live source from its ``[[source]]`` section."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ S = TypeVar("S", bound="LiveSection")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSection:
-    """Keys that every interface takes."""
+    """Keys common to every live source."""
 
     type: str  # kind of source
-    map: Mapping[str, Any] = field(default_factory=dict)  # names to streams, on top of the table
-    step: Duration | None = None  # grid that registers are cut on; left out: the bundle's
-    gap: Duration | None = None  # longest silence bridged by interpolation; left out: a step
-    most: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest power believed, kW
-    modulus: Annotated[float, Between(0, 1e12)] = 0.0  # where registers start again; 0 is never
+    map: Mapping[str, Any] = field(default_factory=dict)  # streams by name, added to the table
+    step: Duration | None = None  # grid of the registers; unset: the bundle's
+    gap: Duration | None = None  # longest interpolated gap; unset: a step
+    most: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest accepted power, kW
+    modulus: Annotated[float, Between(0, 1e12)] = 0.0  # value at which registers wrap; 0 is never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,51 +52,51 @@ class ModbusSection(LiveSection):
     """``type = "modbus"``: registers of a meter or a power supply, read-only."""
 
     url: str  # tcp://host:502 or serial:///dev/ttyUSB0?baud=9600
-    unit: Annotated[int, Between(0, 255)] = 1  # the device's number on its line
+    unit: Annotated[int, Between(0, 255)] = 1  # unit identifier
     framing: Literal["auto", "rtu"] = "auto"  # rtu: serial framing, also behind a TCP converter
-    every: Duration = "10s"  # between two rounds of questions
-    patience: Duration = "2s"  # an answer may take
-    sunspec: bool = False  # ask the device what it is made of, instead of point
-    point: Annotated[tuple[RegisterPoint, ...], Length(0, 256)] = ()  # what is where: see below
+    every: Duration = "10s"  # polling interval
+    patience: Duration = "2s"  # longest wait for a reply
+    sunspec: bool = False  # discover the points by SunSpec, instead of point
+    point: Annotated[tuple[RegisterPoint, ...], Length(0, 256)] = ()  # registers to read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PmSection(LiveSection):
     """``type = "pm3gpp"``: performance files of a base station, TS 32.435 or TS 28.532."""
 
-    folder: str = ""  # where the element manager drops them
-    pattern: str = "*.xml*"  # names that count
-    objects: str = "*"  # measured objects that count, by distinguished name
-    every: Duration = "5s"  # between two looks; a file must stay as it is for so long
-    history: Duration = "7d"  # of older files nothing is read
+    folder: str = ""  # folder in which the element manager drops files
+    pattern: str = "*.xml*"  # shell pattern of file names
+    objects: str = "*"  # measured objects to read, by distinguished name
+    every: Duration = "5s"  # scan interval; a file must be unchanged for so long
+    history: Duration = "7d"  # largest age of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OcppSection(LiveSection):
-    """``type = "ocpp"``: a charger, overheard by ``gridfed-edge tap`` as it talks to its office."""
+    """``type = "ocpp"``: a charger whose messages ``gridfed-edge tap`` records."""
 
-    spool: str = ""  # folder in which the tap keeps its notes and this source finds them
-    spool_bytes: Annotated[int, Between(1 << 19, 1 << 32)] = 4 << 20  # of the folder, at most
-    listen: str = "tcp://127.0.0.1:9000"  # where the charger finds the tap
-    office: str = ""  # where the tap takes it: wss://backoffice.example/ocpp
+    spool: str = ""  # folder of the tap's recordings, read by this source
+    spool_bytes: Annotated[int, Between(1 << 19, 1 << 32)] = 4 << 20  # maximum size of the folder
+    listen: str = "tcp://127.0.0.1:9000"  # address at which the charger connects
+    office: str = ""  # back office: wss://backoffice.example/ocpp
     ca_file: str = ""  # authority that signed the back office's certificate
-    cert_file: str = ""  # the tap's own certificate, for chargers that want TLS
-    key_file: str = ""  # and its private key
+    cert_file: str = ""  # certificate of the tap, for chargers that use TLS
+    key_file: str = ""  # private key of that certificate
     ocmf_key: str = ""  # public key of the meter: signed readings are then verified
 
 
 @dataclass(frozen=True, slots=True)
 class Interface(Generic[S]):
-    """How one kind of source is made from its section.
+    """A factory for one type of source.
 
     Attributes:
-        name: In the configuration, in ``streams.toml`` and in recordings.
-        section: What its section is read into.
-        feed: Makes what blocks.
-        decoder: Makes what reads a frame.
-        framer: Cuts plain bytes, where the interface is a line.
-        ahead: Frames that may wait for the agent.
-        is_retold: Whether the medium tells everything again after a restart.
+        name: Name in the configuration, in ``streams.toml`` and in recordings.
+        section: Dataclass of its section.
+        feed: Factory of the feed.
+        decoder: Factory of the decoder.
+        framer: Factory of the framer of plain bytes, where the interface is a line.
+        ahead: Largest number of frames that wait for the agent.
+        is_retold: True if the medium delivers everything again after a restart.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Interface(Generic[S]):
         """Build a source from its section of a configuration; nothing is opened yet.
 
         Raises:
-            Failure: A missing, unknown or ill-fitting key.
+            Failure: A missing, unknown or invalid key.
         """
         section = from_table(self.section, table, f"source {self.name}")
         return self._with(section, self.feed(section))
@@ -200,14 +200,14 @@ INTERFACES: dict[str, Interface[Any]] = {
     "ocpp": OCPP,
     "pm3gpp": PM3GPP,
 }
-"""What can also be replayed from a recording."""
+"""Types that can also be replayed from a recording."""
 
 
 def replay(table: Mapping[str, Any]) -> ThreadedSource:
-    """Build a source from a recording: ``path``, ``of`` what, and the keys of that kind.
+    """Build a source from a recording: ``path``, its type in ``of``, and the keys of that type.
 
     Raises:
-        Failure: A missing, unknown or ill-fitting key, or a file that is not there.
+        Failure: A missing, unknown or invalid key, or a missing file.
     """
     keys = {key: value for key, value in table.items() if key not in ("of", "path")}
     kind, path = str(table.get("of", "")), Path(str(table.get("path", "")))

@@ -1,8 +1,8 @@
-"""Modbus, read-only: registers of meters, rectifiers and inverters over TCP or a serial line.
+"""Read Modbus registers of meters, rectifiers and inverters over TCP or a serial line.
 
-Functions 3 and 4 are all that this file can ask: there is no code here that writes. What was read
-is one frame of lines ``table address hex``, so that a recording of it replays without a device.
-SunSpec devices describe themselves: their chain of models is walked once, and the meter is read.
+Only functions 3 and 4 are implemented; no code here writes to a device. One poll is one frame of
+lines ``table address hex``, so that a recording replays without a device. SunSpec devices describe
+themselves: their chain of models is walked once, and the meter is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_sdk.sources.register_map import RegisterPoint, Table, described, spans
 
 _FUNCTION: Mapping[str, int] = MappingProxyType({"holding": 3, "input": 4})
 _MBAP = struct.Struct(">HHHB")
-_BASES = (40_000, 50_000, 0)  # where a SunSpec chain may begin
+_BASES = (40_000, 50_000, 0)  # possible starts of a SunSpec chain
 
 
 def crc16(data: bytes) -> int:
@@ -39,13 +39,13 @@ def crc16(data: bytes) -> int:
 
 @dataclass(slots=True)
 class ModbusClient:
-    """Asks one device on one link, one question at a time.
+    """A client for one device on one link, with one request at a time.
 
     Attributes:
-        link: Open.
-        unit: The device's number.
-        is_serial: Whether messages are framed as on a serial line (RTU), else as TCP.
-        patience: Seconds an answer may take.
+        link: Open link.
+        unit: Unit identifier of the device.
+        is_serial: True for serial framing (RTU), False for TCP framing.
+        patience: Longest wait for a reply, in seconds.
     """
 
     link: ByteLink
@@ -56,11 +56,11 @@ class ModbusClient:
     _kept: bytearray = field(default_factory=bytearray)
 
     def read(self, table: Table, at: int, count: int) -> list[int]:
-        """Return registers.
+        """Return the values of consecutive registers.
 
         Raises:
-            Rejected: The device refuses; other questions may be answered.
-            OSError: No answer, or one that is none: the link is to be opened again.
+            Rejected: The device refuses the request; others may succeed.
+            OSError: No reply, or an invalid one: the link must be opened again.
         """
         function = _FUNCTION[table]
         body = struct.pack(">BHH", function, at, count)
@@ -110,10 +110,10 @@ def sunspec(read: Callable[[Table, int, int], list[int]]) -> list[RegisterPoint]
     """Walk a device's chain of SunSpec models; return the points of its meter.
 
     Args:
-        read: Asks for registers.
+        read: Function that reads registers.
 
     Raises:
-        Rejected: There is no chain, or no meter of integers (models 201 to 204) in it.
+        Rejected: There is no chain, or no integer meter model (201 to 204) in it.
     """
     for base in _BASES:
         try:
@@ -144,16 +144,16 @@ def _meter(at: int) -> list[RegisterPoint]:
 
 @dataclass(slots=True)
 class PollingFeed:
-    """A feed that asks: every so often, for all points.
+    """A feed that polls all points at an interval.
 
     Attributes:
-        address: Where the device is.
-        unit: Its number.
-        is_serial: Framing of messages.
-        every: Seconds between two rounds of questions.
-        patience: Seconds an answer may take.
-        points: What is asked for; empty asks the device (SunSpec).
-        rejected: Questions that were refused.
+        address: Address of the device.
+        unit: Unit identifier.
+        is_serial: True for serial framing.
+        every: Seconds between two polls.
+        patience: Longest wait for a reply, in seconds.
+        points: Points to read; empty discovers them (SunSpec).
+        rejected: Refused requests, by reason.
     """
 
     address: SourceAddress
@@ -168,7 +168,7 @@ class PollingFeed:
     _next: float = 0.0
 
     def frames(self, patience: float) -> list[RawFrame]:
-        """Wait for the next round, at most ``patience`` seconds; return what was read."""
+        """Wait for the next poll, at most ``patience`` seconds; return the values read."""
         left = self._next - time.monotonic()
         if left > 0:
             time.sleep(min(left, patience))
@@ -187,7 +187,7 @@ class PollingFeed:
         return [RawFrame("\n".join(lines).encode(), time.time())] if lines else []
 
     def _lines(self, master: ModbusClient) -> Iterator[str]:
-        if not self.points:  # a recording must say what was found
+        if not self.points:  # a recording must contain the discovered points
             yield from map(described, self._asked)
         for table, at, count in spans(self._asked):
             try:
@@ -198,7 +198,7 @@ class PollingFeed:
             yield f"{table} {at} {''.join(f'{word:04x}' for word in words)}"
 
     def close(self) -> None:
-        """Let go of the link; what the device is made of is asked again."""
+        """Close the link; the points are discovered again after it reopens."""
         self._asked = ()
         if self._master is not None:
             self._master.link.close()

@@ -1,4 +1,4 @@
-"""Samples become readings: canonical names and units, UTC, intervals of one grid, quality flags."""
+"""Convert samples to readings: canonical names and units, UTC, one grid, quality flags."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from edge_sdk.sources.counter_intervals import CounterSum
 from edge_sdk.sources.stream_map import StreamName
 
 NO_CLOCK_BEFORE = 1_577_836_800.0
-"""A time before 2020 is that of a clock that was never set."""
+"""Unix seconds; an earlier time (before 2020) counts as that of a clock that was never set."""
 
-_STEP = 900.0  # seconds, where nobody named a grid
+_STEP = 900.0  # seconds, where no grid is set
 
-_METERS = 64  # whose registers are remembered; beyond, the oldest are forgotten
-_SLOTS = 256  # sums over several meters that are still open
+_METERS = 64  # meters whose registers are kept; beyond, the oldest are dropped
+_SLOTS = 256  # open sums over several meters
 
 
 @dataclass(slots=True)
 class Normaliser:
-    """What one source remembers between frames.
+    """Converts the samples of one source; keeps register state between frames.
 
     Attributes:
-        names: The interface's names that are wanted.
-        step: Seconds of the grid that registers are cut on; 0 until ``settle`` says it.
-        gap: See ``CounterSum``; 0 is a step.
-        most: Largest power believed, in kW (or the stream's unit per hour).
-        modulus: Where registers roll over, in the stream's unit; 0 is never.
-        counts: What was noticed, by reason.
+        names: Wanted names of the interface, with their streams.
+        step: Seconds per slot of the registers' grid; 0 until ``settle`` sets it.
+        gap: As in ``CounterSum``; 0 is a step.
+        most: Largest accepted power, in kW (or the stream's unit per hour).
+        modulus: Value at which registers wrap, in the stream's unit; 0 is never.
+        counts: Counters of events, by reason.
 
     Example:
         >>> table = {"1-0:1.8.0": StreamName("elec.import.energy", "register")}
@@ -56,15 +56,15 @@ class Normaliser:
 
     @property
     def streams(self) -> frozenset[str]:
-        """Which streams its readings may be of."""
+        """Streams that its readings may belong to."""
         return frozenset(name.stream for name in self.names.values())
 
     def settle(self, step: float) -> None:
-        """Take the grid of whoever reads, unless the configuration named one."""
+        """Set the grid of the reader, unless the configuration set one."""
         self.step = self.step or step
 
     def take(self, samples: Iterable[SourceSample]) -> Iterator[Reading]:
-        """Turn the samples of one frame into readings; what cannot be meant is counted."""
+        """Convert the samples of one frame into readings; invalid ones are counted."""
         registers: dict[tuple[str, str, float, int], dict[str, float]] = {}
         for sample in samples:
             name = self.names.get(sample.name)
@@ -78,7 +78,7 @@ class Normaliser:
                 seconds = sample.seconds if name.kind == "interval" else None
                 yield Reading(name.stream, sample.time, value, sample.flags, seconds)
         for (stream, device, time, flags), values in registers.items():
-            if flags & Flag.SUSPECT:  # the meter doubts it: the next reading covers for this one
+            if flags & Flag.SUSPECT:  # the meter flags it: the next reading covers its energy
                 self.counts["suspect"] += 1
                 continue
             yield from self._differenced(stream, device, time, values)
@@ -116,7 +116,7 @@ class Normaliser:
         return CounterSum(self.step, gap, self.most / 3600, self.modulus, self.counts)
 
     def _summed(self, stream: str, device: str, time: float, value: float) -> float:
-        """Add what several meters of one stream measured in one interval: a charger's sockets."""
+        """Sum the values of a stream's meters, such as a charger's sockets, in one interval."""
         parts = self._sums.setdefault((stream, time), {})
         parts[device] = value
         if len(self._sums) > _SLOTS:
@@ -124,13 +124,13 @@ class Normaliser:
         return math.fsum(parts.values())
 
     def saved(self) -> bytes:
-        """Return what a restart must know, so that no interval is lost or counted twice."""
+        """Return the state for a restart, so that no interval is lost or counted twice."""
         meters = [[*key, register.saved()] for key, register in self._meters.items()]
         sums = [[*key, parts] for key, parts in self._sums.items()][-16:]
         return json.dumps({"step": self.step, "meters": meters, "sums": sums}).encode()
 
     def restore(self, saved: bytes) -> None:
-        """Go on where ``saved`` was taken; of another grid, or damaged, it is ignored."""
+        """Restore the state from ``saved``; ignore one of another grid, or a damaged one."""
         try:
             words = json.loads(saved)
             if words["step"] != self.step:

@@ -1,4 +1,4 @@
-"""Signed meter readings (OCMF): verified with the meter's public key, never signed again.
+"""Verify signed meter readings (OCMF) with the meter's public key.
 
 ``OCMF|{payload}|{signature}``: two JSON objects; the signature covers the payload's bytes as they
 stand. (Open Charge Metering Format 1.0, sections 3 to 5.)
@@ -22,7 +22,7 @@ from edge_sdk.sources.base import Rejected, SourceSample
 
 _LONGEST = 8192
 _IMPORT = ("1-b:1.8.0", "1-0:1.8.0", "01-00:01.08.00*FF", "01-00:B2.08.00*FF")
-"""OBIS codes of imported energy as meters in chargers write them."""
+"""OBIS codes of imported energy in chargers' meters."""
 
 _NAME = "Energy.Active.Import.Register"
 _CURVES = {
@@ -34,13 +34,13 @@ _CURVES = {
 
 
 def verifier(path: Path) -> Callable[[str], list[SourceSample]]:
-    """Return what checks the readings of one meter.
+    """Return a function that verifies the readings of one meter.
 
     Args:
-        path: Its public key: PEM, or the hex digits of its DER form as chargers show them.
+        path: Public key: PEM, or the hex digits of its DER form as chargers show them.
 
     Raises:
-        ConfigError: No such key.
+        ConfigError: The key is missing or invalid.
     """
     try:
         raw = path.read_bytes()
@@ -59,7 +59,7 @@ def verified(text: str, key: ec.EllipticCurvePublicKey) -> list[SourceSample]:
     """Verify a signed record; return its readings.
 
     Raises:
-        Rejected: Not OCMF, a wrong signature, another curve than the key's.
+        Rejected: Not OCMF, a wrong signature, or another curve than the key's.
     """
     kind, _, rest = text.partition("|")
     payload, bar, seal = rest.rpartition("|")
@@ -93,7 +93,7 @@ def _readings(said: dict[str, Any]) -> list[SourceSample]:
     for row in rows if isinstance(rows, list) else []:
         if not isinstance(row, dict):
             raise Rejected("not OCMF")
-        inherited |= row  # what a reading leaves out is as in the one before
+        inherited |= row  # a reading inherits omitted fields from the one before
         if inherited.get("RI", _IMPORT[0]) not in _IMPORT or inherited.get("ST") != "G":
             continue
         value = inherited.get("RV")
@@ -106,7 +106,7 @@ def _readings(said: dict[str, Any]) -> list[SourceSample]:
 
 
 def _moment(text: str) -> float:
-    """Read ``2024-05-14T14:00:00,000+0200 S``; the letter says how good the clock is."""
+    """Parse ``2024-05-14T14:00:00,000+0200 S``; the letter gives the state of the clock."""
     clock = text.rpartition(" ")[0] or text
     try:
         read = datetime.fromisoformat(clock.replace(",", "."))

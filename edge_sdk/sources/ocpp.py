@@ -1,9 +1,9 @@
-"""What a charger's messages measured: OCPP 1.6 and 2.0.1, from the notes of a tap.
+"""Decode the measured values in a charger's messages: OCPP 1.6 and 2.0.1, from a tap's records.
 
-Energy is read from the meter's register, which does not care for sessions. What is remembered is
-which socket a transaction belongs to, for a 1.6 charger does not repeat that when it stops, and the
-values of late, for a session says them again at its end, and a queue after a lost link. (OCPP 1.6
-sections 6 and 7; OCPP 2.0.1 part 2, TransactionEvent and MeterValuesType.)
+Energy is read from the meter's register, which does not depend on sessions. The decoder keeps the
+socket of each transaction, because a 1.6 charger does not repeat it at the stop, and the recent
+values, because a session repeats them at its end, and a queue after a lost link. (OCPP 1.6 sections
+6 and 7; OCPP 2.0.1 part 2, TransactionEvent and MeterValuesType.)
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _TIME = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)?", re.IGNORECASE | re.ASCII
 )
 _MOST = 512  # values in one message
-_TRANSACTIONS = 256  # whose socket is remembered
-_REPEATS = 4096  # values that are known again
-_ELSEWHERE = frozenset({"EV", "Cable", "Body"})  # where else a value may have been taken
+_TRANSACTIONS = 256  # transactions whose socket is kept
+_REPEATS = 4096  # recent values kept to detect repeats
+_ELSEWHERE = frozenset({"EV", "Cable", "Body"})  # other locations of a measurement
 
 Verify = Callable[[str], list[SourceSample]]
-"""Checks a signed reading and returns what it says; raises ``Rejected``."""
+"""Verifies a signed reading and returns its samples; raises ``Rejected``."""
 
 
 @dataclass(slots=True)
 class OcppDecoder:
-    """The decoder of one tap's notes.
+    """The decoder of one tap's records.
 
     Attributes:
-        verify: Of signed readings; None passes them over.
+        verify: Verifier of signed readings; None ignores them.
 
     Example:
         >>> sockets = OcppDecoder()
@@ -55,15 +55,15 @@ class OcppDecoder:
     _told: OrderedDict[tuple[str, str, float, float], None] = field(default_factory=OrderedDict)
 
     def __call__(self, frame: RawFrame) -> list[SourceSample]:
-        """Decode one note; a message that measures nothing new is no samples.
+        """Decode one record; a message without new values yields no samples.
 
         Raises:
-            Rejected: Not a note, a time that is none, a value that is no number.
+            Rejected: Not a record, an invalid time, or a value that is no number.
         """
         return [sample for sample in self._decoded(frame) if self._is_new(sample)]
 
     def _is_new(self, sample: SourceSample) -> bool:
-        """Whether this was not said before: at its end a session repeats what it told."""
+        """Return whether a value is new: a session repeats its values at its end."""
         key = (sample.device, sample.name, sample.time, sample.value)
         is_new = key not in self._told
         self._told[key] = None
@@ -90,7 +90,7 @@ class OcppDecoder:
     def _older(
         self, charger: str, action: str, number: str, said: dict[str, Any]
     ) -> list[SourceSample]:
-        """Read a message of OCPP 1.6."""
+        """Decode a message of OCPP 1.6."""
         if action == "StartTransaction":
             socket = f"{charger}/{_whole(said.get('connectorId'))}"
             began = _register(said.get("timestamp"), said.get("meterStart"), socket)
@@ -109,7 +109,7 @@ class OcppDecoder:
         return self._values(said.get("meterValue"), socket)
 
     def _event(self, charger: str, said: dict[str, Any]) -> list[SourceSample]:
-        """Read a message of OCPP 2.0.1."""
+        """Decode a message of OCPP 2.0.1."""
         about, evse = said.get("transactionInfo"), said.get("evse")
         number = about.get("transactionId") if isinstance(about, dict) else None
         if isinstance(evse, dict):
@@ -133,7 +133,7 @@ class OcppDecoder:
     def _session(
         self, charger: str, transaction: object, ended: SourceSample
     ) -> Iterator[SourceSample]:
-        """Say what a whole session took, once, where its beginning was heard."""
+        """Return the energy of a whole session, once, if its beginning was received."""
         began = self._begun.pop(f"{charger}/{transaction}", None)
         if began is None or ended.time <= began.time or began.unit != ended.unit:
             return
@@ -197,7 +197,7 @@ def _sampled(rows: object) -> Iterable[tuple[float, Mapping[str, Any]]]:
 
 
 def _unit(value: Mapping[str, Any]) -> tuple[str, float]:
-    """Return unit and factor: 1.6 names a unit, 2.0.1 a unit and a power of ten. Default is Wh."""
+    """Return unit and factor: 1.6 has a unit, 2.0.1 a unit and a power of ten. Default is Wh."""
     name = value.get("measurand") or _REGISTER
     default = "W" if isinstance(name, str) and name.startswith("Power") else "Wh"
     newer = value.get("unitOfMeasure")
@@ -220,7 +220,7 @@ def _whole(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    """Read a value: a text in 1.6, a number in 2.0.1.
+    """Parse a value: a text in 1.6, a number in 2.0.1.
 
     >>> _number("12.50"), _number(3)
     (12.5, 3.0)
@@ -236,7 +236,7 @@ def _number(value: object) -> float:
 
 
 def moment(text: object) -> float:
-    """Read a time; without an offset it is UTC, as OCPP asks for.
+    """Parse a time; without an offset it is UTC, as OCPP requires.
 
     >>> moment("2024-05-14T14:00:00.000+02:00") - moment("2024-05-14T12:00:00Z")
     0.0

@@ -1,9 +1,10 @@
-"""A tap between a charger and its back office: it forwards first, and listens second.
+"""Proxy the connection between a charger and its back office, and record measured values.
 
 Bytes pass unchanged in both directions; of the handshake, the path and the ``Host`` line are set to
-the back office's, for the charger was told ours. Listening is done on a copy, after forwarding, and
-whatever happens in it ends the listening and never the conversation: charging must not depend on
-us. The tap is a process of its own, so that the agent may stop, learn or be replaced beside it.
+the back office's, because the charger has the address of the tap. Decoding uses a copy, after
+forwarding, and any error in it ends the decoding and never the connection: charging must not depend
+on the tap. The tap is a separate process, so that the agent may stop, train or be replaced
+meanwhile.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ logger = logging.getLogger(__name__)
 _HEAD = 8192  # bytes of a handshake
 _PATIENCE = 10.0  # seconds for a handshake, and to reach the back office
 _AT_ONCE = 65_536
-_CROWD = 64  # conversations at a time
+_CROWD = 64  # simultaneous connections
 _REQUEST = re.compile(rb"GET (/[^ ]*) HTTP/1\.1\r\n")
 
 
 @dataclass(frozen=True, slots=True)
 class BackOffice:
-    """Where chargers really want to go.
+    """The address of the chargers' back office.
 
     Attributes:
-        host: Of the back office.
-        port: Likewise.
-        path: Goes before the charger's own path.
-        tls: For ``wss://``; None is ``ws://``.
+        host: Host of the back office.
+        port: Port of the back office.
+        path: Prefix of the charger's own path.
+        tls: TLS context for ``wss://``; None is ``ws://``.
     """
 
     host: str
@@ -54,7 +55,7 @@ class BackOffice:
 
     @classmethod
     def parse(cls, url: str, ca_file: Path | None = None) -> BackOffice:
-        """Read ``wss://host/path``.
+        """Parse ``wss://host/path``.
 
         Raises:
             ConfigError: Anything else, or an authority's certificate that cannot be read.
@@ -72,7 +73,7 @@ class BackOffice:
         return cls(parts.hostname, port, parts.path.rstrip("/"), tls)
 
     def request(self, head: bytes) -> bytes | None:
-        r"""Address a charger's handshake to the back office; None if it is none.
+        r"""Rewrite a charger's handshake for the back office; return None if it is no handshake.
 
         >>> office = BackOffice("csms.example", 443, "/ocpp", None)
         >>> office.request(b"GET /CP1 HTTP/1.1\r\nHost: gateway:9000\r\nUpgrade: websocket\r\n\r\n")
@@ -89,7 +90,7 @@ class BackOffice:
 
 @dataclass(slots=True)
 class ConversationListener:
-    """Listens to one conversation; whatever goes wrong in it makes it deaf, and is counted."""
+    """Decodes one connection; any error ends the decoding, and is counted."""
 
     charger: str
     keep: Callable[[RawFrame], None]
@@ -100,11 +101,11 @@ class ConversationListener:
     _is_deaf: bool = False
 
     def __post_init__(self) -> None:
-        """Begin with nothing heard."""
+        """Begin with empty buffers."""
         self._notes = ConversationLog(self.charger)
 
     def hear(self, data: bytes, *, from_charger: bool) -> None:
-        """Take what was forwarded."""
+        """Process bytes that were forwarded."""
         if self._is_deaf:
             return
         try:
@@ -133,7 +134,7 @@ class ConversationListener:
                 self.counts["noted"] += 1
 
     def _greeted(self, data: bytes) -> bytes:
-        """Read the back office's answer to the handshake; return what follows it."""
+        """Read the back office's reply to the handshake; return what follows it."""
         self._answer += data
         head, end, rest = self._answer.partition(b"\r\n\r\n")
         if not end:
@@ -152,12 +153,12 @@ class ConversationListener:
 
 @dataclass(slots=True)
 class OcppProxy:
-    """Accepts chargers, and takes each to the back office.
+    """Accepts chargers, and connects each to the back office.
 
     Attributes:
-        office: Where they go.
-        spool: Where notes are kept.
-        counts: What was heard and passed over.
+        office: Address of the back office.
+        spool: Writer of the records.
+        counts: Counters of recorded and ignored messages.
     """
 
     office: BackOffice
@@ -172,13 +173,13 @@ class OcppProxy:
         ready: Callable[[str], object],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Listen until cancelled.
+        """Serve chargers until cancelled.
 
         Args:
-            host: To listen on.
-            port: Likewise; 0 takes a free one.
-            ready: Told the address.
-            tls: With a certificate of ours, for chargers that want one.
+            host: Host to listen on.
+            port: Port to listen on; 0 selects a free one.
+            ready: Called with the address.
+            tls: TLS context with the tap's certificate, for chargers that use TLS.
 
         Raises:
             OSError: The port is taken.
@@ -190,7 +191,7 @@ class OcppProxy:
             await server.serve_forever()
 
     async def _meet(self, charger: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """Take one charger to the office."""
+        """Connect one charger to the back office."""
         self.counts["conversations"] += 1
         with contextlib.closing(back):
             if len(self._talking) >= _CROWD:
@@ -228,7 +229,7 @@ class OcppProxy:
     def _keep(self, frame: RawFrame) -> None:
         try:
             self.spool.write(frame)
-        except OSError:  # no space: what was measured is worth less than charging
+        except OSError:  # no space: charging matters more than the record
             self.counts["not kept"] += 1
             self.spool.close()
 
@@ -236,11 +237,11 @@ class OcppProxy:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Callable[[bytes], None]
 ) -> None:
-    """Forward one direction to its end, then listen to what was forwarded."""
+    """Forward one direction to its end, and decode each piece after it was forwarded."""
     try:
         while data := await reader.read(_AT_ONCE):
             writer.write(data)
             await writer.drain()
             hear(data)
     finally:
-        writer.close()  # a WebSocket has no half: when one side is gone, so is the other
+        writer.close()  # a WebSocket has no half-open state: when one side ends, so does the other

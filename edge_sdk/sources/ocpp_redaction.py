@@ -1,9 +1,9 @@
-"""What a tap writes down of a charger's conversation: what was measured, never who charged.
+"""Reduce a charger's messages to measured values, without the identity of the driver.
 
-A charger and its back office exchange JSON arrays: ``[2, id, action, payload]`` asks, ``[3, id,
-payload]`` answers. Of the asks four speak of energy; of the answers one is needed, for it gives a
-transaction its number. Everything else is let go, and so is every token that names a driver.
-(OCPP-J 1.6 section 4; OCPP 2.0.1 part 4 section 4.)
+A charger and its back office exchange JSON arrays: ``[2, id, action, payload]`` is a call, ``[3,
+id, payload]`` a result. Four calls carry energy values; one result is needed, because it gives a
+transaction its number. All other messages are dropped, and so is every token that identifies a
+driver. (OCPP-J 1.6 section 4; OCPP 2.0.1 part 4 section 4.)
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 _KEPT = frozenset({"StartTransaction", "StopTransaction", "MeterValues", "TransactionEvent"})
 _NAMING = frozenset({"idTag", "idToken", "parentIdTag", "groupIdToken", "idTokenInfo", "idTagInfo"})
-_ASKED = 64  # questions without an answer that are remembered
+_ASKED = 64  # calls kept while they wait for their result
 _DEEP = 12  # levels of a message; a schema of OCPP has at most seven
 
 
 @dataclass(slots=True)
 class ConversationLog:
-    """One charger's conversation.
+    """The redacted messages of one charger.
 
     Attributes:
-        charger: Its name: the last part of its path.
+        charger: Name of the charger: the last part of its path.
 
     Example:
         >>> notes = ConversationLog("CP1")
@@ -41,10 +41,10 @@ class ConversationLog:
     _asked: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def take(self, message: str, *, from_charger: bool) -> bytes | None:
-        """Return what is written down of a message, or None.
+        """Return the redacted record of a message, or None.
 
         Raises:
-            ValueError: Or ``RecursionError``: it is no JSON.
+            ValueError: Or ``RecursionError``: it is not JSON.
         """
         match json.loads(message):
             case [2, str(number), str(action), dict(payload)] if from_charger and action in _KEPT:
@@ -64,7 +64,7 @@ class ConversationLog:
 
 
 def _unnamed(value: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any tree of JSON
-    """Copy a message without whatever names a driver.
+    """Copy a message without the fields that identify a driver.
 
     >>> _unnamed({"a": [{"idToken": {"idToken": "X"}, "b": 1}]})
     {'a': [{'b': 1}]}

@@ -1,4 +1,4 @@
-"""The P1 port of household meters: DSMR 4 and 5, ESMR. One telegram every second, or every ten.
+"""Decode the P1 port of household meters: DSMR 4 and 5, ESMR; a telegram every second, or ten.
 
 A telegram is ``/`` and a header line, lines of ``code(value)…``, ``!`` and four hex digits of
 CRC-16/ARC over all from ``/`` to ``!``. (DSMR 5.0.2 P1 companion standard, sections 5 and 6.)
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from edge_sdk.sources.base import RawFrame, Rejected, SourceSample
 
 LONGEST = 8192
-"""Bytes of a telegram; the longest that the standard allows, text included, is below 4 k."""
+"""Largest size of a telegram in bytes; the standard's maximum, text included, is below 4 k."""
 
 _END = re.compile(rb"!([0-9A-Fa-f]{4})?\r?\n")
 _START = re.compile(rb"/[A-Za-z]{3}[0-9A-Za-z]")
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?")
 _CLOCK, _SERIALS = "0-0:1.0.0", ("0-0:96.1.1", "0-0:96.1.0")
 _TOTALS = ("1-0:1.8.", "1-0:2.8.")
 _SEALED = re.compile(rb"\xdb\x08[A-Z]{3}.{5}\x82", re.DOTALL)  # AES-GCM: Luxembourg, Austria
-_STARTS = 4  # places in a noisy buffer that are tried as the telegram's first byte
+_STARTS = 4  # candidates for a telegram's first byte in a noisy buffer
 
 
 def _table() -> tuple[int, ...]:
@@ -52,10 +52,10 @@ def crc16(data: bytes) -> int:
 
 
 class TelegramFramer:
-    r"""Cuts a serial line into telegrams whose checksum is right.
+    r"""Splits a serial stream into telegrams with a correct checksum.
 
     Example:
-        Noise before a telegram, even with a ``/`` in it, costs nothing.
+        Noise before a telegram, even with a ``/`` in it, loses no telegram.
 
         >>> body = b"/ABC5x\r\n\r\n1-0:1.7.0(00.5*kW)\r\n!"
         >>> framer = TelegramFramer()
@@ -67,12 +67,12 @@ class TelegramFramer:
     """
 
     def __init__(self) -> None:
-        """Start with nothing read."""
+        """Begin with an empty buffer."""
         self.rejected: Counter[str] = Counter()
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take bytes; yield the telegrams they complete, from ``/`` to ``!``."""
+        """Append bytes; yield the telegrams that they complete, from ``/`` to ``!``."""
         for start in range(0, len(data), LONGEST):
             self._buffer += data[start : start + LONGEST]
             yield from self._cut()
@@ -98,12 +98,12 @@ class TelegramFramer:
         del self._buffer[:done]
 
     def forget(self) -> None:
-        """Drop what is unfinished: the link broke."""
+        """Discard the unfinished telegram after the link broke."""
         self._buffer.clear()
 
 
 def _telegram(body: bytes, crc: int) -> bytes | None:
-    """Find the first byte from which the checksum is right."""
+    """Return the telegram from the first byte that gives a correct checksum, or None."""
     starts = [match.start() for match in _START.finditer(body)]
     for start in starts[-_STARTS:]:
         if crc16(body[start:]) == crc:
@@ -115,18 +115,18 @@ def telegram(frame: RawFrame, hours: float = 1.0) -> list[SourceSample]:
     r"""Decode one telegram.
 
     Args:
-        frame: From ``/`` to ``!``, as ``TelegramFramer`` cuts it.
-        hours: The meter's winter time ahead of UTC; summer time is one more.
+        frame: Telegram from ``/`` to ``!``, as ``TelegramFramer`` yields it.
+        hours: Offset of the meter's winter time from UTC, in hours; summer time is one more.
 
     Returns:
-        Every measured value with its code. Totals win over their tariffs, so that nothing is
-        added twice. The meter's number is hashed.
+        Every measured value with its code. Totals replace their tariffs, so that nothing is added
+        twice. The meter's number is hashed.
 
     Raises:
-        Rejected: Not ASCII, no time, a value that is no number, a code told twice.
+        Rejected: Not ASCII, no time, a value that is no number, or a repeated code.
 
     Example:
-        The autumn hour that a clock shows twice is two hours: summer's, then winter's.
+        The repeated hour in autumn is two hours: first summer time, then winter time.
 
         >>> def at(clock):
         ...     text = f"/ABC5x\r\n\r\n0-0:1.0.0({clock})\r\n1-0:1.8.0(000001.5*kWh)\r\n!"
@@ -171,7 +171,7 @@ def _lines(payload: bytes) -> dict[str, list[str]]:
 def _sample(
     code: str, groups: list[str], time: float, device: str, hours: float
 ) -> SourceSample | None:
-    """Read a line that measures something: its last group is ``number*unit``."""
+    """Return the sample of a measuring line: its last group is ``number*unit``."""
     value, star, unit = groups[-1].partition("*")
     if not star:
         return None
@@ -188,7 +188,7 @@ def _sample(
 
 
 def _moment(groups: list[str], hours: float) -> float:
-    """Read ``YYMMDDhhmmssX``; X is S in summer time, W in winter time."""
+    """Parse ``YYMMDDhhmmssX``; X is S in summer time, W in winter time."""
     text = groups[0]
     summer = {"S": 1.0, "W": 0.0}.get(text[12:])
     if summer is None or not (text[:12].isascii() and text[:12].isdecimal()):
@@ -201,5 +201,5 @@ def _moment(groups: list[str], hours: float) -> float:
 
 
 def _hashed(serial: str) -> str:
-    """Tell meters apart without keeping a number that leads to a household."""
+    """Hash a serial number: meters stay distinct, and no number leads to a household."""
     return hashlib.sha256(serial.encode()).hexdigest()[:8] if serial else ""

@@ -1,9 +1,9 @@
-"""Performance files of base stations: TS 32.435 and TS 28.532 XML, plain or gzip, as vendors write.
+"""Read performance files of base stations: TS 32.435 and TS 28.532 XML, plain or gzip.
 
-The decoder is a pure function of a file's bytes. It trusts what a file says and not its name, and
-reads what is there beside the standard: processing instructions before the XML declaration, offsets
-without a colon, empty object names, counters as lists or one by one, periods shorter than the
-report. A document type is refused before any entity could grow.
+The decoder is a pure function of a file's bytes; the file name is not used. It accepts vendors'
+deviations from the standard: processing instructions before the XML declaration, offsets without a
+colon, empty object names, counters as lists or one by one, periods shorter than the report. A
+document type is refused before any entity could expand.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from xml.parsers import expat
 from edge_sdk.forecasting.series import Flag
 from edge_sdk.sources.base import Decoder, RawFrame, Rejected, SourceSample
 
-LARGEST = 64 << 20  # bytes of a file once unpacked; a node's quarter of an hour is a few MB
+LARGEST = 64 << 20  # bytes of a decompressed file; a node's quarter of an hour is a few MB
 _CHUNK = 1 << 16
-_DEEPEST = 24  # elements inside each other; the schemas need 6
+_DEEPEST = 24  # nesting depth of elements; the schemas need 6
 _LONGEST = 1 << 20  # characters of one text: a list of counters, or of results
 _GZIP = b"\x1f\x8b"
 _PREFACE = re.compile(
@@ -38,15 +38,15 @@ _BROKEN = {
 
 @dataclass(frozen=True, slots=True)
 class CounterMeasurement:
-    """One counter of one object over one period; NaN where a file has the counter and no value.
+    """One counter of one object over one period; NaN where a file has no value for the counter.
 
     Attributes:
-        subject: Distinguished name of the object, below its element's; empty for the element.
-        counter: Its name in the file, sub-counter and all.
+        subject: Distinguished name of the object, relative to its element; empty for the element.
+        counter: Name in the file, including the sub-counter.
         begin: Start of the period, Unix seconds.
         seconds: Length of the period.
-        value: In the counter's unit.
-        is_suspect: Whether the file doubts it.
+        value: Value in the counter's unit.
+        is_suspect: True if the file marks it as suspect.
     """
 
     subject: str
@@ -58,14 +58,14 @@ class CounterMeasurement:
 
 
 def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
-    """Return what reads one file as a station's: one sample a counter and period.
+    """Return a decoder of one station's files: one sample per counter and period.
 
-    Values of several objects, a station's cells, are added up where the counter is a sum, and
-    averaged where it is not. A sum that lacks one of its objects is suspect.
+    Values of several objects, such as a station's cells, are summed where the counter is a sum, and
+    averaged otherwise. A sum that lacks one of its objects is suspect.
 
     Args:
-        counters: The counters to read, each with whether it is a sum over its period.
-        subjects: Which objects count: a pattern of distinguished names, as a shell's.
+        counters: Counters to read, each with True if it is a sum over its period.
+        subjects: Shell pattern of the distinguished names to read.
 
     Example:
         >>> cells = b'''<measCollecFile><measData><measInfo>
@@ -84,7 +84,7 @@ def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
         for one in measured(frame.payload, counters):
             if fnmatchcase(one.subject, subjects):
                 key = (one.counter, one.begin, one.seconds)
-                parts.setdefault(key, {})[one.subject] = one  # written twice: the last one
+                parts.setdefault(key, {})[one.subject] = one  # written twice: the last one counts
         return [
             _together(list(some.values()), adds=counters[key[0]]) for key, some in parts.items()
         ]
@@ -93,7 +93,7 @@ def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
 
 
 def _together(parts: Sequence[CounterMeasurement], *, adds: bool) -> SourceSample:
-    """Return several objects' values of one counter and period as one."""
+    """Combine several objects' values of one counter and period."""
     told = [one.value for one in parts if not math.isnan(one.value)]
     total = math.fsum(told) if told else math.nan
     lacks = adds and len(told) < len(parts)
@@ -106,10 +106,10 @@ def _together(parts: Sequence[CounterMeasurement], *, adds: bool) -> SourceSampl
 
 
 def measured(data: bytes, counters: Container[str]) -> list[CounterMeasurement]:
-    """Return what a file has measured of some counters, in its order.
+    """Return a file's measurements of some counters, in file order.
 
     Raises:
-        Rejected: The file breaks off, or is none of these.
+        Rejected: The file is truncated, or not a performance file.
 
     Example:
         >>> text = b'''<?vendor x?><?xml version="1.0"?><measDataFile><measData><measInfo>
@@ -147,13 +147,13 @@ def measured(data: bytes, counters: Container[str]) -> list[CounterMeasurement]:
 
 
 def period(text: str) -> float:
-    """Return an ISO 8601 duration of days and less in seconds.
+    """Return an ISO 8601 duration, with days as the largest unit, in seconds.
 
     >>> period("PT900S"), period("PT15M"), period("PT1H")
     (900.0, 900.0, 3600.0)
 
     Raises:
-        ValueError: It is none, or zero.
+        ValueError: Invalid, or zero.
     """
     said = _PERIOD.match(text.strip())
     parts = [float(part or 0) for part in said.groups()] if said else [0.0]
@@ -170,7 +170,7 @@ def moment(text: str) -> float:
     True
 
     Raises:
-        ValueError: It is none, or has no offset: whose midnight it is cannot be guessed.
+        ValueError: Invalid, or without an offset: the time zone cannot be guessed.
     """
     read = datetime.fromisoformat(text.strip())
     if read.tzinfo is None:
@@ -180,16 +180,16 @@ def moment(text: str) -> float:
 
 @dataclass(slots=True)
 class _Group:
-    """One ``measInfo``: a period, and which counters its values are of."""
+    """One ``measInfo``: a period, and the counters of its values."""
 
     begin: float = math.nan
     seconds: float = math.nan
-    counters: dict[str, str] = field(default_factory=dict)  # by place
+    counters: dict[str, str] = field(default_factory=dict)  # by position
 
 
 @dataclass(slots=True)
 class _Walk:
-    """What is known at one place of a document."""
+    """The parser state at one position of a document."""
 
     counters: Container[str]
     path: list[str] = field(default_factory=list)
@@ -199,13 +199,13 @@ class _Walk:
     results: dict[str, str] = field(default_factory=dict)
     is_suspect: bool = False
     is_known: bool = False
-    is_lost: bool = False  # there was a value of no period
+    is_lost: bool = False  # a value without a period was found
     heard: list[str] = field(default_factory=list)
     length: int = 0
     found: list[CounterMeasurement] = field(default_factory=list)
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Enter an element."""
+        """Process the start of an element."""
         local = name.rpartition("}")[2]
         self.path.append(local)
         if len(self.path) > _DEEPEST:
@@ -225,14 +225,14 @@ class _Walk:
             self.results, self.is_suspect = {}, False
 
     def text(self, data: str) -> None:
-        """Hear the text of an element."""
+        """Append the text of an element."""
         self.length += len(data)
         if self.length > _LONGEST:
             raise Rejected("text too long")
         self.heard.append(data)
 
     def end(self, _name: str) -> None:
-        """Leave an element."""
+        """Process the end of an element."""
         local = self.path.pop()
         said = "".join(self.heard).strip()
         self.heard.clear()
@@ -256,7 +256,7 @@ class _Walk:
             self.group.seconds = seconds
 
     def _close(self) -> None:
-        """Take over what a ``measValue`` said."""
+        """Store the results of a ``measValue``."""
         group = self.group
         for place, text in self.results.items():
             counter = group.counters.get(place)
@@ -274,7 +274,7 @@ class _Walk:
 
 
 def _number(text: str) -> float:
-    """Return a number, or NaN for what is none: empty, ``NIL``, and whatever vendors write."""
+    """Return a number, or NaN for anything else: empty, ``NIL``, and vendors' own marks."""
     try:
         value = float(text)
     except ValueError:
@@ -283,7 +283,7 @@ def _number(text: str) -> float:
 
 
 def _unpacked(data: bytes) -> Iterator[bytes]:
-    """Yield a file's content in pieces, never more than ``LARGEST`` in all."""
+    """Yield a file's content in pieces, at most ``LARGEST`` bytes in all."""
     if not data.startswith(_GZIP):
         if len(data) > LARGEST:
             raise Rejected("too large")

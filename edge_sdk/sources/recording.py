@@ -1,8 +1,8 @@
-"""Frames in a file, as they came and when: to replay a field problem at a desk, or a test.
+"""Record frames with their times in a file, and replay them for diagnosis or a test.
 
-A line ``gridfed recording 1 KIND``, then for every frame a head of 16 bytes (time as a big-endian
-float64 of Unix seconds, length and CRC-32 of the payload as big-endian uint32) and the payload.
-What a power cut left half written at the end is found by its checksum, and ends the file.
+The file has a line ``gridfed recording 1 KIND``, then for every frame a head of 16 bytes (time as a
+big-endian float64 of Unix seconds, length and CRC-32 of the payload as big-endian uint32) and the
+payload. A partly written frame after a power cut is detected by its checksum, and ends the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_sdk.sources.base import Framer, RawFrame
 _HEAD = struct.Struct(">dII")
 _MAGIC = b"gridfed recording 1 "
 LONGEST = 1 << 22
-"""Bytes of a frame; a longer length is damage."""
+"""Largest size of a frame in bytes; a longer length is damage."""
 
 _AT_ONCE = 4096
 
@@ -30,7 +30,7 @@ def title(kind: str) -> bytes:
 
 
 def record(frame: RawFrame) -> bytes:
-    """Return a frame as the file keeps it.
+    """Return a frame in the file format.
 
     >>> record(RawFrame(b"hello", 1.0)).hex()
     '3ff0000000000000000000053610a68668656c6c6f'
@@ -39,10 +39,10 @@ def record(frame: RawFrame) -> bytes:
 
 
 def read_record(file: BinaryIO) -> RawFrame | None:
-    """Read the next frame; None where the file ends, and the place stays before what is torn.
+    """Read the next frame; return None at the end, with the position before a partial frame.
 
     Raises:
-        EOFError: What follows can never become a frame.
+        EOFError: The following bytes can never become a frame.
     """
     place = file.tell()
     head = file.read(_HEAD.size)
@@ -61,13 +61,13 @@ def read_record(file: BinaryIO) -> RawFrame | None:
 
 @dataclass(slots=True)
 class RecordedFeed:
-    """A feed from a file: a recording, or the plain bytes of a line, cut by the line's framer.
+    """A feed from a file: a recording, or the plain bytes of a line, split by its framer.
 
     Attributes:
-        path: The file.
-        kind: What it must be a recording of.
-        framer: For plain bytes; None where there is no such thing.
-        rejected: What was dropped, by reason.
+        path: File.
+        kind: Required type of the recording.
+        framer: Framer of plain bytes; None where the interface has none.
+        rejected: Dropped input, counted by reason.
     """
 
     path: Path
@@ -109,7 +109,7 @@ class RecordedFeed:
         return frames
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""What is where in a device's registers, and how it is coded; pure."""
+"""Describe the layout and coding of a device's registers; pure functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edge_sdk.wire.schema import Between
 
 Table = Literal["holding", "input"]
 
-_MOST = 120  # registers one request may ask for
-_SPARE = 8  # unwanted registers read along rather than ask twice
+_MOST = 120  # registers per request at most
+_SPARE = 8  # unneeded registers read along to save a request
 _ABSENT = {
     "u16": 0xFFFF,
     "i16": -0x8000,
@@ -25,7 +25,7 @@ _ABSENT = {
     "u64": 0xFFFFFFFFFFFFFFFF,
     "i64": -0x8000000000000000,
 }
-"""What a device says where it has nothing to say."""
+"""Values that mean "not available", by coding."""
 
 _FORMS = {"u16": ">H", "i16": ">h", "u32": ">I", "i32": ">i", "u64": ">Q", "i64": ">q"}
 _FORMS |= {"f32": ">f", "f64": ">d"}
@@ -36,15 +36,15 @@ class RegisterPoint:
     """One value in a device's registers.
 
     Attributes:
-        name: Looked up in the table of names.
+        name: Key in the table of names.
         at: Address of its first register, from 0.
-        form: How it is coded.
-        table: Which registers: ``holding`` (function 3) or ``input`` (4).
-        words: Which of its registers comes first: the ``big`` end, or the ``little`` one.
-        unit: Of the value, scaled.
+        form: Coding of the value.
+        table: Register table: ``holding`` (function 3) or ``input`` (4).
+        words: Word order: ``big`` or ``little`` end first.
+        unit: Unit of the scaled value.
         scale: Factor.
-        scale_at: Register with a power of ten on top of it; devices change it as they run.
-        zero_is_absent: Whether 0 means that nothing is counted (SunSpec's accumulators).
+        scale_at: Register with an additional power of ten, which may change at run time.
+        zero_is_absent: True if 0 means that nothing is counted (SunSpec's accumulators).
     """
 
     name: str
@@ -59,11 +59,11 @@ class RegisterPoint:
 
     @property
     def length(self) -> int:
-        """How many registers it takes."""
+        """Number of registers that it occupies."""
         return struct.calcsize(_FORMS[self.form]) // 2
 
     def read(self, registers: Mapping[int, int]) -> float | None:
-        """Return its value; None where the device has none.
+        """Return its value; None if the device marks it as not available.
 
         Raises:
             LookupError: A register that was not read.
@@ -92,7 +92,7 @@ class RegisterPoint:
 
 
 def spans(points: Iterable[RegisterPoint]) -> list[tuple[Table, int, int]]:
-    """Return the requests that cover all points: table, first register, how many.
+    """Return the requests that cover all points: table, first register, count.
 
     >>> spans([RegisterPoint("a", 0, "u32"), RegisterPoint("b", 6), RegisterPoint("c", 300)])
     [('holding', 0, 7), ('holding', 300, 1)]
@@ -116,15 +116,15 @@ def spans(points: Iterable[RegisterPoint]) -> list[tuple[Table, int, int]]:
 def block(
     frame: RawFrame, points: tuple[RegisterPoint, ...], device: str = ""
 ) -> list[SourceSample]:
-    """Decode what one round of questions brought.
+    """Decode the registers of one poll.
 
     Args:
         frame: Lines ``table address hex``.
-        points: What to look for; those that the device told of itself come in the frame.
-        device: Name for its registers.
+        points: Points to decode; discovered points are contained in the frame.
+        device: Device name of the samples.
 
     Raises:
-        Rejected: Not such lines.
+        Rejected: Lines in another format.
 
     Example:
         >>> frame = RawFrame(b"holding 10 00020001", 1.7e9)
@@ -159,7 +159,7 @@ def block(
 
 
 def described(point: RegisterPoint) -> str:
-    """Write down a point that the device told of itself, for whoever reads a recording of it."""
+    """Format a discovered point as a line of the recording."""
     scale = "-" if point.scale_at is None else point.scale_at
     return (
         f"point {point.name} {point.at} {point.form} {point.unit} {scale} {point.zero_is_absent:d}"

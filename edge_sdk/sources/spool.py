@@ -1,4 +1,4 @@
-"""A bounded folder of recordings: one process writes, another follows; either may die."""
+"""Pass frames through a bounded folder of recordings: one process writes, another reads."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _TURN = 0.1
 
 
 def segments(folder: Path) -> list[Path]:
-    """List the folder's recordings, oldest first."""
+    """Return the folder's recordings, oldest first."""
     return sorted(folder.glob(f"*{_SUFFIX}"))
 
 
 @dataclass(slots=True)
 class SpoolWriter:
-    """The writing end. Every start begins a new file, so that a torn end stays an end.
+    """The writing end. Every start begins a new file, so that a partial frame stays at an end.
 
     Attributes:
-        folder: Made if it is not there.
-        kind: Of the recordings.
-        most: Bytes of the folder; the oldest file goes first.
+        folder: Folder; created if it is missing.
+        kind: Type of the recordings.
+        most: Maximum size of the folder in bytes; the oldest file is deleted first.
     """
 
     folder: Path
@@ -40,10 +40,10 @@ class SpoolWriter:
     _file: BinaryIO | None = None
 
     def write(self, frame: RawFrame) -> None:
-        """Append a frame; it outlives this process as soon as this returns.
+        """Append a frame; it survives this process as soon as this returns.
 
         Raises:
-            OSError: No space, or no right.
+            OSError: No space, or no permission.
         """
         if self._file is None or self._file.tell() > _SEGMENT:
             self._turn_page()
@@ -63,7 +63,7 @@ class SpoolWriter:
         self._file.write(title(self.kind))
 
     def _private(self) -> list[Path]:
-        """Make the folder, or tighten it and what it holds; return its recordings."""
+        """Create the folder, or tighten it and its files; return its recordings."""
         try:
             make_private_folder(self.folder)
             for old in (there := segments(self.folder)):
@@ -73,7 +73,7 @@ class SpoolWriter:
         return there
 
     def close(self) -> None:
-        """Close the file at hand."""
+        """Close the current file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -81,12 +81,12 @@ class SpoolWriter:
 
 @dataclass(slots=True)
 class SpoolReader:
-    """The reading end: a feed that begins with the oldest file and goes on with the newest.
+    """The reading end: a feed that begins with the oldest file and continues with newer ones.
 
     Attributes:
-        folder: May appear later.
-        kind: Of the recordings.
-        rejected: What was dropped, by reason.
+        folder: Folder; it may be created later.
+        kind: Type of the recordings.
+        rejected: Dropped input, counted by reason.
     """
 
     folder: Path
@@ -96,8 +96,8 @@ class SpoolReader:
     _file: BinaryIO | None = None
 
     def frames(self, patience: float) -> list[RawFrame]:
-        """Return what was written meanwhile; wait a moment where there is nothing."""
-        later = self._later()  # asked before reading: then what is here is complete
+        """Return the frames written since; wait briefly if there are none."""
+        later = self._later()  # looked up before reading: the current file is then complete
         frame = None if self._file is None else self._next(self._file)
         if frame is not None:
             return [frame]
@@ -116,7 +116,7 @@ class SpoolReader:
             return None
 
     def _later(self) -> Path | None:
-        """Find the file that follows, if the writer has begun one."""
+        """Return the next file, if the writer has begun one."""
         before = "" if self._path is None else self._path.name
         return next((path for path in segments(self.folder) if path.name > before), None)
 
@@ -127,14 +127,14 @@ class SpoolReader:
         self._path = path
         try:
             self._file = path.open("rb")
-        except FileNotFoundError:  # the writer was short of room
+        except FileNotFoundError:  # the writer deleted it for space
             return
         if self._file.readline(128) != title(self.kind):
             self.rejected["foreign recording"] += 1
             self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Close the file at hand."""
+        """Close the current file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""From an interface's own names and units to canonical streams: a table that users extend."""
+"""Map an interface's names and units to canonical streams, by a table that users can extend."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "Mbit/s": ("Mbit/s", 1.0),
     "1": ("1", 1.0),
 }
-"""Unit of an interface to ours and the factor. What is not here is refused, never guessed."""
+"""Canonical unit and factor of each interface unit. Any other unit is refused, never guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamName:
-    """What one name of an interface means.
+    """The meaning of one name of an interface.
 
     Attributes:
-        stream: The canonical stream.
-        kind: ``register`` rises for ever, ``interval`` is a sum over one, ``instant`` a moment's.
-        unit: What its values are in where the interface itself does not say.
-        scale: Factor on top of the unit's.
+        stream: Canonical stream.
+        kind: ``register`` is cumulative, ``interval`` a sum over one, ``instant`` a momentary
+            value.
+        unit: Unit of the values where the interface does not name one.
+        scale: Factor in addition to the unit's.
     """
 
     stream: str
@@ -55,10 +56,10 @@ class StreamName:
     def canonical(self, value: float, unit: str) -> float:
         """Return a value in the stream's unit.
 
-        A unit the interface names wins over the table's; a stream of the user's own has any.
+        A unit from the interface overrides the table's; a user-defined stream accepts any unit.
 
         Raises:
-            ValueError: A unit that does not measure this stream.
+            ValueError: A unit that does not fit this stream.
 
         Example:
             >>> StreamName("elec.import.energy").canonical(1500, "Wh")
@@ -78,15 +79,15 @@ class StreamName:
 
 
 def names(interface: str, more: Mapping[str, Any], where: str) -> dict[str, StreamName]:
-    """Return an interface's table with a user's rows on top; ``false`` takes a row away.
+    """Return an interface's table extended by a user's rows; ``false`` removes a row.
 
     Args:
         interface: Section of ``streams.toml``.
         more: The ``map`` of a ``[[source]]``: name to stream, to a table, or to ``false``.
-        where: Blamed for what does not fit.
+        where: Origin named in an error message.
 
     Raises:
-        SettingsError: A row that is none.
+        SettingsError: An invalid row.
 
     Example:
         >>> table = names("p1", {"1-0:1.8.0": False, "7-0:3.0.0": "gas.import.volume"}, "source")

@@ -1,8 +1,8 @@
-"""A source that goes on: its reader thread waits for the interface, so that the agent never does.
+"""Run a live source: a reader thread waits for the interface, so that the agent never does.
 
-The thread knows a feed and a bounded queue of frames, nothing else. Decoding, normalising and what
-is remembered happen in ``poll``, in the agent's own thread. While the agent trains, frames wait;
-when the queue is full the thread stops reading, and registers lose nothing by what a line drops.
+The thread uses only a feed and a bounded queue of frames. Decoding and normalising, with their
+state, happen in ``poll``, in the agent's own thread. While the agent trains, frames wait; when the
+queue is full the thread stops reading, and cumulative registers lose nothing.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from edge_sdk.forecasting.series import Reading
 from edge_sdk.sources.base import UNDECODABLE, Decoder, FramedLink, RawFrame, Rejected, SourceSample
 from edge_sdk.sources.normaliser import Normaliser
 
-_PATIENCE = 0.2  # seconds a feed waits: how soon the thread hears that it shall stop
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # before a lost link is tried again
+_PATIENCE = 0.2  # longest wait of a feed in seconds; bounds the time to stop
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds before a lost link is tried again
 
 
 @dataclass(slots=True)
 class ThreadedSource:
-    """One configured source at work.
+    """One configured live source.
 
     Attributes:
-        kind: Its type in the configuration.
-        feed: What blocks.
-        decode: Of one frame.
-        normaliser: What it remembers.
-        is_finite: Whether the medium has an end: then ``__iter__`` reads to it.
-        is_retold: Whether the medium tells everything again after a restart: then nothing of it
-            is remembered.
-        clock: Where ``health`` reads time from.
-        ahead: How many frames may wait for the agent.
+        kind: Type in the configuration.
+        feed: Blocking feed.
+        decode: Decoder of one frame.
+        normaliser: Converter of samples, with its state.
+        is_finite: True if the medium has an end: then ``__iter__`` reads to it.
+        is_retold: True if the medium delivers everything again after a restart: then no state is
+            saved.
+        clock: Clock of ``health``.
+        ahead: Largest number of frames that wait for the agent.
         record: Called with every frame, in the reader's thread.
         rejected: Frames and values dropped, by reason.
-        accepted: Frames decoded.
-        lost: How often the link was lost, or could not be opened.
-        is_linked: Whether the link is open.
+        accepted: Number of frames decoded.
+        lost: Number of times that the link was lost, or could not be opened.
+        is_linked: True if the link is open.
     """
 
     kind: str
@@ -65,20 +65,20 @@ class ThreadedSource:
     _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        """Make the queue."""
+        """Create the queue."""
         self._queue = Queue(self.ahead)
 
     @property
     def streams(self) -> frozenset[str]:
-        """Which streams its readings may be of."""
+        """Streams that its readings may belong to."""
         return self.normaliser.streams
 
     def on_grid(self, step: float) -> None:
-        """Cut registers on this grid, unless the configuration named another."""
+        """Set the grid of the registers, unless the configuration set one."""
         self.normaliser.settle(step)
 
     def start(self, saved: bytes | None = None) -> None:
-        """Begin to listen, going on where ``saved`` was taken."""
+        """Start the reader thread, with the state from ``saved``."""
         if saved and not self.is_retold:
             self.normaliser.restore(saved)
         name = f"source {self.kind}"
@@ -86,7 +86,7 @@ class ThreadedSource:
         self._thread.start()
 
     def _listen(self) -> None:
-        """Run in the thread: wait for frames, and for a lost link to come back."""
+        """Read frames, and reopen a lost link; runs in the thread."""
         wait = _FIRST_WAIT
         while not self._stopping.is_set():
             try:
@@ -117,12 +117,12 @@ class ThreadedSource:
             return
 
     def poll(self) -> Iterator[Reading]:
-        """Yield the readings of the frames that came since the last call; never waits."""
+        """Yield the readings of the frames since the last call; never waits."""
         for _, readings in self.turn():
             yield from readings
 
     def turn(self) -> Iterator[tuple[list[SourceSample], Iterator[Reading]]]:
-        """Yield what came since the last call, frame by frame: as told, and as it is taken."""
+        """Yield the new samples and readings, frame by frame."""
         for _ in range(self.ahead):
             try:
                 frame = self._queue.get_nowait()
@@ -132,7 +132,7 @@ class ThreadedSource:
             yield samples, self.normaliser.take(samples)
 
     def samples(self, frame: RawFrame) -> list[SourceSample]:
-        """Decode one frame; what cannot be meant is counted by its reason."""
+        """Decode one frame; a rejected one is counted by its reason."""
         try:
             samples = self.decode(frame)
         except Rejected as verdict:
@@ -148,11 +148,11 @@ class ThreadedSource:
         return samples
 
     def saved(self) -> bytes:
-        """Return what ``start`` needs after a restart."""
+        """Return the state that ``start`` needs after a restart."""
         return b"" if self.is_retold else self.normaliser.saved()
 
     def health(self) -> dict[str, Any]:
-        """Say how the interface is: nothing measured is in it."""
+        """Return the state of the interface, without any measured value."""
         age = None if self._heard is None else round(self.clock.monotonic() - self._heard, 1)
         return {
             "type": self.kind,
@@ -166,7 +166,7 @@ class ThreadedSource:
         }
 
     def __iter__(self) -> Iterator[Reading]:
-        """Read a medium that has an end to it, in this thread; of one that goes on, nothing."""
+        """Yield all readings of a finite medium, in this thread; none of a continuous one."""
         try:
             while self.is_finite:
                 for frame in self.feed.frames(_PATIENCE):
@@ -179,7 +179,7 @@ class ThreadedSource:
             self.feed.close()
 
     def close(self) -> None:
-        """Stop listening; a link that is deaf to it is left to the process's end."""
+        """Stop the thread; one blocked in its link is left to the end of the process."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(5.0)

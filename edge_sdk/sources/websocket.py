@@ -1,7 +1,7 @@
-"""Overhearing a WebSocket: bytes of one direction, as they pass, into whole text messages.
+"""Decode one direction of a WebSocket, from forwarded bytes into complete text messages.
 
-It listens and never answers, in bounded memory. What it does not understand ends its listening, not
-the conversation. (RFC 6455 section 5; RFC 7692 for compressed messages.)
+The decoder is passive and uses bounded memory. Unknown bytes end the decoding, not the connection.
+(RFC 6455 section 5; RFC 7692 for compressed messages.)
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 LONGEST = 1 << 18
-"""Bytes of a message that is still looked at."""
+"""Largest size in bytes of a message that is decoded."""
 
 _TEXT, _CONTINUED = 1, 0
 _CLOSE = 8
 
 
 class WebSocketError(Exception):
-    """These bytes are no WebSocket that we can follow."""
+    """The bytes are not a WebSocket stream that can be decoded."""
 
 
 @dataclass(slots=True)
 class MessageStream:
-    """One direction of a conversation, after the handshake.
+    """One direction of a connection, after the handshake.
 
     Attributes:
-        is_deflated: Whether messages may be compressed.
-        forgets: Whether every compressed message begins anew (``no_context_takeover``).
-        counts: What was passed over, by reason.
+        is_deflated: True if messages may be compressed.
+        forgets: True if every compressed message begins anew (``no_context_takeover``).
+        counts: Ignored messages, counted by reason.
 
     Example:
         >>> ear = MessageStream()
@@ -48,10 +48,10 @@ class MessageStream:
     _unpacker: zlib._Decompress | None = None
 
     def hear(self, data: bytes) -> Iterator[str]:
-        """Take what passed; yield the text messages that it completes.
+        """Append forwarded bytes; yield the text messages that they complete.
 
         Raises:
-            WebSocketError: From here on nothing can be understood.
+            WebSocketError: No further bytes can be decoded.
         """
         if self._to_skip:
             skipped = min(self._to_skip, len(data))
@@ -65,7 +65,7 @@ class MessageStream:
                 yield message
 
     def _frame(self) -> tuple[int, bytes | None] | None:
-        """Cut one frame off; its payload is None where it was too long to be kept."""
+        """Remove one frame from the buffer; its payload is None if it was too long to keep."""
         buffer = self._buffer
         if len(buffer) < 2:
             return None
@@ -136,7 +136,7 @@ class MessageStream:
 
 
 def _unmasked(payload: bytes, mask: bytes) -> bytes:
-    """Take the client's mask off.
+    """Remove the client's mask.
 
     >>> _unmasked(bytes([0x7F, 0x9F]), bytes([0x37, 0xFA, 0x21, 0x3D]))
     b'He'
