@@ -91,7 +91,7 @@ class Done:
 
 def call(program: str, *words: str) -> Done:
     """Run a command in this process: an error that nobody turned into a sentence comes through."""
-    main = import_module(f"{MODULES[program]}.cli").main
+    main = import_module(f"{MODULES[program]}.commands.main").main
     out, err = io.StringIO(), io.StringIO()
     before = sys.excepthook
     with redirect_stdout(out), redirect_stderr(err):
@@ -382,7 +382,7 @@ def test_make_says_which_python_is_needed(place):
 def test_a_program_says_which_python_is_needed(program):
     trick = (
         "import argparse, dataclasses, json, logging, runpy, sys, typing\n"
-        f"import {MODULES[program]}.cli as cli, edge_sdk.app.cli as program\n"
+        f"import {MODULES[program]}.commands.main as cli, edge_sdk.app.cli as program\n"
         "program.require_python.__defaults__ = ((3, 9),)\n"
         "sys.exit(cli.main(['--help']))"
     )

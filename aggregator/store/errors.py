@@ -38,9 +38,9 @@ def spoken(error: sqlite3.Error, path: Path) -> DatabaseError:
         >>> full = sqlite3.OperationalError("database or disk is full")
         >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
         >>> type(spoken(full, Path("fleet.db"))).__name__
-        'StoreFullError'
+        'DatabaseFullError'
         >>> type(spoken(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
-        'StoreError'
+        'DatabaseError'
     """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):

@@ -164,7 +164,7 @@ def _opened(name: str, wanted: str = "onnxruntime") -> Bundle:
     os.environ[ENGINE] = wanted
     bundle = Bundle.open(name, trust=TrustedKeys())
     made = {type(graph).__name__ for graph in (bundle.gradient, bundle.forecast)}  # loaded now
-    if made != {"PlainGraph" if wanted == "numpy" else "OrtGraph"}:
+    if made != {"NumpyGraph" if wanted == "numpy" else "OrtGraph"}:
         raise Wrong(f"{name}: asked for {wanted}, got {made}")
     return bundle
 

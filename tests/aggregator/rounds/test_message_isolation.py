@@ -318,7 +318,7 @@ def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mende
     made.wait(600)
     assert plant.calls == 3  # and no more
     status = made.daemon.snapshot.status
-    assert "deadline: ZeroDivisionError in test_isolation.py" in status["halted"]
+    assert "deadline: ZeroDivisionError in test_message_isolation.py" in status["halted"]
     assert "dead-letters" in status["halted"]
     assert b"gridfed_run_halted 1.0" in made.daemon.metrics.text()
     assert one.last(ModelMessage).phase == "pause"

@@ -39,18 +39,18 @@ KILLED = """
 import sys
 from pathlib import Path
 import numpy as np
-from aggregator.store.sequence_ledger import Ledger, Row
-from aggregator.store.types import Run, Version
+from aggregator.store.sequence_ledger import Ledger, LedgerRow
+from aggregator.store.types import RunRecord, Version
 from aggregator.store import SqliteStore
 from edge_sdk.wire.contract.method import Update
 store = SqliteStore.open(Path(sys.argv[1]))
 if store.run() is None:
-    store.begin(Run(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), {"w": np.zeros(2), "round": 0})
+    store.begin(RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), {"w": np.zeros(2), "round": 0})
 number = int(store.load(1).leaves["round"])
 while True:
     number += 1
     event = Update("m-1", number, number - 1, np.full(2, number, np.float32))
-    row = Row(number.to_bytes(32, "big"), 0, 1, number)
+    row = LedgerRow(number.to_bytes(32, "big"), 0, 1, number)
     taken = store.row("m-1", (1, number))
     if taken is None:
         _, entry = store.append("m-1", Ledger(cur=1, spent=number), (1, number), row, event)

@@ -74,7 +74,7 @@ def test_wrong_usage_exits_with_2(capsys):
 def test_a_defect_shows_no_trace_unless_it_is_asked_for():
     code = textwrap.dedent("""
         import sys
-        from edge_sdk.app.cli import Answer, Command, Program
+        from edge_sdk.app.cli import CommandLine, Subcommand
         sys.exit(CommandLine("tool", "x", {"do": Subcommand("x", lambda args: 1 / 0)}).main(["do"]))
     """)
     for debug, has_trace in (("", False), ("1", True)):
@@ -131,9 +131,9 @@ def test_a_log_line_carries_the_journals_priority():
 
 
 def test_a_reader_that_leaves_in_the_middle_is_no_error():
-    long = "from edge_sdk.app.cli import Answer, Command, Program\n"
-    long += "say = Command('Say.', lambda _: Answer({}, 'a line\\n' * 100_000))\n"
-    long += "raise SystemExit(Program('tool', '', {'say': say}).main(['say']))\n"
+    long = "from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand\n"
+    long += "say = Subcommand('Say.', lambda _: CommandResult({}, 'a line\\n' * 100_000))\n"
+    long += "raise SystemExit(CommandLine('tool', '', {'say': say}).main(['say']))\n"
     tool = subprocess.Popen(
         [sys.executable, "-c", long], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -102,8 +102,8 @@ def test_a_bundle_opens_and_forecasts_its_golden_sample_without_an_engine(name, 
 def test_a_device_without_an_engine_imports_none():
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
-        "from edge_sdk.runtime.numpy_engine import PlainGraph\n"
-        f"PlainGraph(open({str(FOLDER / 'load-gru' / 'gradient.onnx')!r}, 'rb').read())\n"
+        "from edge_sdk.runtime.numpy_engine import NumpyGraph\n"
+        f"NumpyGraph(open({str(FOLDER / 'load-gru' / 'gradient.onnx')!r}, 'rb').read())\n"
         "print(sorted({'onnx', 'google', 'torch', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -127,14 +127,14 @@ def test_numpy_takes_over_where_no_engine_is_installed(monkeypatch):
     monkeypatch.setattr(edge_sdk.runtime, "find_spec", lambda _name: None)
     assert engine_name() == "numpy"
     graph = load_graph(FOLDER / "load-mlp" / "gradient.onnx")
-    assert type(graph).__name__ == "PlainGraph"
+    assert type(graph).__name__ == "NumpyGraph"
     with pytest.raises(GraphError, match="not installed on this device"):
         engine_name({ENGINE: "onnxruntime"})
 
 
 def test_an_engine_can_be_named(monkeypatch):
     monkeypatch.setenv(ENGINE, "numpy")
-    assert type(load_graph(FOLDER / "load-mlp" / "forecast.onnx")).__name__ == "PlainGraph"
+    assert type(load_graph(FOLDER / "load-mlp" / "forecast.onnx")).__name__ == "NumpyGraph"
     monkeypatch.setenv(ENGINE, "tensorrt")
     with pytest.raises(GraphError, match="known: auto, onnxruntime, numpy"):
         load_graph(b"")

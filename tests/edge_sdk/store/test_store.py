@@ -44,8 +44,8 @@ _VICTIM = """
     import os, signal, sys
     from pathlib import Path
     import numpy as np
-    from edge_sdk.store.store import Learned, Store
-    from edge_sdk.wire.protocol.outbox import Entry, Numbers
+    from edge_sdk.store.store import DeviceStore, LearnedState
+    from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 
     store = DeviceStore.open(Path(sys.argv[1]))
     left = int(sys.argv[2])

@@ -22,7 +22,7 @@ from firmware_sim.fleet.federation import free_port
 pytest.importorskip("ocpp")
 pytest.importorskip("websockets")
 
-OFFICE = Path(__file__).with_name("backoffice.py")
+OFFICE = Path(__file__).parents[1] / "backoffice.py"
 QUARTER = 900
 BEGIN = 1_715_558_400  # 2024-05-13, a Monday
 DEMAND = "ev.demand.energy"
