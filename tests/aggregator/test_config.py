@@ -11,6 +11,7 @@ from aggregator.config import Config, bind, broker_of, load_with_origins
 from aggregator.methods import METHODS
 from edge_sdk.program import Failure
 from edge_sdk.settings import SettingsError, shown
+from edge_sdk.wire import keys
 from edge_sdk.wire.method import Ask, Up
 
 KEPT_BACK = {"keys.signing", "keys.root", "broker.insecure", "run.weight_cap", "file"}
@@ -172,7 +173,7 @@ def test_a_damaged_file_is_named(workplace, name):
 
 def test_a_bundle_signed_by_a_stranger_is_refused(workplace):
     path = workplace()
-    (path.parent / "state" / "root.pub").write_text("00" * 32)
+    (path.parent / "state" / "root.pub").write_text(keys.from_seed(b"s" * 32).public.hex())
     assert "no key we trust has signed" in refused(path)
 
 

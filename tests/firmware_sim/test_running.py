@@ -35,7 +35,7 @@ settings = { steps = 4, rate = 0.003 }
 """
 
 
-def sim(*arguments, timeout=120):
+def sim(*arguments, timeout=850):
     line = [sys.executable, "-c", "from firmware_sim.cli import main; raise SystemExit(main())"]
     return subprocess.run(
         [*line, *arguments], capture_output=True, text=True, timeout=timeout, check=False

@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from edge_sdk.wire import codec, cursor, messages
 from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.keys import from_seed
 from edge_sdk.wire.messages import LARGEST
 
 TIME = messages.Time(serial=1, t=2)
@@ -40,7 +41,8 @@ def test_an_unset_optional_field_is_left_out():
 
 
 def test_an_empty_list_without_default_is_said():
-    keys = messages.Keys(serial=1, sign=(bytes(32),), open=(), from_=(0,), until=(9,), min_wire=1)
+    public = from_seed(bytes(32)).public
+    keys = messages.Keys(serial=1, sign=(public,), open=(), from_=(0,), until=(9,), min_wire=1)
     header, _ = codec.read_body(codec.encode(keys))
     assert header["open"] == []
     assert header["from"] == [0]
