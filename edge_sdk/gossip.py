@@ -143,13 +143,24 @@ class Disagreed(NamedTuple):
     step: int
 
 
+class Lost(NamedTuple):
+    """Note: a link counted in an exchange that this device knows nothing of: its store was lost."""
+
+    name: str
+    step: int
+
+
+Note = Newer | Disagreed | Lost
+"""What a shell must know of."""
+
+
 class Turn(NamedTuple):
     """What comes of one event: the next state, what to save, what to say, what to report."""
 
     exchange: Exchange
     decided: tuple[Decision, ...] = ()
     says: tuple[tuple[str, Peer | Settle], ...] = ()
-    notes: tuple[Newer | Disagreed, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def begin(x: Exchange, step: int, offered: Offered, now: float) -> Turn:
@@ -277,13 +288,16 @@ def _offered(x: Exchange, name: str, link: Link, peer: Peer) -> Turn:
 def _answered(x: Exchange, name: str, peer: Peer) -> tuple[tuple[str, Peer | Settle], ...]:
     """Repeat what was decided about an exchange, to the end that did not hear it.
 
-    Once for all slices that it repeats, and not for an exchange that it has left long ago.
+    Once for all slices that it repeats. For an exchange before the last in which the link counted
+    it is told that one: an end that was in it knows, and one that was not has lost its store.
     """
     link, offered = x.links[name], x.said.get(peer.step)
     is_first = offered is None or peer.part == next(iter(offered))
     is_open = peer.step == x.step and link.used is None
-    if is_open or peer.step < link.last or not is_first:
+    if is_open or not is_first:
         return ()
+    if peer.step < link.last:
+        return ((name, _settle(x, link.last, used=True)),)
     used = peer.step == link.last
     told = _peers(x, name, peer.step) if used and peer.step in x.said else []
     return (*told, (name, _settle(x, peer.step, used=used)))
@@ -292,7 +306,7 @@ def _answered(x: Exchange, name: str, peer: Peer) -> tuple[tuple[str, Peer | Set
 def _settled(x: Exchange, name: str, link: Link, said: Settle, now: float) -> Turn:
     """Follow the end that decides; hear that the other one has gone on."""
     present = said.step == x.step and link.used is None
-    notes: tuple[Disagreed, ...] = ()
+    notes: tuple[Note, ...] = ()
     decided: tuple[Decision, ...] = ()
     if x.decides(name):
         if not said.used and present:
@@ -303,7 +317,9 @@ def _settled(x: Exchange, name: str, link: Link, said: Settle, now: float) -> Tu
     elif present:
         last = x.step if said.used else link.last
         link = replace(link, used=said.used, last=last, due=now)
-    elif said.used and said.step <= x.step and said.step > link.last:
+    elif said.used and said.step > x.step:  # nobody is counted where it was not
+        notes = (Lost(name, said.step),)
+    elif said.used and said.step > link.last:
         notes = (Disagreed(name, said.step),)
     return Turn(_with(x, name, link), decided, notes=notes)
 

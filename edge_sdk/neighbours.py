@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_sdk import gossip
-from edge_sdk.gossip import Decision, Disagreed, Exchange, Link, Newer, Offered
+from edge_sdk.gossip import Decision, Disagreed, Exchange, Link, Lost, Note, Offered
 from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
 from edge_sdk.neighbourhood import Neighbourhood
 from edge_sdk.program import fields
@@ -251,11 +251,13 @@ class Neighbours:
         for note in turn.notes:
             self._note(note)
 
-    def _note(self, note: Newer | Disagreed) -> None:
+    def _note(self, note: Note) -> None:
         if isinstance(note, Disagreed):
             self._session.counts["links perhaps disagreed"] += 1
             told = {"neighbour": note.name, "step": note.step}
             logger.warning("a link may have counted at one end only %s", fields(**told))
+        elif isinstance(note, Lost):
+            self._join_late()
         elif note.epoch > self._x.epoch and not self._session.why_stopped:
             logger.info("epoch joined %s", fields(epoch=note.epoch, step=note.step))
             self._join(note.epoch, Place(note.step // len(self._turns)))
@@ -272,16 +274,29 @@ class Neighbours:
     def _catch_up(self) -> None:
         """A device that has nothing to go on from joins where its neighbours are.
 
+        Not while its first exchange may count at the other end of some link: a device that is only
+        held up there is told so, and goes on. One whose store is lost is told that.
+        """
+        stride = len(self._turns) * self.hood.steps  # a neighbour may be one exchange ahead
+        if not self._is_new or not self._has_begun or self._ahead <= self._x.step + stride:
+            return
+        if all(link.used is False for link in self._x.links.values()):
+            self._join_late()
+
+    @property
+    def _ahead(self) -> int:
+        """The last exchange that any neighbour was heard in; -1 before any."""
+        return max((link.ahead for link in self._x.links.values()), default=-1)
+
+    def _join_late(self) -> None:
+        """Join where the neighbours are.
+
         With trackers everybody must start anew: what this one's neighbours took of the tracker it
         has lost would be missing for ever.
         """
-        ahead = max((link.ahead for link in self._x.links.values()), default=-1)
-        stride = len(self._turns) * self.hood.steps  # a neighbour may be one exchange ahead
-        if not self._is_new or ahead <= self._x.step + stride or not self._has_begun:
-            return
         if self._session.why_stopped:  # to join is to offer
             return
-        self._is_new = False
+        self._is_new, ahead = False, self._ahead
         epoch = self._x.epoch + int(self._method == "dfl_gt")
         logger.info("joining late %s", fields(epoch=epoch, step=ahead))
         self._join(epoch, Place(ahead // len(self._turns)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk import gossip
-from edge_sdk.gossip import Disagreed, Exchange, Link, Newer
+from edge_sdk.gossip import Disagreed, Exchange, Link, Lost, Newer
 from edge_sdk.slices import SLICE, Slices, cut
 from edge_sdk.uplink import Pace
 from edge_sdk.wire.errors import Reason, Refused
@@ -231,6 +231,23 @@ def test_an_old_question_is_answered_as_it_was_settled():
     assert [type(m) for _, m in told] == [Peer, Settle]
     assert told[1][1].used
     assert gossip.hear(x, "b", peer(step=5), 20.0).says == (("b", Settle(1, 1, 5, used=False)),)
+
+
+def test_who_is_behind_the_last_that_counted_is_told_that_its_store_is_lost():
+    x = pair()
+    for step in range(4):
+        x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange
+        x = gossip.hear(x, "b", peer(step=step), step).exchange
+        x = gossip.tick(x, step, random.random).exchange
+    (answer,) = gossip.hear(x, "b", peer(step=1), 9.0).says
+    assert answer == ("b", Settle(1, 1, 3, used=True))
+    waits = exchange("b", "a", strict=True)
+    offered = {"theta": np.zeros(2, "f4")}
+    for step in range(5):  # one that was there hears nothing new
+        waits = gossip.begin(waits, step, offered, step).exchange
+        turn = gossip.hear(waits, "a", answer[1], step)
+        assert turn.notes == ((Lost("a", 3),) if step < 3 else (Disagreed("a", 3),) * (step > 3))
+        assert (turn.exchange.links["a"].used is True) is (step == 3)
 
 
 def test_giving_up_is_noted_by_the_end_that_had_decided():
