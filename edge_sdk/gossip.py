@@ -197,7 +197,7 @@ def hear(x: Exchange, name: str, message: Peer | Settle, now: float) -> Turn:
     if message.epoch > x.epoch:
         return Turn(x, notes=(Newer(message.epoch, message.step),))
     if message.epoch < x.epoch:
-        return Turn(x, says=((name, _settle(x, x.step, used=False)),)) if x.step >= 0 else Turn(x)
+        return Turn(x, says=_epoch_told(x, name, message))
     link = x.links[name]
     back = message.step >= x.step - 1  # else it is still catching up
     link = replace(link, ahead=max(link.ahead, message.step), is_up=link.is_up or back)
@@ -270,6 +270,22 @@ def _fresh(link: Link, step: int, size: int, now: float) -> Link:
 def _is_told(x: Exchange, name: str) -> bool:
     """Whether to offer at once: not to who is down, unless one must wait for it anyway."""
     return x.links[name].is_up or (x.is_strict and not x.decides(name))
+
+
+def _epoch_told(
+    x: Exchange, name: str, message: Peer | Settle
+) -> tuple[tuple[str, Peer | Settle], ...]:
+    """Tell the present epoch and exchange to an end that is in a lower epoch.
+
+    It may hear this when it has joined already. So it is what this end says of the link anyway, and
+    no decision that was not made: a slice of the offer while the link is open or the other decides.
+    """
+    if x.step < 0 or (isinstance(message, Peer) and message.off):
+        return ()
+    used = x.links[name].used
+    if used is None or (used and not x.decides(name)):
+        return tuple(_peers(x, name, x.step)[:1])
+    return ((name, _settle(x, x.step, used=used)),)
 
 
 def _offered(x: Exchange, name: str, link: Link, peer: Peer) -> Turn:
