@@ -48,6 +48,7 @@ types: $(VENV)/.dev ## mypy --strict
 
 contracts: $(VENV)/.dev ## who may import whom
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.structure --check
 
 docs: $(VENV)/.dev ## build the documentation, strictly
 	@$(BIN)/mkdocs build --strict --quiet

@@ -26,7 +26,12 @@ VAGUE_VERBS = frozenset(("check", "handle", "take", "tell", "say", "hear", "put"
 QUESTION_WORDS = frozenset(("Who", "What", "Whether", "How", "Where"))
 """Words that no docstring may begin with: its first line is a sentence about what the code does."""
 
-BOUNDS = {"modules at the top of edge_sdk": 6, "modules at the top of aggregator": 4, "circles": 0}
+BOUNDS = {
+    "modules at the top of edge_sdk": 6,
+    "modules at the top of aggregator": 4,
+    "circles": 0,
+    "class names defined twice": 0,
+}
 """The largest value of a count that ``--check`` accepts."""
 
 
@@ -107,7 +112,7 @@ def layers(graph: Mapping[str, set[str]]) -> tuple[list[list[str]], set[str]]:
     >>> layers({"a": {"b", "c"}, "b": {"c"}, "c": set()})
     ([['a'], ['b'], ['c']], set())
     >>> layers({"a": {"b"}, "b": {"a"}})
-    ([], {'a', 'b'}) 
+    ([], {'a', 'b'})
     """
     left, found = set(graph), list[list[str]]()
     while left:
@@ -201,10 +206,10 @@ def svg(source: Source, package: str) -> str:
     ]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {70 * len(rows) + 10}" '
-            f'role="img"><title>Packages of {package}; lines lead from importer to imported</title>',
-            "<style>rect{fill:#f4f6f8;stroke:#456}line{stroke:#9ab;stroke-width:1}"
-            "text{font:13px sans-serif;text-anchor:middle;fill:#123}</style>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {70 * len(rows) + 10}">',
+            f"<title>Packages of {package}; lines lead from importer to imported</title>",
+            "<style>rect{fill:#f4f6f8;stroke:#456}line{stroke:#9ab;stroke-width:1}</style>",
+            "<style>text{font:13px sans-serif;text-anchor:middle;fill:#123}</style>",
             *lines,
             *boxes,
             "</svg>\n",
@@ -218,7 +223,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--list", action="store_true", help="name what the counts count")
-    parser.add_argument("--svg", type=Path, metavar="FOLDER", help="write a drawing of each package")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FOLDER", help="write a drawing of each package"
+    )
     args = parser.parse_args()
     source = read()
     found = counts(source)

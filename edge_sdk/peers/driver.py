@@ -23,7 +23,8 @@ from edge_sdk.peers.chunks import PeerChunks
 from edge_sdk.peers.exchange import (
     LinkDecision,
     LinkDisagreement,
-    NewerEpoch,
+    Lost,
+    Note,
     Offered,
     PeerExchange,
     PeerLink,
@@ -260,11 +261,13 @@ class PeerDriver:
         for note in turn.notes:
             self._note(note)
 
-    def _note(self, note: NewerEpoch | LinkDisagreement) -> None:
+    def _note(self, note: Note) -> None:
         if isinstance(note, LinkDisagreement):
             self._session.counts["links perhaps disagreed"] += 1
             told = {"neighbour": note.name, "step": note.step}
             logger.warning("a link may have counted at one end only %s", fields(**told))
+        elif isinstance(note, Lost):
+            self._join_late()
         elif note.epoch > self._x.epoch and not self._session.why_stopped:
             logger.info("epoch joined %s", fields(epoch=note.epoch, step=note.step))
             self._join(note.epoch, ExchangePosition(note.step // len(self._turns)))
@@ -281,16 +284,30 @@ class PeerDriver:
     def _catch_up(self) -> None:
         """Join the peers' exchange if this device has no position of its own.
 
+        It does not join while its first exchange may still count at the other end of a link: a
+        device that is only delayed there receives the decision and continues. A device whose
+        store was lost receives a decision about an exchange that it was never in.
+        """
+        stride = len(self._turns) * self.hood.steps  # a peer may be one exchange ahead
+        if not self._is_new or not self._has_begun or self._ahead <= self._x.step + stride:
+            return
+        if all(link.used is False for link in self._x.links.values()):
+            self._join_late()
+
+    @property
+    def _ahead(self) -> int:
+        """Return the last exchange in which a peer sent something; -1 before any."""
+        return max((link.ahead for link in self._x.links.values()), default=-1)
+
+    def _join_late(self) -> None:
+        """Join the exchange that the peers are in.
+
         With trackers all devices must restart: the share that the peers received of the lost
         tracker would be missing for ever.
         """
-        ahead = max((link.ahead for link in self._x.links.values()), default=-1)
-        stride = len(self._turns) * self.hood.steps  # a peer may be one exchange ahead
-        if not self._is_new or ahead <= self._x.step + stride or not self._has_begun:
-            return
         if self._session.why_stopped:  # joining requires an offer
             return
-        self._is_new = False
+        self._is_new, ahead = False, self._ahead
         epoch = self._x.epoch + int(self._method == "dfl_gt")
         logger.info("joining late %s", fields(epoch=epoch, step=ahead))
         self._join(epoch, ExchangePosition(ahead // len(self._turns)))

@@ -144,13 +144,24 @@ class LinkDisagreement(NamedTuple):
     step: int
 
 
+class Lost(NamedTuple):
+    """Note: a link counted in an exchange that this device knows nothing of: its store was lost."""
+
+    name: str
+    step: int
+
+
+Note = NewerEpoch | LinkDisagreement | Lost
+"""What a shell must know of."""
+
+
 class ExchangeStep(NamedTuple):
     """The result of one event: the next state, decisions to save, messages to send, notes."""
 
     exchange: PeerExchange
     decided: tuple[LinkDecision, ...] = ()
     says: tuple[tuple[str, PeerMessage | SettleMessage], ...] = ()
-    notes: tuple[NewerEpoch | LinkDisagreement, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def begin(x: PeerExchange, step: int, offered: Offered, now: float) -> ExchangeStep:
@@ -189,11 +200,7 @@ def hear(
     if message.epoch > x.epoch:
         return ExchangeStep(x, notes=(NewerEpoch(message.epoch, message.step),))
     if message.epoch < x.epoch:
-        return (
-            ExchangeStep(x, says=((name, _settle(x, x.step, used=False)),))
-            if x.step >= 0
-            else ExchangeStep(x)
-        )
+        return ExchangeStep(x, says=_epoch_told(x, name, message))
     link = x.links[name]
     back = message.step >= x.step - 1  # otherwise it is still catching up
     link = replace(link, ahead=max(link.ahead, message.step), is_up=link.is_up or back)
@@ -268,6 +275,22 @@ def _is_told(x: PeerExchange, name: str) -> bool:
     return x.links[name].is_up or (x.is_strict and not x.decides(name))
 
 
+def _epoch_told(
+    x: PeerExchange, name: str, message: PeerMessage | SettleMessage
+) -> tuple[tuple[str, PeerMessage | SettleMessage], ...]:
+    """Tell the present epoch and exchange to an end that is in a lower epoch.
+
+    It may hear this when it has joined already. So it is what this end says of the link anyway, and
+    no decision that was not made: a slice of the offer while the link is open or the other decides.
+    """
+    if x.step < 0 or (isinstance(message, PeerMessage) and message.off):
+        return ()
+    used = x.links[name].used
+    if used is None or (used and not x.decides(name)):
+        return tuple(_peers(x, name, x.step)[:1])
+    return ((name, _settle(x, x.step, used=used)),)
+
+
 def _offered(x: PeerExchange, name: str, link: PeerLink, peer: PeerMessage) -> ExchangeStep:
     if peer.step == x.step:
         if link.used is None or not link.heard.has(x.parts):
@@ -286,13 +309,17 @@ def _answered(
 ) -> tuple[tuple[str, PeerMessage | SettleMessage], ...]:
     """Repeat the decision about an exchange for the end that did not receive it.
 
-    Sent once for all slices that the peer repeats, and not for an exchange it left long ago.
+    Sent once for all slices that the peer repeats. For an exchange before the last in which the
+    link counted, the answer is about that last one: an end that took part knows it, and an end
+    that did not has lost its store.
     """
     link, offered = x.links[name], x.said.get(peer.step)
     is_first = offered is None or peer.part == next(iter(offered))
     is_open = peer.step == x.step and link.used is None
-    if is_open or peer.step < link.last or not is_first:
+    if is_open or not is_first:
         return ()
+    if peer.step < link.last:
+        return ((name, _settle(x, link.last, used=True)),)
     used = peer.step == link.last
     told = _peers(x, name, peer.step) if used and peer.step in x.said else []
     return (*told, (name, _settle(x, peer.step, used=used)))
@@ -303,7 +330,7 @@ def _settled(
 ) -> ExchangeStep:
     """Adopt the decision of the other end, and note that it has moved on."""
     present = said.step == x.step and link.used is None
-    notes: tuple[LinkDisagreement, ...] = ()
+    notes: tuple[Note, ...] = ()
     decided: tuple[LinkDecision, ...] = ()
     if x.decides(name):
         if not said.used and present:
@@ -314,7 +341,9 @@ def _settled(
     elif present:
         last = x.step if said.used else link.last
         link = replace(link, used=said.used, last=last, due=now)
-    elif said.used and said.step <= x.step and said.step > link.last:
+    elif said.used and said.step > x.step:  # nobody is counted where it was not
+        notes = (Lost(name, said.step),)
+    elif said.used and said.step > link.last:
         notes = (LinkDisagreement(name, said.step),)
     return ExchangeStep(_with(x, name, link), decided, notes=notes)
 

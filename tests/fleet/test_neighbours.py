@@ -1,6 +1,7 @@
 """Learning without a server, in one thread: real clients on a broker of lists that misbehaves."""
 
 import logging
+import random
 import re
 from collections import defaultdict
 
@@ -28,7 +29,7 @@ class Block:
     """A street's clients, their broker, and what each of them said it mixed."""
 
     def __init__(self, street, faults, seed=0):
-        self.street, self.clock = street, SlowClock()
+        self.street, self.clock, self.seed = street, SlowClock(), seed
         self.broker = LoopbackBroker(faults=faults, seed=seed, clock=self.clock.monotonic)
         self.clients, self.used = {}, defaultdict(dict)
         for name in street.graph:
@@ -39,6 +40,7 @@ class Block:
         client = Client(
             config, transport=lambda will: self.broker.link(name, will), clock=self.clock
         )
+        client._session._rng = random.Random(f"{self.seed} {name}")  # same seed, same run
         self.observe(name, client)
         self.clients[name] = client
 
@@ -123,19 +125,56 @@ def test_over_the_wire_it_is_what_the_halves_come_to(block, method, say):
     assert any((found[NAMES[0]] != found[name]).any() for name in NAMES[1:])
 
 
-@pytest.mark.parametrize(("method", "say"), [("dfl_gt", {}), ("dfl_sgd", {"insist": True})])
+STRICT = pytest.mark.parametrize(("method", "say"), [("dfl_gt", {}), ("dfl_sgd", {"insist": True})])
+
+
+def check_that_all_agreed(one, caplog):
+    """Every link counted at both ends or at neither, and nobody began anew."""
+    assert {c.status()["neighbours"]["epoch"] for c in one.clients.values()} == {1}
+    assert all(number % 2 == 0 for number in mixed(caplog).values()), "both ends, or neither"
+    assert not any(c._session.counts["links perhaps disagreed"] for c in one.clients.values())
+    if one.street.method == "dfl_gt":
+        trackers = np.mean([c.state.tracker for c in one.clients.values()], axis=0)
+        seen = [c.learner.spec.shared(c.state.seen) for c in one.clients.values()]
+        assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
+
+
+@STRICT
 def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say):
     bad = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
     one = block(method, bad, seed=5, last=5, **say)
     one.finish()
-    counts = mixed(caplog)
-    assert all(number % 2 == 0 for number in counts.values()), "both ends, or neither"
-    if method == "dfl_sgd":
-        assert not any(c._session.counts["links perhaps disagreed"] for c in one.clients.values())
-        return
-    trackers = np.mean([c.state.tracker for c in one.clients.values()], axis=0)
-    seen = [c.learner.spec.shared(c.state.seen) for c in one.clients.values()]
-    assert trackers == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
+    check_that_all_agreed(one, caplog)
+
+
+@STRICT
+def test_who_is_held_up_in_its_first_exchange_has_not_lost_its_store(block, caplog, method, say):
+    """The decider counts the link, goes on, and is heard two exchanges ahead before its word is."""
+    one = block(method, last=5, **say)
+    publish, mute = one.broker.publish, topics.peer("street", "home-1", "home-2")
+
+    def lossy(topic, payload, *, retain):
+        if topic != mute or one.step("home-1") >= 2:
+            publish(topic, payload, retain=retain)
+
+    one.broker.publish = lossy
+    one.until(lambda: one.step("home-1") >= 2)
+    assert one.step("home-2") == 0
+    one.finish()
+    check_that_all_agreed(one, caplog)
+    assert mixed(caplog)[0] == 2 * len(NAMES), "the first exchange counted at both ends"
+
+
+def test_who_comes_late_joins_where_its_neighbours_are(block):
+    one = block(deadline="1s", last=20)
+    one.die("home-2")
+    one.until(lambda: one.step("home-1") >= 8)
+    one.start("home-2")
+    one.finish()
+    told = one.clients["home-2"].status()["neighbours"]
+    assert told["epoch"] == 1
+    assert 2 <= told["exchanges"] <= 12
+    assert told["mixed"] > 0
 
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])

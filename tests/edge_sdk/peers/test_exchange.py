@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.peers import exchange as gossip
 from edge_sdk.peers.chunks import SLICE, PeerChunks, cut
-from edge_sdk.peers.exchange import LinkDisagreement, NewerEpoch, PeerExchange, PeerLink
+from edge_sdk.peers.exchange import LinkDisagreement, Lost, NewerEpoch, PeerExchange, PeerLink
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.messages import PeerMessage, SettleMessage
 from edge_sdk.wire.protocol.outbox import RetryPolicy
@@ -202,8 +202,35 @@ def test_what_is_refused(name, message, reason):
 
 def test_a_higher_epoch_is_reported_and_a_lower_one_told_of_ours():
     assert gossip.hear(pair(), "b", peer(epoch=3, step=7), 0.0).notes == (NewerEpoch(3, 7),)
-    older = replace(pair(), epoch=5)
-    assert gossip.hear(older, "b", peer(), 0.0).says == (("b", SettleMessage(1, 5, 0, used=False)),)
+    older = replace(pair(size=SLICE + 2), epoch=5)
+    ((name, slice_),) = gossip.hear(older, "b", peer(), 0.0).says
+    assert (name, slice_.epoch, slice_.step, slice_.off) == ("b", 5, 0, 0)
+    assert gossip.hear(older, "b", peer(off=SLICE), 0.0).says == (), "once for all slices"
+    missed = gossip.tick(older, 2.0, random.random).exchange
+    assert gossip.hear(missed, "b", peer(), 2.1).says == (
+        ("b", SettleMessage(1, 5, 0, used=False)),
+    )
+
+
+def test_what_tells_of_an_epoch_is_not_taken_for_a_decision():
+    """Two old messages are answered; the second answer comes when the first has been followed."""
+    offered = {"theta": np.zeros(2, "f4")}
+    ahead = replace(exchange("a", "b", strict=True), epoch=2)
+    ahead = gossip.begin(ahead, 3, offered, 0.0).exchange
+    answers = [gossip.hear(ahead, "b", peer(step=step), 0.0).says[0][1] for step in (0, 1)]
+    behind = gossip.begin(exchange("b", "a", strict=True), 1, offered, 0.0).exchange
+    assert gossip.hear(behind, "a", answers[0], 0.1).notes == (NewerEpoch(2, 3),)
+    joined = gossip.begin(replace(behind, epoch=2), 3, offered, 0.2)
+    for _, message in joined.says:
+        ahead = gossip.hear(ahead, "b", message, 0.3).exchange
+    behind = gossip.hear(joined.exchange, "a", answers[1], 0.3).exchange
+    decided = gossip.tick(ahead, 0.4, random.random)
+    for _, message in decided.says:
+        behind = gossip.hear(behind, "a", message, 0.5).exchange
+    assert decided.exchange.used == ("b",)
+    assert behind.used == ("a",), "both ends, or neither"
+    told = gossip.hear(decided.exchange, "b", peer(step=1), 0.6).says
+    assert told == (("b", SettleMessage(1, 2, 3, used=True)),), "once decided, as it was decided"
 
 
 def test_a_decision_outlives_the_process_and_is_never_made_anew():
@@ -233,6 +260,25 @@ def test_an_old_question_is_answered_as_it_was_settled():
     assert gossip.hear(x, "b", peer(step=5), 20.0).says == (
         ("b", SettleMessage(1, 1, 5, used=False)),
     )
+
+
+def test_who_is_behind_the_last_that_counted_is_told_that_its_store_is_lost():
+    x = pair()
+    for step in range(4):
+        x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange
+        x = gossip.hear(x, "b", peer(step=step), step).exchange
+        x = gossip.tick(x, step, random.random).exchange
+    (answer,) = gossip.hear(x, "b", peer(step=1), 9.0).says
+    assert answer == ("b", SettleMessage(1, 1, 3, used=True))
+    waits = exchange("b", "a", strict=True)
+    offered = {"theta": np.zeros(2, "f4")}
+    for step in range(5):  # one that was there hears nothing new
+        waits = gossip.begin(waits, step, offered, step).exchange
+        turn = gossip.hear(waits, "a", answer[1], step)
+        assert turn.notes == (
+            (Lost("a", 3),) if step < 3 else (LinkDisagreement("a", 3),) * (step > 3)
+        )
+        assert (turn.exchange.links["a"].used is True) is (step == 3)
 
 
 def test_giving_up_is_noted_by_the_end_that_had_decided():
