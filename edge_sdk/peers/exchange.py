@@ -37,16 +37,16 @@ Offered = Mapping[str, Vector]
 class PeerLink:
     """The state of the link to one peer.
 
-    heard: Slices received for the present exchange.
+    Attributes:
+        heard: Slices received for the present exchange.
         early: Slices received for a later exchange, with its number.
         used: True if the link counts in the present exchange; None until it is settled.
         last: Last exchange in which it counted; -1 before any.
         ahead: Last exchange for which the peer sent a message; -1 before any.
         is_up: True if a message arrived since the last missed deadline. A link that is down is not
             waited for.
-            due: Time to repeat an unanswered offer.
+        due: Time to repeat an unanswered offer.
         attempts: Number of times that it was sent.
-        attempts: How often it was said.
     """
 
     heard: PeerChunks
