@@ -145,14 +145,14 @@ class LinkDisagreement(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Note: a link counted in an exchange that this device knows nothing of: its store was lost."""
+    """A note that a link counted in an exchange unknown to this device: its store was lost."""
 
     name: str
     step: int
 
 
 Note = NewerEpoch | LinkDisagreement | Lost
-"""What a shell must know of."""
+"""A condition that the caller must handle."""
 
 
 class ExchangeStep(NamedTuple):
@@ -278,10 +278,11 @@ def _is_told(x: PeerExchange, name: str) -> bool:
 def _epoch_told(
     x: PeerExchange, name: str, message: PeerMessage | SettleMessage
 ) -> tuple[tuple[str, PeerMessage | SettleMessage], ...]:
-    """Tell the present epoch and exchange to an end that is in a lower epoch.
+    """Return the present epoch and exchange, for an end that is in a lower epoch.
 
-    It may hear this when it has joined already. So it is what this end says of the link anyway, and
-    no decision that was not made: a slice of the offer while the link is open or the other decides.
+    That end may receive this after it has joined. So the message is one that this end sends on the
+    link anyway, and no decision that was not made: a slice of the offer while the link is open or
+    the other end decides.
     """
     if x.step < 0 or (isinstance(message, PeerMessage) and message.off):
         return ()
@@ -310,8 +311,8 @@ def _answered(
     """Repeat the decision about an exchange for the end that did not receive it.
 
     Sent once for all slices that the peer repeats. For an exchange before the last in which the
-    link counted, the answer is about that last one: an end that took part knows it, and an end
-    that did not has lost its store.
+    link counted, the answer is about that last one: an end that took part recognises it, and
+    an end that did not has lost its store.
     """
     link, offered = x.links[name], x.said.get(peer.step)
     is_first = offered is None or peer.part == next(iter(offered))
@@ -341,7 +342,7 @@ def _settled(
     elif present:
         last = x.step if said.used else link.last
         link = replace(link, used=said.used, last=last, due=now)
-    elif said.used and said.step > x.step:  # nobody is counted where it was not
+    elif said.used and said.step > x.step:  # no device counts in an exchange it missed
         notes = (Lost(name, said.step),)
     elif said.used and said.step > link.last:
         notes = (LinkDisagreement(name, said.step),)
