@@ -1,1 +1,1 @@
-"""The contract: what crosses between two ends, what it means and proves, what a method is."""
+"""The protocol between devices and aggregator: messages, links, keys and method contracts."""

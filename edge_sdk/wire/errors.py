@@ -1,4 +1,4 @@
-"""What the wire can answer besides yes: reasons with stable numbers, and their errors."""
+"""Define the protocol's reasons with their stable numbers, and the wire's errors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import IntEnum
 
 
 class Reason(IntEnum):
-    """Why something was settled or refused. The numbers are part of the protocol, for ever.
+    """Reason for a receipt or a refusal. The numbers are part of the protocol and never change.
 
     Codes below 20 and from 40 on travel in a ``refusal`` (nothing was recorded, the sender may try
-    again); 0 and 20 to 36 travel in a ``receipt`` (recorded, final). ``is_final`` tells which.
-    INTERNAL also travels in a ``refusal``, for what has no number.
+    again); 0 and 20 to 36 travel in a ``receipt`` (recorded, final). ``is_final`` distinguishes
+    them. INTERNAL also travels in a ``refusal``, for errors without a number.
     """
 
     ACCEPTED = 0
@@ -62,7 +62,7 @@ class Reason(IntEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether this answer settles a numbered entry for good (it travels in a receipt).
+        """Return whether this reason is final for a numbered entry (it travels in a receipt).
 
         >>> Reason.TOO_STALE.is_final, Reason.BUSY.is_final
         (True, False)
@@ -71,23 +71,23 @@ class Reason(IntEnum):
 
 
 class WireError(Exception):
-    """Base of everything that goes wrong between two ends."""
+    """Base class of every error between two ends."""
 
 
 class Refused(WireError):  # noqa: N818 - the protocol's own word, and the one the metric uses
-    """These bytes, or what they say, are not accepted.
+    """An error: these bytes, or their content, are not accepted.
 
     Attributes:
         reason: The protocol's reason; also the metric's label.
-        detail: What a person needs to see why. Never sent to the peer.
+        detail: Explanation for the operator; never sent to the peer.
     """
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
-        """Remember why, in the protocol's word and in a person's."""
+        """Store the reason and its explanation."""
         super().__init__(f"{reason.name}{': ' if detail else ''}{detail}")
         self.reason = reason
         self.detail = detail
 
 
 class LinkError(WireError):
-    """The broker could not be reached, or refused the connection."""
+    """An error: the broker could not be reached, or refused the connection."""

@@ -1,7 +1,7 @@
-"""Ed25519 keys: make, keep, sign, verify. The wire's only door to a cryptography library.
+"""Create, store and use Ed25519 keys; the only importer of a cryptography library for signatures.
 
-A signer is a seam: whatever has ``public`` and ``sign`` may seal envelopes, so a key that never
-leaves a security chip fits as well as a file.
+``Signer`` is an interface: any object with ``public`` and ``sign`` may seal envelopes, so a key
+inside a security chip works as well as a file.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _BEFORE_SEED = bytes.fromhex("302e020100300506032b657004220420")  # RFC 8410, se
 
 
 class KeyFileError(WireError):
-    """A key file that cannot be read, or does not hold an Ed25519 key."""
+    """An error: a key file that cannot be read, or does not hold an Ed25519 key."""
 
 
 class Signer(Protocol):
-    """What sealing needs of a key."""
+    """A signing key, as envelopes need it."""
 
     @property
     def public(self) -> bytes:
-        """The raw 32-byte public key."""
+        """Return the raw 32-byte public key."""
 
     def sign(self, data: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature of ``data``."""
 
 
 class SigningKey:
-    """An Ed25519 private key in memory. Its ``repr`` names the key and never shows it.
+    """An Ed25519 private key in memory. Its ``repr`` shows the key id and never the key.
 
     Example:
         >>> key = SigningKey.from_seed(bytes(range(32)))
@@ -60,7 +60,7 @@ class SigningKey:
     __slots__ = ("_private", "public")
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
-        """Wrap a private key and remember its public half."""
+        """Wrap a private key and store its public half."""
         self._private = private
         self.public = _raw(private.public_key())
 
@@ -80,11 +80,11 @@ class SigningKey:
 
     @property
     def kid(self) -> bytes:
-        """The 8 bytes by which envelopes name this key."""
+        """Return the 8 bytes by which envelopes name this key."""
         return kid_of(self.public)
 
     def sign(self, data: bytes) -> bytes:
-        """Return the 64-byte signature of ``data``; the same bytes every time."""
+        """Return the 64-byte signature of ``data``; signing is deterministic."""
         return self._private.sign(data)
 
     def pem(self) -> bytes:
@@ -98,7 +98,7 @@ class SigningKey:
         return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def __repr__(self) -> str:
-        """Name the key by its id."""
+        """Return the class name and the key id."""
         return f"SigningKey({self.kid.hex()})"
 
 
@@ -108,7 +108,7 @@ def generate() -> SigningKey:
 
 
 def from_seed(seed: bytes) -> SigningKey:
-    """Return the key of a 32-byte seed: for test vectors, never for a device."""
+    """Return the key of a 32-byte seed: for test vectors only, never for a device."""
     return SigningKey.from_seed(seed)
 
 
@@ -122,9 +122,10 @@ def kid_of(public: bytes) -> bytes:
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether ``signature`` is this key's signature of ``data``.
+    """Return whether ``signature`` is this key's signature of ``data``.
 
-    Malformed keys verify nothing, and neither do keys of small order, for which anybody can sign.
+    Malformed keys verify nothing, and neither do keys of small order, which accept forged
+    signatures.
     """
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
@@ -155,9 +156,9 @@ def load_signing_key(path: Path | str) -> SigningKey:
 
 
 def _plain_seed(data: bytes) -> bytes | None:
-    """Return the seed of a key written as ours are, or None for any other form.
+    """Return the seed of a key written by ``SigningKey.pem``, or None for any other form.
 
-    The one form needs no parser, which spares a small device 1.2 MB and 20 ms.
+    This form needs no parser, which saves a small device 1.2 MB and 20 ms.
 
     >>> _plain_seed(from_seed(bytes(range(32))).pem()) == bytes(range(32))
     True
@@ -174,7 +175,7 @@ def _plain_seed(data: bytes) -> bytes | None:
 
 
 def _loaded(path: Path | str, data: bytes) -> SigningKey:
-    """Read any other form with the library's own parser."""
+    """Read any other form with the cryptography library's parser."""
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
         Ed25519PrivateKey,
@@ -193,19 +194,19 @@ def _loaded(path: Path | str, data: bytes) -> SigningKey:
 
 
 def save_signing_key(path: Path | str, key: SigningKey) -> None:
-    """Write a private key as PEM, readable by its owner only, whole or not at all."""
+    """Write a private key as PEM, readable by its owner only, atomically."""
     _write(Path(path), key.pem(), 0o600)
 
 
 def save_public(path: Path | str, public: bytes) -> None:
-    """Write a public key as 64 hex digits and a line end, whole or not at all."""
+    """Write a public key as 64 hex digits and a line end, atomically."""
     _write(Path(path), public.hex().encode() + b"\n", 0o644)
 
 
 def _raw(public: Ed25519PublicKey) -> bytes:
-    """Return the 32 bytes of a public key; before release 40, cryptography had only the long way.
+    """Return the 32 bytes of a public key, also with cryptography before release 40.
 
-    The short way is kept where it is: the other loads its serialisers, and memory with them.
+    The direct call is used where it exists: the other loads the serialisers, which cost memory.
     """
     if hasattr(public, "public_bytes_raw"):
         return public.public_bytes_raw()
@@ -221,7 +222,8 @@ def read_public(where: Path | str) -> bytes:
     """Return a raw public key from 64 hex digits, or from a file that holds them.
 
     Raises:
-        KeyFileError: Neither, no such file, or a key for which anybody can sign.
+        KeyFileError: Neither, no such file, or a key of small order, which accepts forged
+            signatures.
     """
     text = str(where)
     if not _is_hex_key(text):
@@ -237,10 +239,10 @@ def read_public(where: Path | str) -> bytes:
 
 
 def checked_public(public: bytes, where: str) -> bytes:
-    """Return a raw public key that may be believed.
+    """Return a raw public key after checking that it is safe to trust.
 
     Raises:
-        KeyFileError: It is a point of small order, or not the canonical encoding of one.
+        KeyFileError: The key is a point of small order, or not a canonical encoding.
     """
     if found := weakness(public):
         raise KeyFileError(f"{where}: the public key {public.hex()} {found}")
@@ -252,7 +254,7 @@ def _is_hex_key(text: str) -> bool:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write beside the target, flush to the disk, then rename: a power cut leaves old or new."""
+    """Write a temporary file, flush it to the disk, then rename it: atomic under power loss."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123 - pathlib cannot set the mode at creation

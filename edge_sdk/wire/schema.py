@@ -1,8 +1,9 @@
-"""Turn an untrusted mapping into a frozen dataclass, and say where it hurt.
+"""Convert an untrusted mapping into a frozen dataclass, with the path of every error.
 
 The wire builds its messages with it, the programs their configuration. A dataclass is its own
-schema: field types say what is accepted, a default makes a field optional, and ``Annotated`` rules
-narrow a type (``Annotated[int, Between(1, 64)]``). A field called ``from_`` reads the key ``from``.
+schema: field types define the accepted values, a default makes a field optional, and ``Annotated``
+rules narrow a type (``Annotated[int, Between(1, 64)]``). A field called ``from_`` reads the key
+``from``.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ T = TypeVar("T")
 
 
 class SchemaError(Exception):
-    """A value that is not what the dataclass says.
+    """An error: a value that does not fit the dataclass.
 
     Attributes:
-        path: Where, as dotted keys: ``rule.trim``; empty for the whole mapping.
-        expected: What would have been accepted.
-        got: What was there, in few words.
+        path: Path as dotted keys: ``rule.trim``; empty for the whole mapping.
+        expected: Description of the accepted values.
+        got: Short description of the value found.
     """
 
     def __init__(self, path: str, expected: str, got: str = "") -> None:
-        """Join the place, what was wanted, and what was found into one sentence."""
+        """Join path, expected value and found value into one sentence."""
         body = f"expected {expected}, got {got}" if got else expected
         super().__init__(f"{path}: {body}" if path else body)
         self.path = path
@@ -53,10 +54,10 @@ class SchemaError(Exception):
 
 @runtime_checkable
 class Constraint(Protocol):
-    """What narrows a type inside ``Annotated``; ``str(rule)`` completes "expected int …"."""
+    """A rule that narrows a type in ``Annotated``; ``str(rule)`` completes "expected int …"."""
 
     def admits(self, value: Any, /) -> bool:  # noqa: ANN401 - each rule knows its own type
-        """Whether a value of the right type is also in range."""
+        """Return whether a value of the right type is also in range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Between:
     highest: float = math.inf
 
     def admits(self, value: float) -> bool:
-        """Whether the value lies in the range, ends included."""
+        """Return whether the value lies in the range, ends included."""
         return self.lowest <= value <= self.highest
 
     def __str__(self) -> str:
@@ -81,13 +82,13 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a text (in UTF-8 bytes), byte string or array may be, ends included."""
+    """Bounds of the length of a text (in UTF-8 bytes), byte string or array, ends included."""
 
     lowest: int
     highest: int
 
     def admits(self, value: str | bytes | tuple[Any, ...]) -> bool:
-        """Whether the length lies in the range.
+        """Return whether the length lies in the range.
 
         >>> Length(1, 2).admits("é"), Length(1, 2).admits("éé")
         (True, False)
@@ -109,7 +110,7 @@ class Matches:
     pattern: str
 
     def admits(self, value: str) -> bool:
-        """Whether the whole text matches."""
+        """Return whether the whole text matches."""
         return re.fullmatch(self.pattern, value) is not None
 
     def __str__(self) -> str:
@@ -118,17 +119,17 @@ class Matches:
 
 
 class FieldPath(NamedTuple):
-    """Where in the mapping a reader is, and whether unknown keys are passed over there."""
+    """A reader's position in the mapping, and whether unknown keys are skipped there."""
 
     path: str
     lenient: bool
 
     def key(self, key: str) -> FieldPath:
-        """Return the place of one key of a table."""
+        """Return the path of one key of a table."""
         return self._replace(path=f"{self.path}.{key}" if self.path else key)
 
     def item(self, index: int) -> FieldPath:
-        """Return the place of one item of a list."""
+        """Return the path of one item of a list."""
         return self._replace(path=f"{self.path}[{index}]")
 
     def misfit(self, expected: str, value: object) -> SchemaError:
@@ -148,20 +149,20 @@ def build(
     where: str = "",
     unknown: Literal["refuse", "ignore"] = "refuse",
 ) -> T:
-    """Build a frozen dataclass strictly from a mapping nobody has checked.
+    """Build a frozen dataclass strictly from an untrusted mapping.
 
-    An int is accepted where a float is wanted; a bool is never a number; nothing is converted from
-    text but a ``Path`` and the values of an ``Enum``.
+    An int is accepted for a float field; a bool is never a number; text is converted only to a
+    ``Path`` and to the values of an ``Enum``.
 
     Args:
         cls: The dataclass; its field types are the schema.
-        mapping: What came from a file or a peer.
+        mapping: Mapping from a file or a peer.
         where: Prefix for the path in errors, such as the file's name.
         unknown: Whether a key that the dataclass lacks is an error (configuration, where it is a
             misspelling) or is passed over (the wire, where it is a newer peer).
 
     Raises:
-        SchemaError: With the path of the first field that does not fit.
+        SchemaError: The first field that does not fit; the message has its path.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _refuse_unknown(value: Mapping[Any, Any], known: tuple[str, ...], at: FieldP
 
 @cache
 def _reader(kind: Form) -> Reader:
-    """Choose how a type is read, once per type."""
+    """Return the reader of a type; called once per type."""
     origin: Form = get_origin(kind)
     args = get_args(kind)
     if origin is Annotated:
@@ -362,6 +363,6 @@ def _ruled(reader: Reader, kind: Form, rules: list[Constraint]) -> Reader:
 
 
 def _shown(value: object) -> str:
-    """Name a type and a little of the value: enough to find it, never a page of it."""
+    """Return a value's type and a short excerpt of it."""
     text = repr(value[:40] if isinstance(value, (str, bytes)) else value)
     return f"{type(value).__name__} ({text if len(text) <= 60 else text[:57] + '...'})"

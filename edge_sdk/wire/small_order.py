@@ -1,10 +1,10 @@
-"""Ed25519 public keys that must never be believed: points of small order, and second encodings.
+"""Detect unsafe Ed25519 public keys: points of small order, and second encodings.
 
-RFC 8032 lets a verifier accept them, and OpenSSL (so ``cryptography``) does: its check
-R = sB - hA compares bytes and asks nothing of A. If A has order 1, hA vanishes, and a signature
-that needs no private key verifies for every message; for order 8 it does for every eighth message.
-A signature by such a key proves nothing about who made it. Honest keys cannot meet them: a key made
-from a seed has the order of the base point.
+RFC 8032 allows a verifier to accept them, and OpenSSL (so ``cryptography``) does: its check R = sB
+- hA compares bytes and does not check A. If A has order 1, hA vanishes, and a signature made
+without a private key verifies for every message; for order 8 it does for every eighth message. A
+signature by such a key authenticates nobody. An honest key is never one of them: a key made from a
+seed has the order of the base point.
 
 A y coordinate of 2**255 - 19 or more is a second encoding of another point. One key would then have
 two key ids.
@@ -24,7 +24,7 @@ _SMALL: Final = frozenset((0, 1, _P - 1, _Y8, _P - _Y8))
 
 
 def weakness(public: bytes) -> str:
-    """Say why a raw public key must not be believed; empty if nothing is known against it.
+    """Return the reason why a raw public key is unsafe; empty if none is known.
 
     >>> weakness(bytes(32))
     'is a point of small order: anybody can sign for it'

@@ -1,1 +1,1 @@
-"""What both ends agree on: method contracts, parameter layout, manifest and archive."""
+"""Contracts shared by both ends: method contracts, parameter layout, manifest and archive."""

@@ -1,4 +1,4 @@
-"""A bundle's files as one archive, and the signature over its manifest.
+"""Pack a bundle's files into one archive and sign its manifest.
 
 The archive is an uncompressed zip with one fixed time stamp: the same files give the same bytes,
 so its digest names the bundle on the wire.
@@ -23,10 +23,10 @@ SIZE_LIMIT = 8 * 1024 * 1024
 """Bytes of an archive that a device will take."""
 
 _CONTEXT = b"gridfed/1/bundle\0"
-_STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest a zip can say
+_STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest date a zip can hold
 _MOST_FILES = 32
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_UNREADABLE = (  # all that ``zipfile`` raises for bytes that are no readable zip
+_UNREADABLE = (  # every error that ``zipfile`` raises for bytes that are no readable zip
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
     struct.error,
@@ -40,7 +40,7 @@ _UNREADABLE = (  # all that ``zipfile`` raises for bytes that are no readable zi
 
 
 class ArchiveError(WireError):
-    """Bytes that are not a bundle's archive."""
+    """An error: bytes that are not a bundle's archive."""
 
 
 def pack(contents: Mapping[str, bytes]) -> bytes:
@@ -59,10 +59,10 @@ def pack(contents: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Return an archive's files by name; the opposite of ``pack``, to the byte.
+    """Return an archive's files by name; the exact inverse of ``pack``.
 
     Raises:
-        ArchiveError: Too large, or not exactly what ``pack`` would have written. A folder or
+        ArchiveError: The archive is too large, or is not exactly what ``pack`` writes. A folder or
             another path, an encrypted, compressed or repeated entry, a size beyond the archive's
             own, or bytes between the files are therefore refused, before any file is read.
 
@@ -91,7 +91,7 @@ def _check_entries(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
     """Refuse a directory that ``pack`` cannot have written.
 
     Raises:
-        ArchiveError: Naming the entry and what it has.
+        ArchiveError: An entry differs; the message names the entry and the difference.
     """
     if len(entries) > _MOST_FILES:
         raise ArchiveError(f"not a bundle archive: {len(entries)} files, at most {_MOST_FILES}")
@@ -115,12 +115,12 @@ def _check_entries(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
 
 
 def seal(key: Signer, manifest: bytes) -> bytes:
-    """Return the content of ``manifest.sig``: 8 bytes that name the key, 64 of signature."""
+    """Return the content of ``manifest.sig``: 8 bytes of key id, 64 bytes of signature."""
     return kid_of(key.public) + key.sign(_signed(manifest))
 
 
 def is_sealed(manifest: bytes, proof: bytes, trusted: Iterable[bytes]) -> bool:
-    """Whether one of the trusted public keys has signed these manifest bytes.
+    """Return whether one of the trusted public keys has signed these manifest bytes.
 
     >>> from edge_sdk.wire.keys import from_seed
     >>> key, other = from_seed(bytes(32)), from_seed(bytes([1]) * 32)

@@ -1,7 +1,7 @@
-"""What a bundle says of itself: layout, window, features, training, graphs, and a golden sample.
+"""Define a bundle's manifest: layout, window, features, training, graphs and golden sample.
 
 The exporter writes it, the device and the aggregator read it; neither needs torch, onnx or an
-engine for that. It is kept as canonical JSON, so one manifest has one digest and one signature.
+inference engine. It is stored as canonical JSON, so a manifest has one digest and one signature.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ MAX_STEPS: Final = 65_536
 
 
 class ManifestError(WireError):
-    """A manifest that cannot be read, or that contradicts itself."""
+    """An error: a manifest that cannot be read, or that contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much history one forecast reads, and how far it looks.
+    """Input length and forecast length of one sample.
 
     Attributes:
         lookback: Rows of input, oldest first.
@@ -97,20 +97,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One input channel; its value is scaled to ``(value - low) / (high - low)``.
+    """One input channel, scaled to ``(value - low) / (high - low)``.
 
     Attributes:
-        name: What a person calls it.
+        name: Display name.
         kind: ``target`` (the series itself, on the device's own scale), ``stream`` (another
-            measured or forecast series), ``calendar`` (``what`` of the row's own time),
-            ``lag`` (the target ``lag_steps - 1`` steps before the row, so that the last row lines
-            up with the first target), ``static`` (a constant of the site).
-        unit: Of the value before scaling.
-        low: Public lower end of the scale; without meaning for ``target`` and ``lag``.
-        high: Public upper end.
-        stream: Canonical stream, for ``stream``.
-        what: Calendar word, for ``calendar``.
-        lag_steps: Distance, for ``lag``.
+            measured or forecast series), ``calendar`` (calendar feature ``what`` of the row's own
+            time), ``lag`` (the target ``lag_steps - 1`` steps before the row, so that the last row
+            lines up with the first target), ``static`` (a constant of the site).
+        unit: Unit of the value before scaling.
+        low: Public lower end of the scale; not used for ``target`` and ``lag``.
+        high: Public upper end of the scale.
+        stream: Canonical stream name, for ``stream``.
+        what: Name of the calendar feature, for ``calendar``.
+        lag_steps: Lag in steps, for ``lag``.
     """
 
     name: Annotated[str, Length(1, 64)]
@@ -123,7 +123,7 @@ class Feature:
     lag_steps: Count | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty scale, and a kind without what it needs."""
+        """Refuse an empty scale, and a kind without the fields it needs."""
         if not self.high > self.low:
             raise ValueError(f"feature {self.name!r}: high must exceed low")
         needs = {"stream": "stream", "calendar": "what", "lag": "lag_steps"}.get(self.kind)
@@ -133,17 +133,17 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is forecast.
+    """The series that is forecast.
 
     Attributes:
         stream: Canonical stream of the series.
-        unit: Of its values.
+        unit: Unit of its values.
         form: ``level`` (the scaled value) or ``change`` (its difference from the last row,
             divided by the scale's width; the forecast adds the last value back).
         scale: ``device`` (the minimum and maximum of the device's own training part) or
             ``fixed`` (``low`` and ``high``).
-        output: ``point``: one value a horizon step; ``quantiles``: one for each of the loss's
-            levels, in their order.
+        output: ``point``: one value per horizon step; ``quantiles``: one value for each of the
+            loss's levels, in their order.
         low: Lower end of a fixed scale.
         high: Upper end of a fixed scale.
     """
@@ -157,7 +157,7 @@ class Target:
     high: Finite | None = None
 
     def __post_init__(self) -> None:
-        """A fixed scale has two ends, in order."""
+        """Refuse a fixed scale whose two ends are missing or not in order."""
         if self.scale == "fixed" and not (
             self.low is not None and self.high is not None and self.high > self.low
         ):
@@ -172,10 +172,10 @@ class Loss:
     horizon and averaged over the batch.
 
     Attributes:
-        name: Which.
-        delta: Where Huber's turns from a square into a line.
-        levels: Of the quantiles that ``pinball`` learns, rising, the median among them and at least
-            one on either side of it: the outer two are the ends of the interval.
+        name: Name of the loss.
+        delta: Threshold at which Huber's loss turns from quadratic to linear.
+        levels: Quantile levels that ``pinball`` learns, rising, the median among them and at least
+            one on either side of it; the outer two are the ends of the interval.
     """
 
     name: Literal["mse", "huber", "pinball"]
@@ -183,7 +183,7 @@ class Loss:
     levels: Annotated[tuple[Level, ...], Length(3, 99)] | None = None
 
     def __post_init__(self) -> None:
-        """Only Huber has a delta and only pinball has levels, and each must have them."""
+        """Refuse a delta without Huber, levels without pinball, and either loss without its own."""
         if (self.name == "huber") != (self.delta is not None):
             raise ValueError("a delta belongs to huber, and to nothing else")
         if (self.name == "pinball") != (self.levels is not None):
@@ -201,21 +201,21 @@ def _check_levels(levels: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The local optimiser and its defaults; a task's numbers override steps and rate.
+    """Local optimiser and its defaults; a task's numbers override steps and rate.
 
     Attributes:
-        optimiser: Of the local steps.
-        rate: Learning rate where a task names none.
-        beta1: Of Adam: decay of the first moment.
-        beta2: Of Adam: decay of the second moment.
-        eps: Of Adam.
-        batch: Windows of a minibatch.
-        steps: Local steps where a task names none.
-        minibatch: One minibatch for all steps of a round, or a fresh one for each.
-        max_rate: Largest learning rate that a task may name; ``MAX_RATE`` where left out.
-        max_steps: Most local steps that a task may name; ``MAX_STEPS`` where left out. A device
-            takes no more than its own ``accept.max_steps`` either.
-        max_prox: Largest proximal weight that a task may name; ``MAX_PROX`` where left out.
+        optimiser: Optimiser of the local steps.
+        rate: Learning rate where a task gives none.
+        beta1: Adam's decay of the first moment.
+        beta2: Adam's decay of the second moment.
+        eps: Adam's epsilon.
+        batch: Number of windows in a minibatch.
+        steps: Number of local steps where a task gives none.
+        minibatch: Whether all steps of a round use one minibatch, or each step draws a fresh one.
+        max_rate: Largest learning rate that a task may set; ``MAX_RATE`` where left out.
+        max_steps: Largest number of local steps that a task may set; ``MAX_STEPS`` where left out.
+            A device also takes no more than its own ``accept.max_steps``.
+        max_prox: Largest proximal weight that a task may set; ``MAX_PROX`` where left out.
     """
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -239,7 +239,7 @@ class Training:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Return the most that a task may name of ``rate``, ``steps`` and ``prox``.
+        """Return the largest ``rate``, ``steps`` and ``prox`` that a task may set.
 
         >>> dict(Training(max_rate=0.1).limits)
         {'rate': 0.1, 'steps': 65536, 'prox': 100.0}
@@ -262,16 +262,16 @@ class GraphFile:
 
 @dataclass(frozen=True, slots=True)
 class LipschitzStage:
-    """One factor of the bound on how fast a forecast changes with its window.
+    """One factor of the Lipschitz bound of the forecast with respect to its window.
 
     Attributes:
-        kind: ``read`` (cut out of the window, ``times`` being the root of how often a value is
-            read at most), ``linear``, ``prelu``, or ``gru`` and ``lstm`` with all layers of one
-            module, forwards, from a zero state.
-        layer: The module's name: its parameters are ``layer.weight`` and so on.
-        times: Of ``read``.
-        steps: That a recurrent module takes.
-        whole: Whether all of its steps are passed on, or the last one only.
+        kind: ``read`` (a slice of the window; ``times`` is the square root of the largest number of
+            times that a value is read), ``linear``, ``prelu``, or ``gru`` and ``lstm`` with all
+            layers of one module, forwards, from a zero state.
+        layer: Name of the module; its parameters are ``layer.weight`` and so on.
+        times: Factor of ``read``.
+        steps: Number of steps of a recurrent module.
+        whole: Whether all of its steps are passed on, or only the last one.
     """
 
     kind: Literal["read", "linear", "prelu", "gru", "lstm"]
@@ -283,13 +283,13 @@ class LipschitzStage:
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """One input window and what the initial vector forecasts on it, in scaled units.
+    """One input window and the forecast of the initial vector on it, in scaled units.
 
     Attributes:
-        x: ``lookback`` rows of one value a feature.
-        yhat: ``horizon`` values, from the authoring framework; of quantiles, those of the first
-            step's levels come first.
-        tolerance: Largest absolute difference a device may show.
+        x: ``lookback`` rows of one value per feature.
+        yhat: ``horizon`` values from the authoring framework; for quantiles, the values of the
+            first step's levels come first.
+        tolerance: Largest absolute difference allowed on a device.
     """
 
     x: tuple[tuple[Finite, ...], ...]
@@ -299,24 +299,26 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything a device must know to run and train a bundle's model, and nothing else.
+    """Everything a device needs to run and train a bundle's model.
 
     Attributes:
-        format: Always 1; another number is another schema.
-        name: Of the bundle.
-        version: Rises with every release of this name; a device never goes back.
+        format: Schema number; always 1.
+        name: Name of the bundle.
+        version: Version of the bundle; rises with every release, a device never installs a lower
+            one.
         min_sdk: Oldest SDK version that may load it, ``major.minor.patch``.
         layers: ``(name, dimensions)`` in model order.
         shared: Name prefixes of the layers that a run shares by default; empty for none.
-        window: What one sample spans.
+        window: Input and forecast length.
         features: Input channels in order.
-        target: What is forecast.
-        loss: What training minimises.
-        training: How.
-        graphs: By name, as ``SIGNATURES`` has them; ``gradient`` and ``forecast`` always.
-        golden: The canary sample.
-        files: SHA-256 in hexadecimal of every other file of the bundle but the signature.
-        paths: From the window to the forecast, added at their ends: what a certificate multiplies.
+        target: Series that is forecast.
+        loss: Training loss.
+        training: Local optimiser and its limits.
+        graphs: Graphs by name, as ``SIGNATURES`` lists them; ``gradient`` and ``forecast`` always.
+        golden: Golden sample, run before a bundle is accepted.
+        files: SHA-256 in hexadecimal of every other file of the bundle except the signature.
+        paths: Factors from the window to the forecast, one list per path; the paths' products are
+            added.
         activation: F and L of a model in two halves; None for any other.
     """
 
@@ -338,7 +340,7 @@ class Manifest:
     activation: tuple[Count, Count] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no single field can see."""
+        """Refuse fields that contradict one another."""
         if (self.target.output == "quantiles") != (self.loss.levels is not None):
             raise ValueError("an output of quantiles goes with a pinball loss, and with no other")
         self._check_features()
@@ -388,25 +390,25 @@ class Manifest:
         return manifest
 
     def canonical(self) -> bytes:
-        """Return the one byte string that says this: sorted keys, UTF-8, no spaces, no nulls."""
+        """Return the canonical JSON: sorted keys, UTF-8, no spaces, no nulls."""
         return json.dumps(
             _plain(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
         ).encode()
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the canonical bytes (32 bytes): what a bundle's signature covers."""
+        """Return SHA-256 of the canonical bytes (32 bytes), which a bundle's signature covers."""
         return hashlib.sha256(self.canonical()).digest()
 
     @property
     def forecast_shape(self) -> tuple[int, ...]:
-        """Shape of one window's forecast: ``(horizon,)``, or ``(horizon, levels)`` of quantiles."""
+        """Return the shape of one window's forecast: ``(horizon,)``, or ``(horizon, levels)``."""
         levels = self.loss.levels
         return (self.window.horizon,) if levels is None else (self.window.horizon, len(levels))
 
     @property
     def size(self) -> int:
-        """Scalars in the whole vector (P)."""
+        """Return the number of scalars in the whole vector (P)."""
         return sum(math.prod(dims) for _, dims in self.layers)
 
     def spec(self, shared: Sequence[str] | None = None) -> ParamSpec:
@@ -425,7 +427,7 @@ class Manifest:
 
 
 def _plain(value: object) -> object:
-    """Dataclasses and tuples to what JSON has; fields that are None are left out."""
+    """Convert dataclasses and tuples to JSON types; fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((key_of(f.name), getattr(value, f.name)) for f in dataclasses.fields(value))
         return {key: _plain(item) for key, item in pairs if item is not None}

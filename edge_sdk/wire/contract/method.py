@@ -1,4 +1,4 @@
-"""What a method is: two pure halves under one name, and the contract of what they ask each other.
+"""Define a method: two pure state machines, one per end, and the contract between them.
 
 A half is a pure state machine; a shell (``edge_sdk.client`` on a device, ``aggregator.daemon`` on
 the server) drives it and owns bytes, clocks, disks, keys and noise. A task is an effect of the
@@ -46,46 +46,46 @@ def _no_arrays() -> Mapping[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question to one client, or to all."""
+    """A request to one client, or to all."""
 
     to: str  # a client id, or ALL
-    round: int  # the round it opens or continues; for one client it only rises
+    round: int  # the round it opens or continues; rises for one client
     ask: str  # the name of its kind in the contract
-    step: int = 0  # a turn inside the round
+    step: int = 0  # the turn inside the round
     base: int = 0  # version of the model it carries
-    attempt: int = 0  # how often the round was begun anew
-    values: Scalars = field(default_factory=_no_scalars)  # numbers the contract names
-    arrays: Mapping[str, Array] = field(default_factory=_no_arrays)  # vectors the contract names
+    attempt: int = 0  # how often the round was restarted
+    values: Scalars = field(default_factory=_no_scalars)  # declared in the contract
+    arrays: Mapping[str, Array] = field(default_factory=_no_arrays)  # declared in the contract
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An answer that moves the model: durable, receipted, counted once."""
+    """A durable answer that changes the model: receipted, and counted once."""
 
     sender: str  # a client id; proved by the envelope, never read from the body
     round: int
     base: int  # version the training started from
-    vector: Array  # shape (P,); what `part` says; float64 once a server has admitted it
+    vector: Array  # shape (P,), of kind `part`; float64 once a server has admitted it
     values: Scalars = field(default_factory=_no_scalars)  # declared numbers (n, loss, …)
-    check: bytes = b""  # 8 bytes of a hash of what both ends mirror, or nothing
+    check: bytes = b""  # 8 bytes of a hash of the state that both ends hold, or nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An answer that only lives inside a deadline: not kept, not receipted."""
+    """A transient answer within a deadline: not stored, not receipted."""
 
     sender: str
     round: int
     ask: str
     step: int
-    array: Array  # of no elements where the answer is only numbers
+    array: Array  # of no elements where the answer has only numbers
     values: Scalars = field(default_factory=_no_scalars)
-    attempt: int = 0  # how often the round was begun anew
+    attempt: int = 0  # how often the round was restarted
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """As an effect: wake me ``after`` seconds from now. As an event: it is that time."""
+    """A timer: as an effect, it starts and runs ``after`` seconds; as an event, it has expired."""
 
     round: int
     ask: str
@@ -95,12 +95,12 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A client came (``present``) or went.
+    """An event: a client became present (``present``) or absent.
 
-    It comes with every welcome and every return of its link, and again when its answer was refused
-    and the model has moved since. A half that asks one client at a time answers with the task the
-    client should work on now, unless its answer waits already; a task that is still open may be
-    repeated, the shell says it once.
+    It is emitted with every welcome and every reconnect, and again when the client's answer was
+    refused and the model has moved since. A half that asks one client at a time answers with the
+    task the client should work on now, unless its answer is already queued. A task that is still
+    open may be repeated; the shell sends it once.
     """
 
     client: str
@@ -109,7 +109,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A round ended; ``moved`` tells whether it produced a new version or was abandoned."""
+    """The end of a round; ``moved`` is whether it produced a new version or was abandoned."""
 
     round: int
     version: int
@@ -119,17 +119,17 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The perishable turns of a round are over: what they came to, for the journal.
+    """The result of a round's transient turns, for the journal.
 
-    Signals are in no journal. What they did to the server's own parameters is here, so that the
-    state is still a fold over the journal.
+    Signals are not journalled. Their effect on the server's own parameters is recorded here, so
+    that the state remains a fold over the journal.
     """
 
     round: int
     attempt: int
     arrays: Mapping[str, Array] = field(default_factory=_no_arrays)
     values: Scalars = field(default_factory=_no_scalars)
-    record: str = ""  # who took part in which turn, a line each
+    record: str = ""  # participants of each turn, one line each
 
 
 Event = Task | Update | Signal | Due | Member | Played
@@ -138,35 +138,35 @@ Effects = tuple[Effect, ...]
 
 
 class Play(NamedTuple, Generic[S]):
-    """What happens inside a round and perishes with it: a second pure machine beside a half.
+    """A pure state machine for the transient turns inside a round, beside a half.
 
-    A shell drives it with what is in no journal. It begins anew from the half's state whenever that
-    opens a round, begins one anew (``attempt``), or has taken ``Played`` in; a process that was
-    killed begins it anew as well. Its effects are tasks, wake-ups, and ``Played`` at the end.
+    A shell drives it with events that are not journalled. It restarts from the half's state
+    whenever the half opens a round, restarts one (``attempt``), or has applied ``Played``; a
+    restarted process restarts it as well. Its effects are tasks, timers, and ``Played`` at the end.
     """
 
-    begin: Callable[[S, Any], Any]  # a half's state, and what was played before or None
+    begin: Callable[[S, Any], Any]  # a half's state, and the earlier result or None
     apply: Callable[[Any, Event], tuple[Any, Effects]]
-    wants: Callable[[Any, Signal, tuple[int, ...]], bool]  # whether an answer, by its shape, may be
-    placed: Callable[[Any, S], Any]  # the same, where the half only gave somebody another slot
+    wants: Callable[[Any, Signal, tuple[int, ...]], bool]  # accept an answer by its shape
+    placed: Callable[[Any, S], Any]  # the same, where the half only assigned another slot
 
 
 class Half(NamedTuple, Generic[S]):
     """One end of a method: a pure state machine that a shell drives.
 
     ``apply`` never raises for anything a peer could have sent (the shells admit first) and never
-    blocks; an exception inside it means that nothing has happened. Where it changes nothing it
-    returns the very state it was given: by that the shell knows what needs no journal.
+    blocks; an exception inside it means that no state has changed. Where nothing changes it returns
+    the very state it was given, which the shell then does not journal.
     """
 
     init: Callable[[Vector], S]
     apply: Callable[[S, Event], tuple[S, Effects]]
-    model: Callable[[S], Mapping[str, Array]]  # feeds to forecast with, or to publish, right now
-    play: Play[Any] | None = None  # where a round has turns that perish
+    model: Callable[[S], Mapping[str, Array]]  # feeds to forecast with, or to publish
+    play: Play[Any] | None = None  # present where a round has transient turns
 
 
 class Up(Enum):
-    """What an ask is answered with; also the ``part`` of the update on the wire."""
+    """The kind of vector that answers an ask; also the ``part`` of the update on the wire."""
 
     NOTHING = ""
     DELTA = "delta"  # received minus trained
@@ -174,8 +174,8 @@ class Up(Enum):
     GRADIENT = "grad"
     SIGNS = "sign"
     PAIR = "pair"
-    SOLUTION = "q"  # of the system that the task's vector is the right side of
-    PEERS = "peers"  # exchanged with neighbours; the server hears none of it
+    SOLUTION = "q"  # solution of the system whose right side is the task's vector
+    PEERS = "peers"  # exchanged with neighbours; never sent to the server
     SIGNAL = "signal"
 
 
@@ -186,11 +186,11 @@ class Number:
     name: str
     lowest: float
     highest: float
-    measured: bool = False  # derived from readings: goes through the privacy gate
-    needed: bool = False  # the server half cannot do without: a device that withholds it stays out
+    measured: bool = False  # derived from readings: passes the privacy mechanism
+    needed: bool = False  # required: a device that withholds it takes no part
 
     def admits(self, value: float) -> bool:
-        """Whether a value lies in the range (NaN never does).
+        """Return whether a value lies in the range (NaN never does).
 
         >>> Number("steps", 0, 64).admits(65)
         False
@@ -200,29 +200,29 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One kind of question: what it carries, which graphs answer it, what comes back."""
+    """One kind of task: the data it carries, the graphs it runs, the answer it expects."""
 
-    graphs: tuple[str, ...] = ()  # of the bundle; both ends refuse to start without them
+    graphs: tuple[str, ...] = ()  # graphs of the bundle; both ends refuse to start without them
     down: tuple[str, ...] = ()  # arrays of the task
     numbers: tuple[Number, ...] = ()  # scalars of the task
     up: Up = Up.NOTHING
     report: tuple[Number, ...] = ()  # scalars of the answer
-    personal: bool = False  # asked of one client at a time; the common model then only informs
-    patient: bool = False  # an answer counts though the model has moved since its base
+    personal: bool = False  # sent to one client at a time; the common model is then informational
+    patient: bool = False  # an answer counts even if the model has moved since its base
     enc: str = "f4"  # tensor encoding of the answer
-    mirrored: bool = False  # both ends compute on with what was answered: no noise on its way out
-    stacked: bool = False  # the last of ``down`` has as many rows as it needs
-    perishable: bool = False  # said once, inside a round that is open; not kept, not repeated
+    mirrored: bool = False  # both ends compute with the answer: no noise is added to it
+    stacked: bool = False  # the last array of ``down`` has a variable number of rows
+    perishable: bool = False  # sent once, inside an open round; not stored, not repeated
 
 
 Contract = Mapping[str, Ask]
 
 
 def answered(contract: Contract) -> tuple[str, Ask]:
-    """Return the ask of a contract that is answered with an update, and its name.
+    """Return the first ask of a contract that is answered with an update, and its name.
 
-    Of several it is the first: the one that opens a round. All have the same encoding, and are
-    asked of one client at a time, or none is.
+    The first such ask is the one that opens a round. All of them have the same encoding, and either
+    all or none are sent to one client at a time.
 
     >>> answered({"open": Ask(), "share": Ask(up=Up.WEIGHTS)})[0]
     'share'
@@ -233,7 +233,7 @@ def answered(contract: Contract) -> tuple[str, Ask]:
 
 
 def answers(contract: Contract) -> tuple[Ask, ...]:
-    """Return all asks of a contract that are answered with updates, each with a part of its own.
+    """Return all asks of a contract that are answered with updates; each has a part of its own.
 
     >>> told = answers({"train": Ask(up=Up.WEIGHTS), "ready": Ask(), "solve": Ask(up=Up.SOLUTION)})
     >>> [ask.up.value for ask in told]
@@ -247,27 +247,27 @@ _PERISHABLE = (Up.NOTHING, Up.SIGNAL)
 STEPS = Number("steps", 0, 65536)
 RATE = Number("rate", 0.0, 1e3)
 PROX = Number("prox", 0.0, 1e9)
-BOUND = Number("bound", 0.0, 1e9)  # Euclidean length that an answer may have
+BOUND = Number("bound", 0.0, 1e9)  # largest Euclidean norm of an answer
 LOSS = Number("loss", 0.0, 3.4e38, measured=True)
 
 EPS = Number("eps", 0.0, 1e9, measured=True)
 
 _FLAG = (0.0, 1.0)
-_PULL = (  # local steps under an l1 pull, and how the dual climbs that both ends compute
+_PULL = (  # local steps under an l1 penalty, and the dual's ascent, computed at both ends
     STEPS,
     RATE,
     Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
     Number("l1", 0.0, 1e9),
-    Number("l1_mode", 0, 2),  # its proximal step, its subgradient, or that turned round
-    Number("jacobi", *_FLAG),  # the answer is from before the step
+    Number("l1_mode", 0, 2),  # proximal step, subgradient, or subgradient with reversed sign
+    Number("jacobi", *_FLAG),  # the answer holds the weights before the step
 )
 _DUAL = (
     Number("cons_rate", 0.0, 1e3),
-    Number("cons_max", 0.0, 3.4e38),  # left out: no bound
+    Number("cons_max", 0.0, 3.4e38),  # left out: unbounded
     Number("kappa_min", 0.0, 1e9),
     Number("fading", 0.0, 1.0),
     Number("undamped", *_FLAG),
-    Number("counted", *_FLAG),  # the answer before was counted: both ends take the dual's step
+    Number("counted", *_FLAG),  # the previous answer was counted: both ends take the dual's step
     Number("check_every", 0, 2**31),
 )
 _GUARD = (  # the regulariser, its radius, and the budget that moves the radius
@@ -286,7 +286,7 @@ _GUARD = (  # the regulariser, its radius, and the budget that moves the radius
 )
 _BAFDP = Ask(
     ("gradient", "robust_gradient"),
-    ("z", "dual"),  # the dual only where the copies may differ
+    ("z", "dual"),  # the dual only where the two copies may differ
     (*_PULL, *_DUAL, *_GUARD),
     Up.WEIGHTS,
     (EPS, LOSS),
@@ -297,7 +297,7 @@ _BAFDP = Ask(
 _ASPIRE = Ask(
     ("gradient",),
     ("z", "dual"),
-    (*_PULL, *_DUAL, PROX, Number("weight", 0.0, 1e9)),  # what the device's own loss counts
+    (*_PULL, *_DUAL, PROX, Number("weight", 0.0, 1e9)),  # weight of the device's own loss
     Up.WEIGHTS,
     (replace(LOSS, needed=True),),
     personal=True,
@@ -307,9 +307,9 @@ _ASPIRE = Ask(
 _RSA = Ask(("gradient",), ("z",), _PULL, Up.WEIGHTS, (LOSS,), personal=True, patient=True)
 
 _TRAIN = Ask(("gradient",), ("w",), (STEPS, RATE, PROX), Up.DELTA, (LOSS,))
-_KEPT = Number("kept", 0, 2**31)  # the round whose models the fleet found best so far
+_KEPT = Number("kept", 0, 2**31)  # round whose models had the lowest loss over the fleet
 _VALIDATION = Number("validation", 0.0, 3.4e38, measured=True)
-_PERSONAL = Ask(  # w is this device's own mixture, which only draws
+_PERSONAL = Ask(  # w is this device's own mixture; it enters only the proximal term
     ("gradient",),
     ("w",),
     (
@@ -317,11 +317,11 @@ _PERSONAL = Ask(  # w is this device's own mixture, which only draws
         RATE,
         PROX,
         Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
-        Number("received", *_FLAG),  # begin at w all the same
-        Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
-        Number("choice", 0, 2),  # forecast with the last model, one's own best, the fleet's best
+        Number("received", *_FLAG),  # start at w
+        Number("fresh", *_FLAG),  # reset the optimiser's moments
+        Number("choice", 0, 2),  # forecast with the last model, the device's best, the fleet's best
         _KEPT,
-        Number("tune", *_FLAG),  # when the run is over, as many steps once more without a pull
+        Number("tune", *_FLAG),  # steps without a proximal term once the run is over
     ),
     Up.WEIGHTS,
     (LOSS, _VALIDATION),
@@ -333,17 +333,17 @@ _BOUNDED = replace(_TRAIN, numbers=(STEPS, RATE, BOUND))
 _FIRST = Number("first", 0, 2**31 - 1, measured=True, needed=True)  # number of a window
 _LAST = replace(_FIRST, name="last")
 _HALF = Number("half", *_FLAG)  # the answer's array in float16
-_ORDER = Number("order", 0, 2**31 - 1)  # among all that is said to this device in this attempt
+_ORDER = Number("order", 0, 2**31 - 1)  # sequence number of the task in this attempt
 _SPLIT: Contract = {
-    "train": Ask(  # opens the round; its answer is wanted when the turns are over (``share``)
+    "train": Ask(  # opens the round; its answer is expected after the turns (``share``)
         ("encode", "decode", "encode_vjp"),
         ("w",),
         (
             PROX,
             RATE,
             Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
-            Number("received", *_FLAG),  # begin at w
-            Number("fresh", *_FLAG),  # the optimiser forgets the rounds before
+            Number("received", *_FLAG),  # start at w
+            Number("fresh", *_FLAG),  # reset the optimiser's moments
             Number("choice", 0, 2),  # forecast with the last model, or with the fleet's best
             _KEPT,
         ),
@@ -355,7 +355,7 @@ _SPLIT: Contract = {
     "ready": Ask(
         numbers=(_ORDER,),
         up=Up.SIGNAL,
-        report=(  # with the fleet's choice also of the windows held back, if there are any
+        report=(  # with the fleet's choice also the held-back windows, if there are any
             _FIRST,
             _LAST,
             replace(_FIRST, name="held_first", needed=False),
@@ -369,8 +369,8 @@ _SPLIT: Contract = {
         (
             _ORDER,
             _HALF,
-            Number("frozen", *_FLAG),  # no step of the device's follows
-            Number("held", *_FLAG),  # of windows held back; ``judge`` follows
+            Number("frozen", *_FLAG),  # the device takes no step afterwards
+            Number("held", *_FLAG),  # held-back windows; ``judge`` follows
         ),
         Up.SIGNAL,
         perishable=True,
@@ -378,7 +378,7 @@ _SPLIT: Contract = {
     "decode": Ask(("decode",), ("z",), (_ORDER, _HALF), Up.SIGNAL, (LOSS,), perishable=True),
     "keep": Ask((), ("z",), (_ORDER, _HALF), perishable=True),
     "judge": Ask(("decode",), ("z",), (_ORDER, _HALF), perishable=True),
-    "finish": Ask(  # without its array: alone
+    "finish": Ask(  # without its array: the device takes the step alone
         ("encode_vjp",), ("hgrad",), (_ORDER, _HALF), perishable=True
     ),
     "local": Ask(numbers=(_ORDER, STEPS, Number("batch", 1, 65536)), perishable=True),
@@ -387,23 +387,23 @@ _SPLIT: Contract = {
 }
 """Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
 
-_LEANING = (  # what joins a device's loss
+_LEANING = (  # terms added to a device's loss
     Number("smooth", 0.0, 1e9),
     Number("ridge", 0.0, 1e9),
-    Number("own", 0.0, 1.0),  # what the graph leaves to the device's own model
+    Number("own", 0.0, 1.0),  # coefficient of the device's own model
 )
 _BILEVEL: Contract = {
     "train": Ask(
         ("gradient",),
-        ("c", "phi"),  # what the neighbours' models add up to; the map, left out as the identity
+        ("c", "phi"),  # weighted sum of the neighbours' models; the map, left out for the identity
         (
             STEPS,
             RATE,
             Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
             *_LEANING,
-            Number("form", 0, 3),  # of the map: identity, diagonal, low rank, a block
-            Number("begin", 0, 2**31),  # of the block
-            Number("side", 0, 65536),  # of the block
+            Number("form", 0, 3),  # form of the map: identity, diagonal, low rank, a block
+            Number("begin", 0, 2**31),  # first index of the block
+            Number("side", 0, 65536),  # side of the block
         ),
         Up.WEIGHTS,
         (LOSS,),
@@ -416,14 +416,14 @@ _BILEVEL: Contract = {
         ("p",),
         (
             *_LEANING,
-            Number("of", 0, 2**31),  # the round whose answer is the model that H is taken at
+            Number("of", 0, 2**31),  # round whose answer is the model at which H is taken
             Number("solver", 0, 1),  # conjugate gradients, a Neumann series
             Number("iterations", 1, 1000),
             Number("damping", 0.0, 1e9),
             Number("tolerance", 0.0, 1.0),
-            Number("step", 0.0, 1e9),  # of the series; left out, the device finds one
-            Number("curvature", 1e-9, 1e9),  # divides p where the loss curves down
-            Number("batches", 1, 64),  # minibatches that H is taken over
+            Number("step", 0.0, 1e9),  # step of the series; left out, the device estimates one
+            Number("curvature", 1e-9, 1e9),  # divisor of p where the curvature is negative
+            Number("batches", 1, 64),  # number of minibatches that H is averaged over
         ),
         Up.SOLUTION,
         personal=True,
@@ -434,10 +434,10 @@ _BILEVEL: Contract = {
 _AMONG = Ask(  # the task also names the neighbours
     ("gradient",),
     numbers=(
-        STEPS,  # from one exchange to the next
+        STEPS,  # local steps between two exchanges
         RATE,
-        Number("fading", *_FLAG),  # with the square root of the step's number
-        Number("order", *_FLAG),  # step beside the mixing, or before it
+        Number("fading", *_FLAG),  # divide the rate by the square root of the step's number
+        Number("order", *_FLAG),  # step and mix together, or step first
         Number("every", 0.0, 1e9),
         Number("deadline", 0.0, 1e9),
         Number("last", 1, 2**31),
@@ -447,8 +447,8 @@ _AMONG = Ask(  # the task also names the neighbours
     mirrored=True,
 )
 _DOUBTING = (
-    Number("insist", *_FLAG),  # wait for a neighbour's word, however long it takes
-    Number("robust", 0, 2),  # plain, clipped, trimmed
+    Number("insist", *_FLAG),  # wait for a neighbour's message without a time limit
+    Number("robust", 0, 2),  # plain, clipped, trimmed mean
     Number("radius", 1e-12, 1e12),
     Number("trim", 0, 24),
 )

@@ -1,4 +1,4 @@
-"""One model is one vector: which slice is which layer, and which layers are shared."""
+"""Define the layout of a model's flat vector: the slice of each layer, and which are shared."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Vector = NDArray[np.float32]
 
 
 class LayoutError(WireError):
-    """A layout, or a list of shared patterns, that cannot be meant."""
+    """An error: an invalid layout, or an invalid list of shared patterns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One named array of the model, as it lies in the flat vector."""
+    """One named array of the model and its position in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Layer:
 
     @property
     def size(self) -> int:
-        """How many scalars the layer holds."""
+        """Return the number of scalars in the layer."""
         return math.prod(self.shape)
 
 
@@ -38,7 +38,8 @@ class Layer:
 class ParamSpec:
     """The layout of one flat float32 vector, row-major, names in model order.
 
-    ``shared_names`` are the layers that are exchanged; all others are personal and never leave.
+    ``shared_names`` are the layers that are exchanged; all others are personal and stay on the
+    device.
 
     Example:
         >>> spec = ParamSpec.of([("body.w", (2, 2)), ("head.w", (3,))], shared=["body."])
@@ -60,7 +61,7 @@ class ParamSpec:
     def of(
         cls, shapes: Iterable[tuple[str, Sequence[int]]], shared: Sequence[str] = ("",)
     ) -> ParamSpec:
-        """Lay out named shapes one after the other and mark what matches ``shared``.
+        """Lay out named shapes one after the other and mark the layers that match ``shared``.
 
         Args:
             shapes: ``(name, dimensions)`` in model order.
@@ -84,7 +85,7 @@ class ParamSpec:
         """Return the same layout with the layers whose names start with a pattern shared.
 
         Raises:
-            LayoutError: A pattern that matches no layer: a misspelt name must not share nothing.
+            LayoutError: A pattern matches no layer, for instance because it is misspelt.
         """
         for pattern in patterns:
             if not any(layer.name.startswith(pattern) for layer in self.layers):
@@ -97,22 +98,22 @@ class ParamSpec:
 
     @cached_property
     def size(self) -> int:
-        """Scalars in the whole vector."""
+        """Return the number of scalars in the whole vector."""
         return sum(layer.size for layer in self.layers)
 
     @cached_property
     def shared_size(self) -> int:
-        """Scalars that are exchanged (the protocol's P)."""
+        """Return the number of scalars that are exchanged (the protocol's P)."""
         return sum(layer.size for layer in self.layers if layer.name in self.shared_names)
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that name the *shared* layout, as `PROTOCOL.md` section 7 defines them."""
+        """Return 16 bytes that identify the *shared* layout (`PROTOCOL.md` section 7)."""
         return layout_digest([x for x in self.layers if x.name in self.shared_names])
 
     @cached_property
     def whole_digest(self) -> bytes:
-        """The same 16 bytes over every layer: what a saved vector must have been written for."""
+        """Return the 16 bytes over every layer; a saved vector must match them."""
         return layout_digest(self.layers)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Where a broker is and how a client presents itself to it; plain settings and their checks."""
+"""Define how a client reaches a broker: address, TLS files and session settings, validated."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ Path = str | PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """Where the broker is and how this client presents itself.
+    """Address of the broker and settings of this client's connection.
 
     Attributes:
         url: ``mqtts://host:port`` or, on loopback only, ``mqtt://host:port``.
-        client_id: Stable and unique: the broker's session hangs on it.
+        client_id: Stable and unique id; the broker keeps the session under it.
         ca_file: PEM of the authority that signed the broker's certificate; required for mqtts.
         cert_file: PEM of this client's certificate.
         key_file: PEM of its private key.
         protocol: 5, or 4 for MQTT 3.1.1.
-        keepalive: Seconds of silence before a ping.
-        will: Said by the broker when the link is lost. A callable is asked before every CONNECT.
-        session_expiry: Seconds the broker keeps our session (MQTT 5).
-        receive_maximum: Unacknowledged messages the broker may have in flight to us (MQTT 5).
-        max_packet: Largest packet we accept, bytes (MQTT 5).
-        reconnect_min: Upper end of the first reconnect delay's draw, seconds.
-        reconnect_max: Where its doubling ends.
+        keepalive: Seconds without traffic before a ping.
+        will: Message that the broker publishes when the link is lost. A callable is called before
+            every CONNECT.
+        session_expiry: Seconds for which the broker keeps the session (MQTT 5).
+        receive_maximum: Unacknowledged messages the broker may have in flight to this client (MQTT
+            5).
+        max_packet: Largest packet this client accepts, bytes (MQTT 5).
+        reconnect_min: Upper bound of the first random reconnect delay, seconds.
+        reconnect_max: Largest upper bound after doubling, seconds.
         connect_timeout: Seconds for TCP and TLS; the only step that blocks.
         insecure: Allow ``mqtt://`` to a host that is not loopback.
-        judged_at: Asked before every TLS handshake: the Unix seconds to judge the broker's dates
-            by, where this machine's clock is a day or more behind what was signed; None while it
-            is not. The dates may fit this machine's clock instead.
-        judged_else: As ``judged_at``: one more moment that the dates may fit, or None.
+        judged_at: Function called before every TLS handshake. It returns the signed time in Unix
+            seconds for checking the broker's certificate when this machine's clock is a day or more
+            behind it, else None. The dates may also be valid at this machine's clock.
+        judged_else: Function that returns one more moment at which the dates may be valid, or None.
 
     Raises:
-        LinkError: The settings cannot work together; the sentence says which.
+        LinkError: The settings cannot work together; the message names them.
 
     >>> Broker(url="mqtt://broker.example", client_id="meter-1")
     Traceback (most recent call last):
@@ -87,7 +89,7 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
     judged_else: Callable[[], float | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work, before anything is sent."""
+        """Refuse invalid settings before anything is sent."""
         parts = urlsplit(self.url)
         if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname:
             raise LinkError(f"{self.url!r} is not a broker address: mqtt://host or mqtts://host")
@@ -115,17 +117,17 @@ use mqtts:// (plain MQTT is for loopback, or insecure = true)
 
     @property
     def is_tls(self) -> bool:
-        """Whether the address asks for TLS."""
+        """Return whether the address asks for TLS."""
         return urlsplit(self.url).scheme == "mqtts"
 
     @property
     def host(self) -> str:
-        """Name or address of the broker."""
+        """Return the name or address of the broker."""
         return urlsplit(self.url).hostname or ""
 
     @property
     def port(self) -> int:
-        """Its port: as given, else 8883 with TLS and 1883 without."""
+        """Return the port: as given, else 8883 with TLS and 1883 without."""
         return urlsplit(self.url).port or (8883 if self.is_tls else 1883)
 
 
@@ -141,13 +143,13 @@ _NO_CHECK_TIME = 0x200000
 
 
 class _Dated(ssl.SSLSocket):
-    """Compares the leaf's dates itself where clock and signed time disagree."""
+    """Check the leaf certificate's dates where the clock and the signed time disagree."""
 
     def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - ssl's signature
-        """Shake hands, and refuse a certificate that is valid at no time that may be the present.
+        """Shake hands, and refuse a certificate that is not valid at any accepted moment.
 
         Raises:
-            SSLCertVerificationError: With the dates of the certificate, and the moments tried.
+            SSLCertVerificationError: The message has the certificate's dates and the moments tried.
         """
         super().do_handshake(block)
         context = self.context
@@ -175,7 +177,7 @@ _second = ssl.cert_time_to_seconds
 
 
 def _said(at: float) -> str:
-    """Write a moment for a person.
+    """Format a moment for the operator.
 
     >>> _said(0.0)
     '1970-01-01 00:00 UTC'
@@ -184,17 +186,17 @@ def _said(at: float) -> str:
 
 
 class TlsContext(ssl.SSLContext):
-    """Remembers the connection it wrapped last, and by which time its dates are judged.
+    """Store the last wrapped connection and the time at which its dates are checked.
 
-    The MQTT library leaves it open when the handshake fails; whoever called it can close it here.
-    While the clock is a day or more behind what was signed, OpenSSL checks chain and host name
-    without the time, and the dates of the broker's own certificate are compared with the time that
-    was signed, with the clock, and with the signed time before it last leapt.
+    The MQTT library leaves the connection open when the handshake fails; the caller can close it
+    here. While the clock is a day or more behind the signed time, OpenSSL checks chain and host
+    name without the time, and the dates of the broker's own certificate are compared with the
+    signed time, with the clock, and with the signed time before its last jump.
 
     Attributes:
-        at: The signed time, Unix seconds; None while the clock agrees.
+        at: Signed time, Unix seconds; None while the clock agrees.
         other: One more moment to try.
-        dates_by: Which of them the last certificate was valid at.
+        dates_by: Name of the moment at which the last certificate was valid.
     """
 
     sslsocket_class = _Dated
@@ -207,7 +209,7 @@ class TlsContext(ssl.SSLContext):
     marks: tuple[object, ...] = ()
 
     def wrap_socket(self, *args: Any, **settings: Any) -> ssl.SSLSocket:  # noqa: ANN401
-        """Wrap as usual."""
+        """Wrap a socket, and store it."""
         self.at = None if self.judged_at is None else self.judged_at()
         self.other = None if self.judged_else is None else self.judged_else()
         flags = self.verify_flags & ~_NO_CHECK_TIME
@@ -217,15 +219,15 @@ class TlsContext(ssl.SSLContext):
 
 
 def tls_context(broker: Broker) -> TlsContext:
-    """TLS 1.2 or later, the broker's authority pinned, its name checked, our certificate shown.
+    """Return a context: TLS 1.2 or later, pinned authority, checked name, client certificate.
 
     Raises:
-        LinkError: A file is missing or is not what it should be.
+        LinkError: A file is missing or invalid.
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
-    context.marks = _marks(broker)  # before they are read: what is written meanwhile is read again
+    context.marks = _marks(broker)  # first: a file written meanwhile is read again
     try:
         context.load_verify_locations(cafile=broker.ca_file)
         if broker.cert_file is not None:
@@ -237,10 +239,10 @@ def tls_context(broker: Broker) -> TlsContext:
 
 
 def renewed(context: TlsContext, broker: Broker) -> TlsContext:
-    """Return a context of the files as they are now, so that a link outlives its certificate.
+    """Return a context of the current files, so that a link survives a certificate renewal.
 
-    It is the one we have while no file changed, and while they do not fit: a certificate may be
-    in place a moment before its key.
+    The present context is returned while no file has changed, and while certificate and key do not
+    match: a certificate may be in place a moment before its key.
     """
     if context.marks == _marks(broker):
         return context

@@ -1,7 +1,8 @@
-"""One epoll for many links: who may read, who may write, whose time has come.
+"""Serve many links with one epoll: readable and writable sockets, and timers.
 
-A poller knows nothing of MQTT. It exists because a client library's own loop uses ``select``, which
-fails for every descriptor from 1,024 on, and because a thread per link does not reach 1,000 links.
+A poller is independent of MQTT. It replaces a client library's own loop, which uses ``select`` and
+fails for every descriptor from 1,024 on, and avoids a thread per link, which does not scale to
+1,000 links.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ Clock = Callable[[], float]
 
 
 class Served(Protocol):
-    """What a poller serves: something with a descriptor and something to do now and then."""
+    """One link that a poller serves: a descriptor, and work due at given times."""
 
     def ready(self, *, readable: bool, writable: bool) -> None:
-        """Do what the descriptor allows, without blocking."""
+        """Read or write as the descriptor allows, without blocking."""
 
     def tick(self, now: float) -> None:
-        """Do what was due at ``now`` (seconds on the poller's clock)."""
+        """Do the work due at ``now`` (seconds on the poller's clock)."""
 
 
 class Poller:
-    """Serves any number of links in one thread.
+    """Serve any number of links in one thread.
 
     Attributes:
-        connecting_limit: How many links may be between SYN and CONNACK at once. A herd of
-            thousands overflows a broker's accept backlog and comes in later, not sooner.
+        connecting_limit: Links that may be between SYN and CONNACK at once. More simultaneous
+            connections overflow a broker's accept backlog and complete later.
     """
 
     def __init__(self, *, clock: Clock = time.monotonic, connecting_limit: int = 100) -> None:
@@ -44,7 +45,7 @@ class Poller:
         self._order = itertools.count()
 
     def watch(self, descriptor: int, served: Served, *, write: bool = False) -> None:
-        """Tell ``served`` when the descriptor is readable and, if asked, writable."""
+        """Call ``served.ready`` when the descriptor is readable and, if asked, writable."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
         if descriptor in self._selector.get_map():
             self._selector.modify(descriptor, events, served)
@@ -57,7 +58,7 @@ class Poller:
             self._selector.unregister(descriptor)
 
     def at(self, when: float | None, served: Served) -> None:
-        """Call ``served.tick`` once at ``when``; replaces its earlier wish. None cancels it."""
+        """Call ``served.tick`` once at ``when``; replaces its earlier timer. None cancels it."""
         if when is None:
             self._due.pop(served, None)
             return
@@ -65,14 +66,14 @@ class Poller:
         heapq.heappush(self._heap, (when, next(self._order), served))
 
     def admits(self, served: Served) -> bool:
-        """Whether one more link may start connecting; if so it is counted until ``settled``."""
+        """Return whether one more link may start connecting; if so, count it until ``settled``."""
         if len(self._connecting) >= self.connecting_limit:
             return False
         self._connecting.add(id(served))
         return True
 
     def settled(self, served: Served) -> None:
-        """The link is up, or gave up: it no longer counts as connecting."""
+        """Stop counting a link as connecting: it is up, or has given up."""
         self._connecting.discard(id(served))
 
     def serve(self, timeout: float) -> None:

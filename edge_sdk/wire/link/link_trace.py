@@ -1,9 +1,10 @@
-"""What a device's link saw: every release that left and every receipt that came, a line each.
+"""Record every release that a device sent and every receipt that it received, one line each.
 
-Written outside the code that is judged, at the link, by a simulator or a test. A release is written
-down before its first byte leaves; a receipt before the device hears of it. So after a ``kill -9``
-the lines are at least what went out, and at least what the device may have believed.
-``gridfed-aggregator audit --devices`` holds them against the aggregator's database.
+A simulator or a test writes the trace at the link, outside the code under test. A release is
+recorded before its first byte is sent; a receipt before the device processes it. After a ``kill
+-9`` the trace therefore contains at least all releases that were sent, and at least all receipts
+that the device may have acted on. ``gridfed-aggregator audit --devices`` compares it with the
+aggregator's database.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ Number = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A release left, whole or as an offer; a repeat is another line.
+    """One release that was sent, whole or as an offer; a repeat is another line.
 
     Attributes:
-        device: Who.
-        life: Its ledger session.
-        seq: Its number within it.
+        device: Id of the device.
+        life: Ledger session of the release.
+        seq: Number of the release within the session.
         digest: SHA-256 of the body, 64 hex digits.
-        run: Run it answers.
-        round: Round it answers.
-        spent: Releases the device had charged.
-        vector: ``vector_digest`` of what is in it; empty for an offer, which carries none.
+        run: Run that the release answers.
+        round: Round that the release answers.
+        spent: Number of releases the device had charged.
+        vector: ``vector_digest`` of the release's vector; empty for an offer, which carries none.
         at: Unix seconds by the observer's clock.
     """
 
@@ -59,20 +60,20 @@ class Sent:
 
     @property
     def number(self) -> Number:
-        """Which release it is."""
+        """Return the number of the release."""
         return self.device, self.life, self.seq
 
 
 @dataclass(frozen=True, slots=True)
 class Receipted:
-    """A receipt came, with the aggregator's own signature.
+    """One receipt that was received, with the aggregator's own signature.
 
     Attributes:
-        device: To whom.
+        device: Id of the receiving device.
         life: As in ``Sent``.
         seq: As in ``Sent``.
         ref: First 16 bytes of the digest it is for, 32 hex digits.
-        code: 0, or why it does not count.
+        code: 0, or the reason why the release does not count.
         at: Unix seconds by the observer's clock.
     """
 
@@ -85,7 +86,7 @@ class Receipted:
 
     @property
     def number(self) -> Number:
-        """Which release it settles."""
+        """Return the number of the release that it settles."""
         return self.device, self.life, self.seq
 
 
@@ -93,7 +94,7 @@ Line = Sent | Receipted
 
 
 def vector_digest(vector: Array) -> str:
-    """Return SHA-256 of a vector as float64, little-endian: one name in whatever type it is kept.
+    """Return SHA-256 of a vector as float64, little-endian; independent of the dtype.
 
     >>> vector_digest(np.ones(2, np.float32)) == vector_digest(np.ones(2))
     True
@@ -102,22 +103,22 @@ def vector_digest(vector: Array) -> str:
 
 
 class PublishedBodies:
-    """Reads what one device publishes, and puts the chunks of an offered body together."""
+    """Read the messages that one device publishes, and reassemble the chunks of an offered body."""
 
     def __init__(self, key_of: KeyOf) -> None:
-        """Start with nothing offered; ``key_of`` gives the device's own public key."""
+        """Start without an offer; ``key_of`` returns the device's own public key."""
         self._key_of = key_of
         self._offered: dict[bytes, tuple[Sent, int]] = {}
         self._pieces: dict[bytes, dict[int, bytes]] = {}
 
     def left(self, topic: str, payload: bytes, at: float) -> Sent | None:
-        """Read what is about to be published; None for everything that completes no release.
+        """Read a message before it is published; return None unless it completes a release.
 
-        An offer is a release without its vector; the last missing chunk is the same with it.
+        An offer is recorded without its vector; the last missing chunk is recorded with it.
 
         Args:
-            topic: Where it goes.
-            payload: The whole envelope.
+            topic: Topic of the message.
+            payload: Whole envelope.
             at: Unix seconds.
         """
         where = topics.parse(topic)
@@ -133,7 +134,7 @@ class PublishedBodies:
                 key_of=self._key_of,
             )
             said = codec.decode(where.kind, proved.body)
-        except Refused:  # spoilt on purpose: no release of ours
+        except Refused:  # corrupted on purpose: not a release
             return None
         if isinstance(said, ChunkMessage):
             return self._joined(said, at)
@@ -172,9 +173,9 @@ def _sent(device: str, said: UpdateMessage, whole: bytes, at: float) -> Sent:
 
 
 def came(topic: str, payload: bytes, *, key_of: KeyOf, at: float) -> Receipted | None:
-    """Read what has just arrived for a device; None for everything but a proved receipt.
+    """Read a message that a device received; return None for everything but a verified receipt.
 
-    A command's receipt has life 0 and goes the other way; it is none of these.
+    A command's receipt has life 0 and goes from device to aggregator; it is not included.
     """
     where = topics.parse(topic)
     if where is None or where.direction != "down" or where.kind != "receipt":
@@ -204,13 +205,13 @@ def _vector(update: UpdateMessage) -> str:
 
 
 def written(line: Line) -> str:
-    """Return a line of text, its end included."""
+    """Return a record as a line of text, with its line end."""
     kind = "sent" if isinstance(line, Sent) else "receipted"
     return json.dumps({"kind": kind, **asdict(line)}, separators=(",", ":")) + "\n"
 
 
 def read(lines: Iterable[str]) -> Iterator[Line]:
-    """Read lines back; one that a death cut short counts as nothing said.
+    """Read records back; a line truncated by a crash is skipped.
 
     >>> line = Receipted("m", 1, 2, "00" * 16, 0)
     >>> list(read([written(line), written(line)[:20]])) == [line]

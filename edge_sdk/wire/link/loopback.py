@@ -1,8 +1,8 @@
-"""A broker inside the process: no sockets, no threads, and every fault on request.
+"""Simulate a broker inside the process: no sockets, no threads, and faults on request.
 
-It behaves as an honest but unkind broker may: a session outlives its connection, a message that was
-not acknowledged comes again, overlapping filters bring a copy each, and a publisher learns nothing
-about what became of his message. Time stands still unless the given clock moves.
+It shows the worst behaviour that MQTT permits: a session outlives its connection, an unacknowledged
+message is delivered again, overlapping filters bring a copy each, and a publisher gets no delivery
+confirmation. Time advances only with the given clock.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message
 
 @dataclass(frozen=True, slots=True)
 class LinkFaults:
-    """What goes wrong, each with its probability per delivered copy; drawn from the broker's seed.
+    """Probabilities of each fault per delivered copy; drawn from the broker's seed.
 
     Attributes:
-        drop: The broker accepted the publish and loses it for this subscriber.
+        drop: The broker accepts the publish and loses it for this subscriber.
         duplicate: One more copy arrives.
-        reorder: The message overtakes those that wait before it.
-        delay: Longest extra wait in seconds; drawn uniformly.
+        reorder: The message overtakes those queued before it.
+        delay: Longest extra delay in seconds; drawn uniformly.
     """
 
     drop: float = 0.0
@@ -38,7 +38,7 @@ NO_FAULTS = LinkFaults()
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether an MQTT filter with ``+`` and ``#`` matches a topic.
+    """Return whether an MQTT filter with ``+`` and ``#`` matches a topic.
 
     >>> matches("gf/1/+/up/+", "gf/1/a/up/hello"), matches("gf/1/+/up/+", "gf/1/a/up/chunk/w1")
     (True, False)
@@ -68,7 +68,7 @@ class _Node:
         return node
 
     def matching(self, levels: Sequence[str]) -> Iterator[str]:
-        """Every subscriber, once per filter that matches."""
+        """Yield every subscriber, once per filter that matches."""
         if (rest := self.below.get("#")) is not None:
             yield from rest.clients
         if not levels:
@@ -87,7 +87,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Session:
-    """What the broker remembers of a client, connected or not."""
+    """The broker's state of one client, connected or not."""
 
     filters: dict[str, None] = field(default_factory=dict)
     queue: list[_Waiting] = field(default_factory=list)
@@ -95,12 +95,12 @@ class _Session:
 
 
 class LoopbackBroker:
-    """Holds sessions, retained messages and wills for the links it hands out.
+    """Hold sessions, retained messages and wills for the links of this process.
 
     Attributes:
-        faults: Read at every publish; assign to switch them.
+        faults: Faults in force, read at every publish; assign to change them.
         is_running: False refuses and ends all connections at their next poll.
-        published: How many publishes were taken; ``dropped`` how many copies a fault ate.
+        published: Number of publishes accepted; ``dropped`` counts the copies lost to a fault.
 
     >>> broker = LoopbackBroker()
     >>> ear, mouth = broker.link("ear"), broker.link("mouth")
@@ -112,7 +112,7 @@ class LoopbackBroker:
     >>> [message.payload for message in ear.poll(0)]
     [b'hello']
 
-    Not acknowledged, so a connection that breaks brings it again:
+    An unacknowledged message is delivered again after a broken connection:
 
     >>> broker.cut("ear")
     >>> [type(h).__name__ for h in ear.poll(0)], [type(h).__name__ for h in ear.poll(0)]
@@ -143,22 +143,22 @@ class LoopbackBroker:
         self._number = 0
 
     def link(self, client_id: str, will: Will | Callable[[], Will] | None = None) -> LoopbackLink:
-        """A link for one client; the same id twice takes the connection over, as on a broker."""
+        """Return a link for one client; a second link with the same id takes the connection over."""
         return LoopbackLink(self, client_id, will)
 
     def cut(self, client_id: str, *, stay_down: bool = False) -> None:
-        """Break a client's connection: its will is published, its session stays."""
+        """Break a client's connection: its will is published, its session is kept."""
         if stay_down:
             self._kept_down.add(client_id)
         if (link := self._links.get(client_id)) is not None:
             self._lose(link, "connection lost")
 
     def restore(self, client_id: str) -> None:
-        """Let a client back in that was cut with ``stay_down``."""
+        """Let a client reconnect that was cut with ``stay_down``."""
         self._kept_down.discard(client_id)
 
     def restart(self, *, forget: bool = True) -> None:
-        """Kill the broker and start it again; with ``forget``, sessions and retained are gone."""
+        """Restart the broker; with ``forget``, sessions and retained messages are lost."""
         for link in list(self._links.values()):
             link.broke("the broker restarted")
         self._links.clear()
@@ -168,13 +168,13 @@ class LoopbackBroker:
             self._tree = _Node()
 
     def retained(self, topic_filter: str = "#") -> dict[str, bytes]:
-        """The retained messages that a filter matches, for a test to look at."""
+        """Return the retained messages that a filter matches, for tests."""
         return {t: p for t, p in self._retained.items() if matches(topic_filter, t)}
 
-    # What a link calls.
+    # Methods that a link calls.
 
     def connect(self, link: LoopbackLink) -> bool:
-        """Take a client in; False if the broker is down or the client is kept out."""
+        """Accept a client; return False if the broker is down or the client is kept out."""
         if not self.is_running or link.client_id in self._kept_down:
             return False
         if (other := self._links.get(link.client_id)) is not None and other is not link:
@@ -187,24 +187,24 @@ class LoopbackBroker:
         return True
 
     def disconnect(self, link: LoopbackLink) -> None:
-        """A goodbye: the will is not said."""
+        """Disconnect a client cleanly: the will is not published."""
         if self._links.get(link.client_id) is link:
             del self._links[link.client_id]
 
     def subscribe(self, client_id: str, topic_filter: str) -> None:
-        """Remember a filter and send what is retained under it, as often as it is asked."""
+        """Store a filter and send the retained messages under it, at every subscription."""
         self._sessions[client_id].filters[topic_filter] = None
         self._tree.at(topic_filter.split("/")).clients[client_id] = None
         for topic, payload in self.retained(topic_filter).items():
             self._enqueue(client_id, topic, payload, retained=True)
 
     def unsubscribe(self, client_id: str, topic_filter: str) -> None:
-        """Forget a filter."""
+        """Remove a filter."""
         self._sessions[client_id].filters.pop(topic_filter, None)
         self._tree.at(topic_filter.split("/")).clients.pop(client_id, None)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Take one publish and queue a copy for every matching filter."""
+        """Accept one publish and queue a copy for every matching filter."""
         self.published += 1
         if retain and payload:
             self._retained[topic] = payload
@@ -214,7 +214,7 @@ class LoopbackBroker:
             self._enqueue(client_id, topic, payload, retained=False)
 
     def deliver(self, client_id: str) -> list[Message]:
-        """What is due for a client, within its window of unacknowledged messages."""
+        """Return the messages due for a client, within its window of unacknowledged messages."""
         session, now = self._sessions[client_id], self.clock()
         room = self.window - len(session.unacknowledged)
         ready = [w for w in session.queue if w.due <= now][: max(0, room)]
@@ -225,7 +225,7 @@ class LoopbackBroker:
         return [w.message for w in ready]
 
     def acknowledge(self, client_id: str, message: Message) -> None:
-        """The client has it; it will not come again."""
+        """Drop an acknowledged message; it is not delivered again."""
         if (session := self._sessions.get(client_id)) is not None:
             session.unacknowledged.pop(_number_of(message), None)
 
@@ -256,7 +256,7 @@ def _number_of(message: Message) -> int:
 
 
 class LoopbackLink:
-    """A `Transport` whose wire is a list. ``poll`` never waits, whatever its timeout.
+    """A `Transport` over an in-memory queue. ``poll`` never waits, whatever its timeout.
 
     A publish is in flight until the link's next poll, so that ``room`` runs out as it does on a
     real connection.
@@ -279,7 +279,7 @@ class LoopbackLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker has accepted us and the connection stands."""
+        """Return whether the broker has accepted this client and the connection is up."""
         return self._is_up
 
     def open(self) -> None:
@@ -287,7 +287,7 @@ class LoopbackLink:
         self._wanted = True
 
     def poll(self, timeout: float) -> Sequence[Happening]:  # noqa: ARG002 - nothing to wait for
-        """What happened since the last call: connection first, then what is due."""
+        """Return events since the last call: connection events first, then messages."""
         if self._is_up and not self._broker.is_running:
             self._broker.disconnect(self)
             self.broke("the broker is gone")
@@ -302,7 +302,7 @@ class LoopbackLink:
         return happened
 
     def subscribe(self, *filters: str) -> None:
-        """Ask for these topics; does nothing while the link is down."""
+        """Subscribe to these topics; does nothing while the link is down."""
         for topic_filter in filters if self._is_up else ():
             self._broker.subscribe(self.client_id, topic_filter)
 
@@ -320,10 +320,10 @@ class LoopbackLink:
         qos: int = 1,
         expiry: int | None = None,  # noqa: ARG002 - nothing grows old here
     ) -> bool:
-        """Hand one message to the broker; False if there is no room now.
+        """Pass one message to the broker; return False if there is no room now.
 
         Raises:
-            LinkError: The payload is larger than the broker takes.
+            LinkError: The payload is larger than the broker accepts.
         """
         if len(payload) > self._broker.max_payload:
             raise LinkError(
@@ -338,21 +338,21 @@ class LoopbackLink:
         return True
 
     def room(self) -> int:
-        """How many more QoS 1 publishes the link takes before its next poll."""
+        """Return how many more QoS 1 publishes the link accepts before its next poll."""
         return self._broker.window - self._in_flight if self._is_up else 0
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that the message is safe here."""
+        """Acknowledge a message after it is stored."""
         if self._is_up:
             self._broker.acknowledge(self.client_id, message)
 
     def close(self) -> None:
-        """Say goodbye; the will is not said and the session stays."""
+        """Disconnect cleanly; the will is not published and the session is kept."""
         self._wanted = self._is_up = False
         self._broker.disconnect(self)
 
     def broke(self, why: str) -> None:
-        """The broker's side of a lost connection."""
+        """Handle a connection lost on the broker's side."""
         self._is_up = False
         self._happened.append(LinkDown(why))
 

@@ -1,8 +1,8 @@
-"""Access rules for Mosquitto: the table of topics of PROTOCOL.md, one line a topic.
+"""Write access rules for Mosquitto from the table of topics of PROTOCOL.md, one line per topic.
 
-No rule ends in a wildcard under which a device may write. A retained message lives in the broker's
-memory and on its disk until it is replaced, so what one device can keep there is the number of
-topics it may write times the largest packet.
+No rule ends in a wildcard under which a device may write. A retained message stays in the broker's
+memory and on its disk until it is replaced, so a device can store at most the number of topics it
+may write times the largest packet.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ def mosquitto_access(
     certificate (``use_identity_as_username``, ``use_username_as_clientid``).
 
     Args:
-        fleet: Whose topics.
-        devices: Who may speak: a block of rules for each, and nothing for any other certificate.
-            None writes patterns instead, under which every certificate of the authority may.
-        neighbours: By device, to whom it may send ``peer`` and from whom it may hear them.
+        fleet: Fleet whose topics are listed.
+        devices: Devices with access: one block of rules each, and nothing for any other
+            certificate. None writes patterns instead, which give access to every certificate of the
+            authority.
+        neighbours: For each device, the neighbours with which it may exchange ``peer`` messages.
 
     Raises:
-        ValueError: A name that is no id.
+        ValueError: A name is not a valid id.
 
     >>> print(mosquitto_access("north", ["meter-1"]).splitlines()[-1])
     topic readwrite gf/1/north/#
@@ -69,10 +70,10 @@ def _own(root: str, name: str) -> list[str]:
 
 
 def _denials(root: str) -> list[str]:
-    """What keeps a certificate named ``meter-1/up`` out of the topics of ``meter-1``.
+    """Return rules that keep a certificate named ``meter-1/up`` out of the topics of ``meter-1``.
 
-    Mosquitto puts a name into a pattern as it is, slashes too. No device writes a topic of seven
-    levels, nor one of six that ends in ``status``.
+    Mosquitto inserts a name into a pattern unchanged, slashes included. No device writes a topic of
+    seven levels, nor one of six that ends in ``status``.
     """
     return [
         "# names with a slash, and _all, must not reach the topics of others",

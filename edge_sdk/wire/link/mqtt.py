@@ -1,8 +1,9 @@
-"""A link to a real MQTT broker: paho-mqtt's codec on our own epoll, and none of its loops.
+"""Connect to an MQTT broker with paho-mqtt's codec on the SDK's own event loop.
 
-The only file that imports paho. What paho leaves to its caller is done here: the in-flight window
-the server announced, its largest packet, reconnecting with jitter, acknowledging by hand, and
-telling a refused publish from an accepted one. Rules: ``docs/brokers.md``.
+This is the only file that imports paho. It implements what paho leaves to its caller: the in-flight
+window that the server announced, its largest packet, reconnecting with jitter, manual
+acknowledgements, and the distinction between a refused and an accepted publish. Rules:
+``docs/brokers.md``.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ __all__ = ["LARGEST", "WINDOW", "Broker", "MqttLink", "Poller", "Will"]
 OVERHEAD: Final = 512
 """Bytes of a packet that are not payload: topic (at most 6 levels), properties, headers."""
 
-WILL_DELAY: Final = 30  # s: a short loss of the link is not a death
+WILL_DELAY: Final = 30  # s: a short loss of the link does not publish the will
 STEADY: Final = 10.0  # s: a connection that lasted this long resets the reconnect delay
 CONNACK_PATIENCE: Final = 30.0  # s
-AT_ONCE: Final = 64  # packets read before other links have their turn
-FILTERS_AT_ONCE: Final = 8  # filters in one SUBSCRIBE; some services take no more
+AT_ONCE: Final = 64  # packets read before other links are served
+FILTERS_AT_ONCE: Final = 8  # filters in one SUBSCRIBE; some services accept no more
 QOS_0_PENDING: Final = 64  # publishes without acknowledgement that may wait for the socket
 REFUSED: Final = 0x80
 NOBODY_LISTENS: Final = 0x10
@@ -57,9 +58,9 @@ _UNREADABLE = (
 
 
 def traffic(connection: object) -> tuple[int, int]:
-    """Bytes the peer acknowledged and bytes received, as the kernel counts a TCP connection.
+    """Return bytes acknowledged by the peer and bytes received, as the kernel counts a connection.
 
-    TLS is included, headers of TCP and IP are not. (0, 0) where the kernel does not tell.
+    TLS is included, TCP and IP headers are not. (0, 0) where the kernel does not report them.
     Source: ``struct tcp_info`` of linux/tcp.h, ``tcpi_bytes_acked`` at 120.
     """
     option = getattr(socket, "TCP_INFO", None)
@@ -74,16 +75,16 @@ def traffic(connection: object) -> tuple[int, int]:
 
 
 class _WindowShrankError(Exception):
-    """The new connection takes fewer publishes in flight than paho would send again."""
+    """An error: the new connection has a smaller in-flight window than paho would resend."""
 
 
 class MqttLink:
-    """A `Transport` to a broker. Give many links one poller to serve them all together.
+    """A `Transport` to a broker. Links with a common poller are served together.
 
     Args:
-        broker: Where and how.
-        poller: Shared by the links of a process; by default one of its own.
-        rng: Draws the reconnect delays: uniform in 0 … min(reconnect_max, reconnect_min · 2ⁿ).
+        broker: Address and settings of the connection.
+        poller: Poller shared by the links of a process; by default a new one.
+        rng: Source of the reconnect delays: uniform in 0 … min(reconnect_max, reconnect_min · 2ⁿ).
         clock: Monotonic seconds, for a poller of its own.
 
     Raises:
@@ -113,7 +114,7 @@ class MqttLink:
         self._window = WINDOW
         self._max_payload = LARGEST
         self._retains = True
-        self._epoch = 0  # of the connection: an acknowledgement belongs to the one it came by
+        self._epoch = 0  # connection number: acknowledgements are valid within one
         self._attempt = 0
         self._since = 0.0
         self._wanted = self._is_up = self._is_connecting = False
@@ -121,16 +122,16 @@ class MqttLink:
         self._descriptor = -1
         self._client = self._new_client()
 
-    # What a Transport does.
+    # Methods of Transport.
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker has accepted us and the connection stands."""
+        """Return whether the broker has accepted this client and the connection is up."""
         return self._is_up
 
     @property
     def counters(self) -> dict[str, int]:
-        """What went over the link since it was made.
+        """Return the link's traffic counters since it was made.
 
         ``bytes_up`` and ``bytes_down`` are the kernel's count of the TCP payload, TLS included.
         """
@@ -148,8 +149,8 @@ class MqttLink:
             self._poller.at(self._poller.clock(), self)
 
     def poll(self, timeout: float) -> Sequence[Happening]:
-        """Serve the poller (all its links) for at most ``timeout`` seconds; return our share."""
-        until = time.monotonic() + timeout  # real seconds: the sockets do not know another clock
+        """Serve the poller for at most ``timeout`` seconds; return the events of this link."""
+        until = time.monotonic() + timeout  # real seconds, independent of the injected clock
         self._poller.serve(0.0 if self._happened else timeout)
         while not self._happened and (left := until - time.monotonic()) > 0:
             self._poller.serve(left)
@@ -158,7 +159,7 @@ class MqttLink:
         return happened
 
     def subscribe(self, *filters: str) -> None:
-        """Ask for these topics, ``time`` at QoS 0, others at 1; does nothing while it is down."""
+        """Subscribe, ``time`` at QoS 0 and others at QoS 1; does nothing while the link is down."""
         for first in range(0, len(filters) if self._is_up else 0, FILTERS_AT_ONCE):
             some = filters[first : first + FILTERS_AT_ONCE]
             self._client.subscribe([(f, 0 if is_unkept(f) else 1) for f in some])
@@ -177,10 +178,10 @@ class MqttLink:
         qos: int = 1,
         expiry: int | None = None,
     ) -> bool:
-        """Hand one message to the link; False if it has no room now (nothing was sent).
+        """Pass one message to the link; return False if it has no room now (nothing was sent).
 
         Raises:
-            LinkError: The payload is larger than this broker takes; it never will have room.
+            LinkError: The payload is larger than this broker accepts; a retry cannot succeed.
         """
         if len(payload) > self._max_payload:
             raise LinkError(f"{len(payload)} bytes for {topic}: at most {self._max_payload} fit")
@@ -196,14 +197,14 @@ class MqttLink:
         return True
 
     def room(self) -> int:
-        """How many more QoS 1 publishes the link takes right now (its in-flight window)."""
+        """Return how many more QoS 1 publishes the link accepts now (its in-flight window)."""
         return max(0, self._window - len(self._held)) if self._is_up else 0
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that the message is safe here.
+        """Acknowledge a message after it is stored.
 
-        Does nothing for a message of an earlier connection: its packet id now means another one,
-        and the broker sends the message again.
+        Does nothing for a message of an earlier connection: its packet id now belongs to another
+        message, and the broker delivers the message again.
         """
         if isinstance(message.receipt, tuple):
             epoch, mid, qos = message.receipt
@@ -211,7 +212,7 @@ class MqttLink:
                 self._client.ack(mid, qos)
 
     def close(self) -> None:
-        """Say goodbye (the will is not sent) and free the socket. May take up to a second."""
+        """Disconnect cleanly (the will is not sent) and free the socket; takes up to a second."""
         was_up, self._wanted = self._is_up, False
         if was_up:
             self._client.disconnect()
@@ -225,13 +226,13 @@ class MqttLink:
             self._poller.close()
 
     def cut(self) -> None:
-        """Break the connection without a word, as a lost network would; then reconnect."""
+        """Break the connection without a DISCONNECT, as a network failure would; then reconnect."""
         self._lost("cut")
 
-    # What the poller calls.
+    # Methods that the poller calls.
 
     def ready(self, *, readable: bool, writable: bool) -> None:
-        """Read and write what the socket allows."""
+        """Read and write as the socket allows."""
         try:
             if readable:
                 self._read()
@@ -245,7 +246,7 @@ class MqttLink:
             self._lost(f"the connection failed: {error!r}")
 
     def tick(self, now: float) -> None:
-        """Connect, give up on a silent broker, or keep the connection alive."""
+        """Connect, drop a broker that does not answer, or keep the connection alive."""
         if not self._wanted:
             return
         if self._is_connecting and now - self._since > CONNACK_PATIENCE:
@@ -259,7 +260,7 @@ class MqttLink:
         else:
             self._poller.at(now + 0.05, self)
 
-    # Connecting and losing.
+    # Connecting and disconnecting.
 
     def _new_client(self) -> paho.Client:
         five = self.broker.protocol == 5
@@ -328,11 +329,11 @@ class MqttLink:
         if before is not None:
             self._tls = renewed(before, self.broker)
         if self._tls is not before:
-            self._counts["abandoned"] += len(self._held)  # whoever said it says it again
+            self._counts["abandoned"] += len(self._held)  # the sender repeats them
             self._client = self._new_client()
 
     def _connect(self, now: float) -> None:
-        self._poller.at(now + 1.0, self)  # the last words are saved first: a full disk forbids it
+        self._poller.at(now + 1.0, self)  # state is saved first, which a full disk may prevent
         self._renew()
         self._set_will()
         self._is_connecting, self._since, self._why = True, now, ""
@@ -349,7 +350,7 @@ class MqttLink:
                 self._poller.at(now + 1.0, self)
 
     def _lost(self, why: str) -> None:
-        """Report the loss once, and plan the next attempt."""
+        """Report the loss once, and schedule the next attempt."""
         was = self._is_up or self._is_connecting
         lasted = self._poller.clock() - self._since if self._is_up else 0.0
         self._hang_up()
@@ -370,7 +371,7 @@ class MqttLink:
             connection.close()
 
     def _read(self) -> None:
-        """Read packets while messages come, or while TLS holds bytes that epoll cannot see."""
+        """Read packets while messages arrive, or while TLS buffers bytes that epoll cannot see."""
         for _ in range(AT_ONCE):
             before = len(self._happened)
             self._client.loop_read()
@@ -380,7 +381,7 @@ class MqttLink:
                 return
         self._poller.at(self._poller.clock(), self)
 
-    # What paho calls. Nothing here runs a caller's code, so nothing here can fail for its sake.
+    # Callbacks from paho. They run no caller's code, so a caller's error cannot occur here.
 
     def _on_connect(
         self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Properties | None
@@ -409,7 +410,7 @@ class MqttLink:
         )
 
     def _turned_away(self) -> str:
-        """Say why a broker may hang up before CONNACK: TLS 1.3 judges our certificate late."""
+        """Explain a disconnect before CONNACK: TLS 1.3 checks the client certificate late."""
         told = "the broker hung up before it let us in"
         if self._tls is None:
             return told

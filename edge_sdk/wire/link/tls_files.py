@@ -1,7 +1,7 @@
-"""The files that a TLS link rests on, and a watch over when they expire.
+"""Find the files that a TLS link depends on, and report which expire soon.
 
-They are read again when they change. What to do about an end that comes near is the program's
-business; here is only what to say, and that it is said once a day.
+Changed files are read again. The caller decides how to react; this module returns the warnings,
+each at most once a day.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class File:
     """A file that a configuration names.
 
     Attributes:
-        kind: What it is for.
-        path: Where it is.
-        key: The configuration's key that names it.
+        kind: Purpose of the file.
+        path: Path of the file.
+        key: Configuration key that names it.
     """
 
     kind: Kind
@@ -33,10 +33,10 @@ class File:
     key: str
 
     def read(self) -> Expiry:
-        """Read it now.
+        """Read the file's validity now.
 
         Raises:
-            X509Error: As ``expiry``, or it cannot be read at all; names key and file.
+            X509Error: As ``expiry``, or the file cannot be read; the message names key and file.
         """
         try:
             return expiry(_content(self.path), self.kind)
@@ -53,10 +53,10 @@ def files(
     cert_file: Path | None = None,
     crl: Path | None = None,
 ) -> tuple[File, ...]:
-    """Return the files that a ``[broker]`` section names and that its link rests on.
+    """Return the files that a ``[broker]`` section names and that its link depends on.
 
-    A link in the clear, to a broker on this machine, uses no certificate; but that broker's list
-    of the revoked decides about everybody else's.
+    A plain link to a local broker uses no certificate; but that broker's revocation list applies to
+    all other clients.
 
     >>> [file.key for file in files("mqtts://broker", Path("ca.pem"), crl=Path("revoked.pem"))]
     ['broker.ca_file', 'broker.crl']
@@ -74,12 +74,12 @@ def files(
 
 @dataclass(frozen=True, slots=True)
 class TlsFileState:
-    """A file as it was found.
+    """Validity of one file at its last reading.
 
     Attributes:
-        file: Which one.
-        expiry: Until when it is good; None if it could not be read.
-        why: Why it could not.
+        file: The file.
+        expiry: Its validity; None if it could not be read.
+        why: Reason why it could not be read.
     """
 
     file: File
@@ -88,7 +88,7 @@ class TlsFileState:
 
     @property
     def until(self) -> float:
-        """Unix seconds of its end. What cannot be read has ended: 0, so that an alarm sees it."""
+        """Return Unix seconds of its end; 0 if it cannot be read, so that an alarm fires."""
         return 0.0 if self.expiry is None else self.expiry.until
 
     def days(self, now: float) -> int | None:
@@ -96,16 +96,16 @@ class TlsFileState:
         return None if self.expiry is None else self.expiry.days(now)
 
     def told(self, now: float) -> str:
-        """Say it to a person."""
+        """Describe the validity for the operator."""
         return self.why if self.expiry is None else self.expiry.told(now)
 
     def is_near(self, now: float, horizon: float) -> bool:
-        """Whether a person should hear of it."""
+        """Return whether the operator should be warned."""
         return self.expiry is None or self.expiry.is_near(now, horizon)
 
 
 def look(named: Iterable[File]) -> Iterator[TlsFileState]:
-    """Read files; what cannot be read says why."""
+    """Read files; a file that cannot be read has a reason."""
     for file in named:
         try:
             yield TlsFileState(file, file.read())
@@ -115,13 +115,13 @@ def look(named: Iterable[File]) -> Iterator[TlsFileState]:
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at files for as long as a program runs.
+    """Watch the validity of files while a program runs.
 
     Attributes:
-        files: Which ones; may be replaced.
-        horizon: Seconds before an end from which it is warned of; may be replaced.
-        seen: What was found, by file.
-        warned: When it was last warned of a file, Unix seconds.
+        files: Watched files; may be replaced.
+        horizon: Seconds before an end from which a warning is given; may be replaced.
+        seen: Last state of each file.
+        warned: Time of the last warning about each file, Unix seconds.
     """
 
     files: Sequence[File] = ()
@@ -131,7 +131,7 @@ class Watch:
     _marks: dict[File, object] = field(default_factory=dict)
 
     def look(self) -> list[TlsFileState]:
-        """Read what is new or has changed; return how every file is."""
+        """Read new and changed files; return the state of every file."""
         for gone in set(self.seen) - set(self.files):
             del self.seen[gone]
         for file in self.files:
@@ -143,7 +143,7 @@ class Watch:
         return [self.seen[file] for file in self.files]
 
     def warnings(self, now: float) -> list[TlsFileState]:
-        """Return what a person should hear now: each file at most once a day."""
+        """Return the warnings due now: each file at most once a day."""
         due = [
             seen
             for seen in self.look()
@@ -155,14 +155,14 @@ class Watch:
 
 
 def _content(path: Path) -> bytes:
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would hold up the caller
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block the caller
         raise X509Error("not a file")
     with path.open("rb") as file:
         return file.read(_LARGEST)
 
 
 def mark_of(path: Path) -> object:
-    """Return what differs once a file was written or replaced; None while there is none."""
+    """Return a value that changes when a file is written or replaced; None while there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The seam between the shells and any broker: what a link must be able to do, and nothing more."""
+"""Define the interface between the shells and any broker link."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One publish that arrived. ``receipt`` is the link's own handle for acknowledging it."""
+    """One publish that was received. ``receipt`` is the link's own handle for acknowledging it."""
 
     topic: str
     payload: bytes
@@ -19,15 +19,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The broker accepted the connection. Subscribe now, whatever the broker remembers."""
+    """An event: the broker accepted the connection. Subscribe again, whatever the broker stored."""
 
-    max_payload: int  # largest payload the link will carry, in bytes
-    dates_by: str = ""  # by which time the broker's certificate is valid; empty without TLS
+    max_payload: int  # largest payload the link can carry, in bytes
+    dates_by: str = ""  # moment at which the broker's certificate is valid; empty without TLS
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The connection is gone; the link reconnects by itself, with jitter."""
+    """An event: the connection is lost; the link reconnects by itself, with jitter."""
 
     why: str
 
@@ -38,22 +38,22 @@ Happening = Message | LinkUp | LinkDown
 class Transport(Protocol):
     """A link to a broker. Single-threaded: everything happens inside ``poll``.
 
-    The link delivers at least once, in no particular order, and may lose what the broker lost:
-    nothing above it believes a broker's acknowledgement.
+    The link delivers at least once, in no particular order, and may lose messages that the broker
+    lost; the layers above do not rely on a broker's acknowledgement.
     """
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker has accepted us and the connection stands."""
+        """Return whether the broker has accepted this client and the connection is up."""
 
     def open(self) -> None:
         """Start connecting. Returns at once; ``poll`` reports ``LinkUp``."""
 
     def poll(self, timeout: float) -> Sequence[Happening]:
-        """Serve the socket for at most ``timeout`` seconds and return what happened."""
+        """Serve the socket for at most ``timeout`` seconds and return the events."""
 
     def subscribe(self, *filters: str) -> None:
-        """Ask for these topics. Must be repeated after every ``LinkUp``."""
+        """Subscribe to these topics. Must be repeated after every ``LinkUp``."""
 
     def unsubscribe(self, *filters: str) -> None:
         """Stop receiving these topics."""
@@ -67,16 +67,16 @@ class Transport(Protocol):
         qos: int = 1,
         expiry: int | None = None,
     ) -> bool:
-        """Hand one message to the link; False if it has no room now (nothing was sent).
+        """Pass one message to the link; return False if it has no room now (nothing was sent).
 
-        ``expiry`` in seconds is used where the broker speaks MQTT 5 and ignored elsewhere.
+        ``expiry`` in seconds is used where the broker supports MQTT 5 and ignored elsewhere.
         """
 
     def room(self) -> int:
-        """How many more QoS 1 publishes the link takes right now (its in-flight window)."""
+        """Return how many more QoS 1 publishes the link accepts now (its in-flight window)."""
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that the message is safe here; until then it fills its window."""
+        """Acknowledge a message after it is stored; until then it occupies its window."""
 
     def close(self) -> None:
-        """Say goodbye (the will is not sent) and free the socket."""
+        """Disconnect cleanly (the will is not sent) and free the socket."""

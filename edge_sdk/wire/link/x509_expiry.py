@@ -1,6 +1,6 @@
-"""Until when a TLS link's certificates and lists of revoked ones are good. Pure: bytes in.
+"""Read the validity of a TLS link's certificates and revocation lists. Pure: bytes in.
 
-They run out in silence, years after somebody made them, and then nobody gets in.
+They expire without notice, years after they were issued, and then every connection fails.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _HOLDS: Final[dict[Kind, str]] = {
 
 
 class X509Error(WireError):
-    """A file that does not hold what its place wants, or that nobody can read."""
+    """An error: a file without the expected content, or one that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Until when one file is good.
+    """Validity of one file.
 
     Attributes:
-        kind: What the file is for.
-        since: From when on, Unix seconds.
-        until: When the first of what is in it runs out, Unix seconds; infinite if none ever does.
-        over: When nothing in it is of use any more. A chain ends with its first link, a file of
-            authorities with its last one.
-        count: How many certificates or lists are in it.
+        kind: Purpose of the file.
+        since: Start of validity, Unix seconds.
+        until: End of the first part that expires, Unix seconds; infinite if none ever does.
+        over: Time at which no part is usable any more. A chain ends with its first certificate, a
+            file of authorities with its last one.
+        count: Number of certificates or lists in the file.
 
     Example:
-        An authority and its successor in one file: the old one's end is told, but it still works.
+        An authority and its successor in one file: the old one's end is reported, the file works:
 
         >>> both = Expiry("ca", since=0.0, until=3 * DAY, over=900 * DAY, count=2)
         >>> both.told(1.5 * DAY), both.told(4 * DAY), both.is_over(4 * DAY)
@@ -68,11 +68,11 @@ class Expiry:
     count: int = 1
 
     def is_over(self, now: float) -> bool:
-        """Whether it is of no use any more at ``now`` (Unix seconds)."""
+        """Return whether the file is unusable at ``now`` (Unix seconds)."""
         return now >= self.over
 
     def is_near(self, now: float, horizon: float = HORIZON) -> bool:
-        """Whether a person should hear of it: it ends within ``horizon`` seconds, or is early.
+        """Return whether to warn: it ends within ``horizon`` seconds, or is not yet valid.
 
         >>> weekly = Expiry("crl", since=0.0, until=6 * DAY, over=6 * DAY)
         >>> [weekly.is_near(t * DAY) for t in (-1, 0, 3, 4, 9)]
@@ -90,7 +90,7 @@ class Expiry:
         return None if math.isinf(self.until) else math.floor((self.until - now) / DAY)
 
     def told(self, now: float) -> str:
-        """Say it to a person."""
+        """Describe the validity for the operator."""
         among = f", the first of {self.count}" if self.count > 1 else ""
         if now < self.since:
             return f"not valid before {day_of(self.since)}: is this machine's clock right?"
@@ -103,14 +103,14 @@ class Expiry:
 
 
 def expiry(pem: bytes, kind: Kind) -> Expiry:
-    r"""Read until when a PEM file is good. Anything else in it, such as a key, is passed over.
+    r"""Read the validity of a PEM file. Anything else in it, such as a key, is ignored.
 
     Args:
         pem: The file's bytes.
-        kind: What it should hold: certificates, or lists of revoked ones.
+        kind: Expected content: certificates, or revocation lists.
 
     Raises:
-        X509Error: It holds no such thing, or one that cannot be read.
+        X509Error: It holds no such content, or content that cannot be read.
 
     Example:
         >>> expiry(b"-----BEGIN PRIVATE KEY-----\nMC4C\n-----END PRIVATE KEY-----", "ca")
@@ -149,7 +149,7 @@ def _span(pem: bytes, label: str, what: str) -> tuple[float, float]:
 def _moment(dated: Any, name: str) -> float:  # noqa: ANN401 - a certificate or a list
     """Read a date as Unix seconds; from cryptography 42 on its old name warns.
 
-    A list need not say when the next one comes: then it never expires.
+    A list may leave out its next update: then it never expires.
     """
     aware = f"{name}_utc"
     said: datetime | None = getattr(dated, aware if hasattr(dated, aware) else name)
@@ -157,7 +157,7 @@ def _moment(dated: Any, name: str) -> float:  # noqa: ANN401 - a certificate or 
 
 
 def day_of(moment: float) -> str:
-    """Return a moment's day, UTC.
+    """Return a moment's date in UTC.
 
     >>> day_of(1_800_000_000.0)
     '2027-01-15'

@@ -1,1 +1,1 @@
-"""The protocol itself: messages, their bytes and signatures, transfers and the outbox."""
+"""Messages, their encoding and signatures, transfers and the outbox."""

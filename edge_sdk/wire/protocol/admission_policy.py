@@ -1,8 +1,9 @@
-"""Whether an update may be looked at: the whole policy on one screen, with no network or clock.
+"""Check whether an update may reach a method: the whole policy, without network or clock.
 
-What comes in has a proven sender and sound form (``envelope.unseal``, ``codec.decode``) and was not
-settled before (the ledger's business). What goes out is a finite float64 vector within the run's
-limits, or a final reason. Robust rules come after; they never see what is refused here.
+The sender is authenticated and the form is valid (``envelope.unseal``, ``codec.decode``), and the
+update was not settled before (the sequence ledger checks that). The result is a finite float64
+vector within the run's limits, or a final reason. Robust rules run afterwards, on admitted updates
+only.
 """
 
 from __future__ import annotations
@@ -20,40 +21,40 @@ from edge_sdk.wire.protocol.codec import unpack_tensor
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run accepts from anybody; fixed for the whole run."""
+    """Limits of a run for every sender; fixed for the whole run."""
 
     spec: bytes  # layout digest of the shared vector
-    size: int  # its scalars, the protocol's P
-    contract: method.Ask  # what the open question asks back: the part and the numbers
-    further: tuple[method.Ask, ...] = ()  # what others of the method ask back, by other parts
+    size: int  # number of its scalars, the protocol's P
+    contract: method.Ask  # ask of the open round: part and numbers of the answer
+    further: tuple[method.Ask, ...] = ()  # other asks of the method, with other parts
     max_norm: float = np.inf  # largest Euclidean norm
     encs: tuple[str, ...] = ("f4",)  # encodings the run allows
     max_staleness: int | None = None  # versions behind; None = synchronous: exactly the open round
-    n_cap: int = 1_000_000_000  # largest believable sample count
+    n_cap: int = 1_000_000_000  # largest plausible sample count
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """Which run, round and version are open now."""
+    """The run, round and version that are open now."""
 
     run: int
     round: int
     version: int
-    is_open: bool = True  # False between a round's close and the next opening: what comes is late
+    is_open: bool = True  # False between a round's close and the next opening: updates are late
 
 
 def admit_update(
     update: messages.UpdateMessage, *, sender: str, limits: Limits, round_state: OpenRound
 ) -> method.Update:
-    """Return the update a method may see, or refuse it for good.
+    """Return the update for the method, or refuse it with a final reason.
 
-    The order is part of the protocol: the first reason that applies is the one receipted.
+    The order of the checks is part of the protocol: the first reason that applies is receipted.
 
     Args:
-        update: What the body says.
-        sender: Who the envelope proves it is from.
-        limits: What this run accepts.
-        round_state: What is open at this moment.
+        update: Decoded update message.
+        sender: Sender as the envelope proves it.
+        limits: Limits of the run.
+        round_state: Run, round and version open at this moment.
 
     Raises:
         Refused: With a final reason: WRONG_RUN; WRONG_SPEC; WRONG_ENCODING; WRONG_SIZE;
@@ -78,7 +79,7 @@ def admit_update(
 
 
 def _answered(update: messages.UpdateMessage, limits: Limits) -> method.Ask:
-    """Return the question that an update's part answers."""
+    """Return the ask that an update's part answers."""
     asks = (limits.contract, *limits.further)
     for ask in asks:
         if update.part == ask.up.value:
@@ -107,7 +108,7 @@ def _check_numbers(update: messages.UpdateMessage, ask: method.Ask, most: int) -
 
 
 def _check_turn(update: messages.UpdateMessage, limits: Limits, now: OpenRound) -> None:
-    """Judge base and round. A base from the future is never forgiven: a lie, or a restored server.
+    """Check base and round. A future base is final: it is forged, or the server was restored.
 
     An update for an older round of the *same* version is LATE (that round was abandoned), one for
     an older version TOO_STALE.

@@ -1,7 +1,7 @@
-"""One array in pieces of whole rows: how activations and their gradients cross the wire.
+"""Split one array into fragments of whole rows: activations and gradients on the wire.
 
-An array of 256 kB is not a transfer: it is worthless a few seconds later, and what did not arrive
-is not asked for again. So each piece is signed and complete in itself, and says where it belongs.
+An array of 256 kB is not a transfer: it expires within seconds, and lost rows are not requested
+again. So each fragment is signed and complete in itself, and states its position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPES = {"f4": "<f4", "f2": "<f2", "i4": "<i4"}
 
 
 class ArrayFragment(NamedTuple):
-    """Some rows of an array: the first one's number, how many, and their bytes."""
+    """Some rows of an array: number of the first row, number of rows, and their bytes."""
 
     off: int
     num: int
@@ -39,7 +39,7 @@ class ArrayFragment(NamedTuple):
 
 
 def row_size(shape: Sequence[int], enc: str) -> int:
-    """Return the bytes of one row, everything behind the first dimension.
+    """Return the bytes of one row, that is of all dimensions but the first.
 
     >>> row_size((32, 64, 32), "f4"), row_size((32,), "i4")
     (8192, 4)
@@ -48,11 +48,11 @@ def row_size(shape: Sequence[int], enc: str) -> int:
 
 
 def check(enc: str, shape: Sequence[int], off: int, num: int, blob: bytes) -> None:
-    """Refuse a piece that no array can have; without a shape there must be no piece.
+    """Refuse a fragment that fits no array; without a shape there must be no fragment.
 
     Raises:
-        ValueError: An unknown encoding, an empty dimension, rows that do not lie in the array, or
-            bytes that are not those of whole rows.
+        ValueError: An unknown encoding, an empty dimension, rows outside the array, or a number of
+            bytes that is not that of whole rows.
     """
     if not shape:
         if enc or off or num or blob:
@@ -69,14 +69,14 @@ def check(enc: str, shape: Sequence[int], off: int, num: int, blob: bytes) -> No
 
 
 def cut(array: Array, enc: str) -> Iterator[ArrayFragment]:
-    """Cut an array into pieces of whole rows, each as large as may be.
+    """Split an array into fragments of whole rows, each as large as the limit allows.
 
     Args:
         array: Shape ``(rows, …)``, finite; ``f2`` saturates at ±65,504.
         enc: ``f4``, ``f2`` or ``i4``.
 
     Raises:
-        Refused: BAD_TENSOR if a scalar is not finite, or a row too long for one piece.
+        Refused: BAD_TENSOR if a scalar is not finite, or a row is too long for one fragment.
 
     Example:
         >>> [(p.off, p.num) for p in cut(np.zeros((6, 64, 32), np.float32), "f4")]
@@ -107,29 +107,29 @@ def _written(array: Array, enc: str) -> Array:
 
 
 class Sheet:
-    """An array that is being put together. A row that came already stays as it came first.
+    """An array under reassembly. A row keeps the values that arrived first.
 
     Args:
-        enc: How its scalars are written.
-        shape: Of the whole array.
+        enc: Encoding of its scalars.
+        shape: Shape of the whole array.
     """
 
     def __init__(self, enc: str, shape: Shape) -> None:
-        """Begin with no row."""
+        """Start with no row."""
         self.enc, self.shape = enc, shape
         self._data = np.zeros(shape, _TYPES[enc])
         self._here = np.zeros(shape[0], np.bool_)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row is here."""
+        """Return whether every row has arrived."""
         return bool(self._here.all())
 
     def add(self, off: int, num: int, blob: bytes) -> None:
-        """Take a piece in that ``check`` found to be one of this array.
+        """Add a fragment that ``check`` has accepted for this array.
 
         Raises:
-            Refused: BAD_TENSOR if a scalar is not finite; then nothing of it is taken.
+            Refused: BAD_TENSOR if a scalar is not finite; then none of it is added.
         """
         rows = np.frombuffer(blob, _TYPES[self.enc]).reshape(num, *self.shape[1:])
         if self.enc != "i4" and not np.isfinite(rows).all():

@@ -1,4 +1,4 @@
-"""Who takes part in a round: a draw that both ends make alike, and that a device cannot choose."""
+"""Decide which devices take part in a round, with the same result on device and server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def takes_part(cohort: bytes, device: str, share: float) -> bool:
-    """Whether 8 bytes of SHA-256(cohort ‖ id), read as a fraction of one, lie below the share.
+    """Return whether 8 bytes of SHA-256(cohort ‖ id), as a fraction of one, lie below the share.
 
     >>> takes_part(bytes(16), "meter-1", 1.0), takes_part(bytes(16), "meter-1", 0.0)
     (True, False)

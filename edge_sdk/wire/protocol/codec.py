@@ -1,8 +1,8 @@
-"""Between meaning and bytes: messages, tensors, and the stores' own leaves. The door to msgpack.
+"""Encode and decode messages, tensors and stored state; the only importer of msgpack.
 
-``decode`` never hands a peer's bytes to a generic decoder: a cursor reads them under the limits of
-`PROTOCOL.md` section 5, and ``strict`` builds the dataclass. msgpack itself only writes, and reads
-back what this machine wrote (``unpack_leaves``).
+``decode`` never passes a peer's bytes to a generic decoder: a ``Cursor`` reads them under the
+limits of `PROTOCOL.md` section 5, and ``schema`` builds the dataclass. msgpack itself only writes,
+and reads back bytes that this machine wrote (``unpack_leaves``).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DEPTH_LIMIT: Final = 3  # the header itself, an array in it, a pair in that
 
 
 def encode(message: Message) -> bytes:
-    """Write a message's body ``[header, blob]`` in canonical form.
+    """Encode a message's body ``[header, blob]`` in canonical form.
 
     Keys ascend bytewise, integers and lengths are shortest, floats are float64, and a field that
     equals its default is left out.
 
     Raises:
-        Refused: MALFORMED if a field is outside what ``decode`` would accept: what no receiver
-            may take is never sent.
+        Refused: MALFORMED if a field is outside the range that ``decode`` accepts: an invalid
+            message is never sent.
 
     Example:
         >>> from edge_sdk.wire.protocol.messages import TimeMessage
@@ -67,16 +67,16 @@ def decode(
     *,
     on_unknown: Callable[[str], None] = lambda _key: None,
 ) -> M | Message:
-    """Read a clear body as the message it must be.
+    """Decode a clear body as a message of the expected kind.
 
     Args:
-        what: The message class, or the kind's word.
-        body: Bytes whose sender has been proved.
-        on_unknown: Called with every key this version does not know (and passes over), so that
-            the caller can count them.
+        what: The message class, or the name of its kind.
+        body: Bytes whose sender is authenticated.
+        on_unknown: Function called with every key that this version does not know and skips, so
+            that the caller can count them.
 
     Raises:
-        Refused: UNKNOWN_KIND; TOO_LARGE; MALFORMED for anything that breaks form, type or range;
+        Refused: UNKNOWN_KIND; TOO_LARGE; MALFORMED for an error of form, type or range;
             UNKNOWN_FIELD for an unknown key that starts with an upper-case letter.
     """
     cls = _class_of(what) if isinstance(what, str) else what
@@ -90,7 +90,7 @@ def decode(
 
 
 def read_body(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Split a clear body into its header, not yet typed, and its blob, under the limits.
+    """Split a clear body into its untyped header and its blob, under the limits.
 
     Raises:
         Refused: TOO_LARGE or MALFORMED.
@@ -160,21 +160,21 @@ def _msgpack() -> ModuleType:
 ENCODINGS: Final = ("f4", "f2", "i1", "b1", "b2", "tk")
 _BLOCK: Final = 1024  # scalars that share one scale in i1
 _HALF_MAX: Final = 65504.0
-_TWO_BITS: Final = np.array([0.0, 1.0, np.nan, -1.0])  # code 10 means nothing
+_TWO_BITS: Final = np.array([0.0, 1.0, np.nan, -1.0])  # code 10 is invalid
 
 
 def pack_tensor(vector: Array, enc: str) -> bytes:
-    """Write one vector, little-endian, in one of the protocol's encodings.
+    """Encode one vector, little-endian, in one of the protocol's encodings.
 
     Args:
         vector: Shape ``(P,)``, finite. For ``b1`` all ±1; for ``b2`` all -1, 0 or +1. ``tk`` keeps
-            exactly the non-zero scalars: whoever sparsifies has set the others to zero.
+            exactly the non-zero scalars: the caller sets the others to zero.
         enc: One of ``ENCODINGS``. ``f2`` saturates at ±65,504, ``i1`` rounds to 1/127 of the
             largest of each 1,024 scalars; ``f4`` of float32 input is exact.
 
     Raises:
         Refused: NOT_FINITE (also when float32 overflows); WRONG_ENCODING for an unknown name or
-            values that the encoding cannot say.
+            values that the encoding cannot represent.
 
     Example:
         >>> pack_tensor(np.array([0.5, -1.25]), "f4").hex()
@@ -191,11 +191,11 @@ def pack_tensor(vector: Array, enc: str) -> bytes:
 
 
 def unpack_tensor(blob: bytes, enc: str, size: int) -> NDArray[np.float64]:
-    """Read a vector back as float64, shape ``(size,)``.
+    """Decode a vector as float64, shape ``(size,)``.
 
     Raises:
-        Refused: WRONG_ENCODING for an unknown name or bits that mean nothing; WRONG_SIZE when the
-            length is not exactly what ``enc`` and ``size`` say; NOT_FINITE.
+        Refused: WRONG_ENCODING for an unknown name or invalid bits; WRONG_SIZE when the length is
+            not exactly that of ``enc`` and ``size``; NOT_FINITE.
 
     Example:
         >>> unpack_tensor(bytes.fromhex("0000003f0000a0bf"), "f4", 2)
@@ -341,17 +341,17 @@ _LEAVES_MARK: Final = b"gfl1"
 
 
 class DamagedLeavesError(WireError):
-    """Saved state whose bytes are not the ones that were written."""
+    """An error: saved state whose bytes have changed since they were written."""
 
 
 def pack_leaves(leaves: Mapping[str, Leaf]) -> bytes:
-    """Write a state's leaves for this machine's own store, with a digest in front.
+    """Encode a state's leaves for this machine's own store, preceded by a digest.
 
-    Arrays keep dtype, shape and every bit; a tuple comes back as a list, a numpy scalar as a
+    Arrays keep dtype, shape and every bit; a tuple is read back as a list, a numpy scalar as a
     Python number.
 
     Raises:
-        TypeError: A leaf that is none of the above (objects are never pickled).
+        TypeError: A leaf of another type (objects are never pickled).
 
     Example:
         >>> kept = unpack_leaves(pack_leaves({"round": 3, "w": np.zeros((2, 2), np.float32)}))
@@ -363,10 +363,10 @@ def pack_leaves(leaves: Mapping[str, Leaf]) -> bytes:
 
 
 def unpack_leaves(data: bytes) -> dict[str, Leaf]:
-    """Read back what ``pack_leaves`` wrote; arrays are fresh and writable.
+    """Decode the bytes of ``pack_leaves``; arrays are fresh and writable.
 
     Raises:
-        DamagedLeavesError: The digest does not match: a torn write, or not our bytes at all.
+        DamagedLeavesError: The digest does not match: a torn write, or foreign bytes.
     """
     packed = data[len(_LEAVES_MARK) + 32 :]
     if data[: len(_LEAVES_MARK) + 32] != _LEAVES_MARK + hashlib.sha256(packed).digest():

@@ -1,7 +1,7 @@
-"""Who said it, to whom, in which fleet: the signed envelope around every body.
+"""Sign and verify the envelope around every body: fleet, kind, sender, recipient.
 
 ``[wire, kind, sender, body, proof]``, five elements of fixed types. The signature covers fleet,
-kind, sender, recipient and the body's digest, so an envelope proves nothing anywhere else.
+kind, sender, recipient and the body's digest, so an envelope is valid in no other context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KeyOf = Callable[[str, bytes], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A body whose sender is proved. Nothing has been read of what it says."""
+    """A body whose sender is authenticated; its content is not yet decoded."""
 
     kind: str
     sender: str
@@ -40,12 +40,12 @@ class Sealed:
 
     @property
     def ref(self) -> bytes:
-        """The 16 bytes by which answers name this message."""
+        """Return the 16 bytes by which answers refer to this message."""
         return ref(self.digest)
 
 
 def digest(body: bytes) -> bytes:
-    """Return the identity of a message: SHA-256 of its body, as the bytes came."""
+    """Return the identity of a message: SHA-256 of its body, as received."""
     return hashlib.sha256(body).digest()
 
 
@@ -65,7 +65,7 @@ def seal(
 
 
 def wrap(body: bytes, *, kind: str, sender: str, proof: bytes) -> bytes:
-    """Write the five elements around a body that was proved before (an outbox resends so)."""
+    """Build an envelope around a body that was signed before; an outbox resends in this way."""
     return b"".join(
         (
             bytes([0x95, WIRE]),
@@ -80,7 +80,7 @@ def wrap(body: bytes, *, kind: str, sender: str, proof: bytes) -> bytes:
 def prove(
     whole: bytes, *, kind: str, sender: str, recipient: str, fleet: str, signer: Signer
 ) -> bytes:
-    """Sign a body's digest: 8 bytes key id and 64 bytes signature."""
+    """Sign a body's digest: 8 bytes of key id and 64 bytes of signature."""
     said = _signed(whole, kind=kind, sender=sender, recipient=recipient, fleet=fleet)
     return kid_of(signer.public) + signer.sign(said)
 
@@ -95,7 +95,7 @@ def check_proof(
     fleet: str,
     key_of: KeyOf,
 ) -> None:
-    """Check that ``sender`` signed the body with this digest; an offer is proved so.
+    """Check that ``sender`` signed the body with this digest; an offer is verified in this way.
 
     Raises:
         Refused: UNKNOWN_CLIENT if there is no such key, BAD_SIGNATURE, or what ``key_of`` raised.
@@ -114,15 +114,15 @@ def check_proof(
 def unseal(
     raw: bytes, *, kind: str, sender: str, recipient: str, fleet: str, key_of: KeyOf
 ) -> Sealed:
-    """Check who sent these bytes before looking at what they say.
+    """Verify the sender of these bytes before decoding their content.
 
     Args:
         raw: The MQTT payload.
-        kind: What the topic says it is.
-        sender: Who the topic says wrote it (``_agg`` or ``_root`` for what comes down).
+        kind: Kind that the topic names.
+        sender: Sender that the topic names (``_agg`` or ``_root`` on downlink topics).
         recipient: The receiver's own name: ``_agg``, the device's id, or ``_all``.
-        fleet: From the receiver's configuration, never from the message.
-        key_of: Looks up the sender's key; see ``KeyOf``.
+        fleet: Fleet of the receiver's configuration, never of the message.
+        key_of: Function that returns the sender's key; see ``KeyOf``.
 
     Raises:
         Refused: In this order: TOO_LARGE; MALFORMED; UNKNOWN_WIRE; MALFORMED (another kind than
@@ -150,10 +150,10 @@ def unseal(
 
 
 def kind_of(raw: bytes) -> str:
-    """Return the kind an envelope names, where its topic does not say one; nothing is proved.
+    """Return the kind an envelope names, where its topic does not name one; verify nothing.
 
     Raises:
-        Refused: TOO_LARGE, or MALFORMED: it is no envelope.
+        Refused: TOO_LARGE, or MALFORMED: the bytes are not an envelope.
     """
     if len(raw) > PAYLOAD_LIMIT:
         raise Refused(Reason.TOO_LARGE, f"{len(raw)} bytes")
@@ -161,16 +161,16 @@ def kind_of(raw: bytes) -> str:
 
 
 def unproved(raw: bytes) -> bytes:
-    """Return the body of an envelope that this machine wrote and kept; nothing is proved.
+    """Return the body of an envelope that this machine wrote and stored; verify nothing.
 
     Raises:
-        Refused: MALFORMED: it is no envelope.
+        Refused: MALFORMED: the bytes are not an envelope.
     """
     return _outer(raw)[3]
 
 
 def _outer(raw: bytes) -> tuple[int, str, str, bytes, bytes]:
-    """Read five elements of fixed types and lengths; nothing else is decoded before the proof."""
+    """Read five elements of fixed types and lengths; nothing else is decoded yet."""
     at = Cursor(raw)
     if at.array() != 5:
         raise malformed("an envelope has five elements")

@@ -1,10 +1,10 @@
-"""What is said: one frozen dataclass per message kind, one sentence per field.
+"""Define the messages: one frozen dataclass per message kind, one comment per field.
 
 Field names are the header keys of the wire (``from_`` is ``from``). Times are server time in Unix
 milliseconds, durations milliseconds, sizes bytes. A field with a default may be left out on the
 wire. ``blob`` is not a header key but the body's second element. Every number has a bound, far
 inside what SQLite, a double and a date can hold, so that no sum of a few of them overflows.
-Types narrow what ``codec.decode`` accepts; what is *wise* to accept is for ``admit`` to judge.
+Types limit what ``codec.decode`` accepts; ``admission_policy`` applies the run's limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPAN_LIMIT = 31 * 86_400_000  # ms: the longest duration
 WAIT_LIMIT = 86_400_000  # ms: the longest wait that a refusal may ask for
 FLOAT_LIMIT = 3.4028234663852886e38  # the largest float32
 
-LIFE_LEAP = 2**20  # lives that one message may skip: more hellos than a device ever says
+LIFE_LEAP = 2**20  # lives that one message may skip: more hellos than a device ever sends
 RELEASES_LEAP = 2**24  # releases that one message may add: one every thirty seconds for 16 years
 COMMAND_LEAP = 2**24  # commands that one may skip: sixteen restores of a backup
 EPOCH_LEAP = 2**16  # starts of an exchange that one message may skip
@@ -80,7 +80,7 @@ Dimensions = Annotated[tuple[Annotated[int, Between(1, 1_048_576)], ...], Length
 
 @dataclass(frozen=True, slots=True)
 class StatusMessage:
-    """Whether a device is there. Retained; the broker publishes it with ``lost`` as the will."""
+    """Presence of a device. Retained; the broker publishes it with ``lost`` as the will."""
 
     kind: ClassVar[str] = "status"
     state: Literal["online", "sleeping", "draining", "offline", "lost"]  # lost: by the will only
@@ -90,15 +90,15 @@ class StatusMessage:
 
 @dataclass(frozen=True, slots=True)
 class HelloMessage:
-    """A device proposes a ledger session. Sent once per process start and repeated unchanged."""
+    """Propose a ledger session. Sent once per process start and repeated unchanged."""
 
     kind: ClassVar[str] = "hello"
-    life: Ordinal  # number proposed for the session, saved before it is said
+    life: Ordinal  # number proposed for the session, saved before it is sent
     nonce: Ref  # 16 random bytes that bind the answer to this very hello
     spent: Releases  # releases charged so far
     lost: bool  # whether the device's store is new
     open: Annotated[tuple[tuple[Ordinal, Ordinal], ...], Length(0, 8)]  # (life, seq) in the outbox
-    wire: tuple[Major, Major]  # lowest and highest major version the device speaks
+    wire: tuple[Major, Major]  # lowest and highest major version the device supports
     caps: Words  # optional abilities, such as f2
     sdk: Release  # version of the device's software
     conn: U32  # the same counter as in status
@@ -117,7 +117,7 @@ class WelcomeMessage:
     caps: Words  # abilities that may be used; what is missing here must not be sent
     run: Whole  # current training run; 0 before the first
     inline: Annotated[int, Between(0, CHUNK_LIMIT)]  # largest body sent unasked; 0 = always offer
-    window: Window  # chunks the aggregator can have in flight towards it
+    window: Window  # chunks the aggregator can have in flight to the device
     quota: Whole  # bytes a day the device may use, both directions
     hold: Annotated[int, Between(1, 8)]  # most entries that may wait for a receipt
     cmd: Whole  # highest command number issued to this device
@@ -125,16 +125,16 @@ class WelcomeMessage:
 
 @dataclass(frozen=True, slots=True)
 class FloorMessage:
-    """The proposed life is used up: propose a larger one, with a new nonce."""
+    """Refuse a used life: the device proposes a larger one, with a new nonce."""
 
     kind: ClassVar[str] = "floor"
     hello: Ref  # which hello is answered
-    life: Whole  # propose more than this
+    life: Whole  # the device proposes a larger one than this
 
 
 @dataclass(frozen=True, slots=True)
 class KeysMessage:
-    """The aggregator's keys in force, signed by the root. Retained; a new list revokes the old."""
+    """Announce the aggregator's valid keys, signed by the root. Retained; replaces the old list."""
 
     kind: ClassVar[str] = "keys"
     serial: Ordinal  # rises with every announcement, for ever
@@ -142,10 +142,10 @@ class KeysMessage:
     open: Annotated[tuple[PublicKey, ...], Length(0, 8)]  # X25519 keys bodies may be sealed to
     from_: Annotated[tuple[Moment, ...], Length(1, 8)]  # start of validity of each ``sign`` key
     until: Annotated[tuple[Moment, ...], Length(1, 8)]  # end of validity of each ``sign`` key
-    min_wire: Major  # no device may speak an older major version
+    min_wire: Major  # lowest major version that a device may use
 
     def __post_init__(self) -> None:
-        """Refuse lists that do not belong together."""
+        """Refuse lists of different lengths."""
         if not len(self.sign) == len(self.from_) == len(self.until):
             raise ValueError("sign, from and until must have the same length")
         for key in self.sign:
@@ -155,7 +155,7 @@ class KeysMessage:
 
 @dataclass(frozen=True, slots=True)
 class BundleMessage:
-    """The fleet's model bundle and what the run does with it, signed by the root. Retained."""
+    """Announce the fleet's model bundle and the run's settings, signed by the root. Retained."""
 
     kind: ClassVar[str] = "bundle"
     serial: Ordinal  # rises with every announcement, for ever
@@ -170,12 +170,12 @@ class BundleMessage:
     shared: Annotated[tuple[Text, ...], Length(0, 32)]  # name prefixes of the shared layers
     seal: Words = ()  # kinds that must be sealed
     encs: Words = ("f4",)  # tensor encodings allowed in updates
-    url: Annotated[str, Length(1, 512)] | None = None  # where else the archive lies
+    url: Annotated[str, Length(1, 512)] | None = None  # second location of the archive
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
-    """The manifest of the common model: it opens the round it names. Retained."""
+    """Announce the common model; opens the round it names. Retained."""
 
     kind: ClassVar[str] = "model"
     serial: Ordinal  # rises with every announcement, for ever
@@ -200,9 +200,9 @@ class ModelMessage:
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage:
-    """A question to one device: work on this and answer with an update. Said until answered.
+    """One task for one device, to be answered with an update. Repeated until answered.
 
-    With a ``shape``, and where its contract says so, it is perishable: said once, with some rows of
+    With a ``shape``, and where its contract says so, it is transient: sent once, with some rows of
     one array, and answered by a signal or not at all.
     """
 
@@ -210,25 +210,25 @@ class TaskMessage:
     run: Ordinal  # training run
     round: Whole  # the round to answer; for one device it only rises
     base: Whole  # version of the model that its vectors are of
-    ask: Word  # which question of the method's contract
+    ask: Word  # name of the ask in the method's contract
     spec: Ref  # layout digest of every vector of it
-    attempt: Whole = 0  # how often the round was begun anew
-    step: Whole = 0  # a turn inside the round: the larger (round, attempt, step) is the newer task
-    digest: Digest | None = None  # SHA-256 of the content body; unset: it brings no vectors
+    attempt: Whole = 0  # how often the round was restarted
+    step: Whole = 0  # turn inside the round: the larger (round, attempt, step) is newer
+    digest: Digest | None = None  # SHA-256 of the content body; unset: it carries no vectors
     size: BodySize | None = None  # bytes of the content body
     chunk: ChunkSize | None = None  # bytes of one chunk of it; the last is shorter
     vals: Scalars = field(default_factory=dict)  # the numbers of the task, as the contract names
-    peers: Annotated[tuple[Text, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # your neighbours' ids
-    keys: Annotated[tuple[PublicKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # and their keys
-    weights: Annotated[tuple[Real, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: by degrees
-    enc: Annotated[str, Length(0, 2)] = ""  # of a perishable array: f4, f2, or i4 for window ids
-    shape: Dimensions = ()  # of that whole array; unset: it brings none
-    off: U32 = 0  # number of the first row that is in the blob
-    num: U32 = 0  # how many rows are
-    blob: bytes = b""  # the content body where it is small, else it is asked for; or the rows
+    peers: Annotated[tuple[Text, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # ids of the neighbours
+    keys: Annotated[tuple[PublicKey, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # the neighbours' keys
+    weights: Annotated[tuple[Real, ...], Length(0, NEIGHBOURS_LIMIT)] = ()  # unset: from degrees
+    enc: Annotated[str, Length(0, 2)] = ""  # of a transient array: f4, f2, or i4 for window ids
+    shape: Dimensions = ()  # shape of that whole array; unset: it carries none
+    off: U32 = 0  # number of the first row in the blob
+    num: U32 = 0  # number of rows in the blob
+    blob: bytes = b""  # small content body, else it is requested; or the rows
 
     def __post_init__(self) -> None:
-        """Refuse a content, a neighbourhood or rows that are not wholly described."""
+        """Refuse an incomplete description of content, neighbours or rows."""
         if len(self.keys) != len(self.peers) or len(self.weights) not in (0, len(self.peers)):
             raise ValueError("peers, keys and weights have the same length")
         if any(weakness(key) for key in self.keys):
@@ -243,21 +243,21 @@ class TaskMessage:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """What orders the tasks of one run: round, attempt, step."""
+        """Return the key that orders the tasks of one run: round, attempt, step."""
         return self.round, self.attempt, self.step
 
 
 @dataclass(frozen=True, slots=True)
 class ContentBody:
-    """The body that a ``model`` or ``task`` names. Its parts or chunks are sent, never itself.
+    """The body that a ``model`` or ``task`` names. Only its parts or chunks are sent.
 
-    A task with several vectors has them one after the other, as its contract lists them.
+    A task's vectors follow one another in the order of its contract.
     """
 
     kind: ClassVar[str] = "content"
     run: Ordinal  # training run
     version: Whole  # the model's version
-    part: Word  # which vector this is: shared
+    part: Word  # kind of the vector: shared
     spec: Ref  # its layout digest
     enc: Word  # its tensor encoding
     blob: bytes = b""  # the vector, or several
@@ -275,7 +275,7 @@ class PartMessage:
 
 @dataclass(frozen=True, slots=True)
 class OfferMessage:
-    """A large body is ready, and so is every body sent before: may it be sent, or is it settled?"""
+    """Offer a large body, or any body sent before; the answer is a grant or a receipt."""
 
     kind: ClassVar[str] = "offer"
     of: Word  # kind of the offered message
@@ -283,23 +283,23 @@ class OfferMessage:
     size: BodySize  # its bytes
     chunk: ChunkSize  # bytes of one chunk; the last is shorter
     sig: Proof  # the proof of the whole offered message
-    run: Ordinal  # as in the offered header, like all that follow
+    run: Ordinal  # as in the offered header, like all fields below
     round: Whole  # round the body answers
     base: Whole  # model version it started from
     spec: Ref  # layout digest of its vector
-    life: Ordinal  # its number, first half
-    seq: Ordinal  # its number, second half
+    life: Ordinal  # life of its number
+    seq: Ordinal  # sequence number within the life
     spent: Releases  # releases charged, this one included
 
 
 @dataclass(frozen=True, slots=True)
 class GrantMessage:
-    """Send the chunks that are missing; a repeated grant is a progress report."""
+    """Request the missing chunks; a repeated grant is a progress report."""
 
     kind: ClassVar[str] = "grant"
     id: Ref  # first 16 bytes of the offered digest
     have: Bitmap  # bit i of byte i // 8, least significant first: chunk i has arrived
-    win: Window  # chunks that may be on their way
+    win: Window  # chunks that may be in flight
     keep: Span  # how long the reservation lasts without a new chunk
     to: Word | None = None  # worker whose topic the chunks go to
 
@@ -311,43 +311,43 @@ class ChunkMessage:
     kind: ClassVar[str] = "chunk"
     id: Ref  # first 16 bytes of the whole body's digest
     i: Index  # which chunk, from 0
-    life: Ordinal | None = None  # number of the update it belongs to (from a device)
-    seq: Ordinal | None = None  # likewise
+    life: Ordinal | None = None  # life of the update it belongs to (from a device)
+    seq: Ordinal | None = None  # sequence number of that update
     blob: Piece = b""  # bytes [i * chunk, …) of the body
 
 
 @dataclass(frozen=True, slots=True)
 class HaveMessage:
-    """A receiver tells what it has, and so asks for the rest; from a device, a request."""
+    """Report the chunks received and request the rest; from a device, a request."""
 
     kind: ClassVar[str] = "have"
-    id: Ref  # first 16 bytes of the digest of what is wanted
+    id: Ref  # first 16 bytes of the digest of the wanted body
     have: Bitmap  # as in grant; empty = nothing yet
-    win: Window  # chunks that may be on their way
+    win: Window  # chunks that may be in flight
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptMessage:
-    """Recorded, after the commit. Settles one entry for good, whatever the code says."""
+    """Confirm a committed entry; settles it for good, whatever the code."""
 
     kind: ClassVar[str] = "receipt"
     life: Whole  # number of the entry; 0 for a command
-    seq: Ordinal  # likewise; the command's number for a command
-    ref: Ref  # first 16 bytes of the entry's digest: a receipt for other bytes settles nothing
+    seq: Ordinal  # sequence number of the entry, or number of the command
+    ref: Ref  # first 16 bytes of the entry's digest; must match the entry
     code: Code  # 0, or the final reason
-    run: Whole  # run it was counted in; 0 where none was
-    round: Whole  # round it was counted in; 0 where none was
+    run: Whole  # run in which it was counted; 0 for none
+    round: Whole  # round in which it was counted; 0 for none
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalMessage:
-    """Nothing was recorded: report it, wait, try again. Carries ``ref`` or ``id``."""
+    """Refuse a message, unrecorded; the sender waits and retries. Carries ``ref`` or ``id``."""
 
     kind: ClassVar[str] = "refusal"
-    code: Code  # why
-    wait: Wait  # not before this long
+    code: Code  # reason
+    wait: Wait  # shortest time before the next attempt
     ref: Ref | None = None  # first 16 bytes of the refused message's digest
-    id: Ref | None = None  # or the transfer that is refused
+    id: Ref | None = None  # first 16 bytes of the digest of the refused transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,83 +358,83 @@ class UpdateMessage:
     run: Ordinal  # training run
     round: Whole  # the round it answers
     base: Whole  # model version the training started from
-    life: Ordinal  # ledger session, never used again for other bytes
-    seq: Ordinal  # 1, 2, 3 … within a life; gaps mean nothing
+    life: Ordinal  # ledger session, never reused for other bytes
+    seq: Ordinal  # 1, 2, 3 … within a life; gaps are allowed
     spent: Releases  # releases charged, this one included
     spec: Ref  # layout digest of the vector
-    part: Word  # what the vector is: delta (received minus trained), weights, grad, sign, q
+    part: Word  # kind of the vector: delta (received minus trained), weights, grad, sign, q
     enc: Word  # tensor encoding of the blob
     n: Whole  # training samples, as claimed
     vals: Claims = field(default_factory=dict)  # the numbers of the answer, as the contract names
-    check: Annotated[bytes, Length(8, 8)] | None = None  # hash of a vector both ends mirror
+    check: Annotated[bytes, Length(8, 8)] | None = None  # hash of a vector that both ends hold
     flags: U32 | None = None  # 1 personal layers were reset, 2 clock not synchronised
     blob: bytes = b""  # the vector
 
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """A slice of what one device lets a neighbour mix in; repeated until that neighbour settles."""
+    """A slice of the vector that a neighbour may mix in; repeated until that neighbour settles."""
 
     kind: ClassVar[str] = "peer"
-    run: Whole  # training run; 0 where nobody announced one
+    run: Whole  # training run; 0 where none was announced
     epoch: Ordinal  # which start of the exchange: the higher one is in force, everywhere
     step: Whole  # the exchange within it
-    part: Literal["theta", "tracker"]  # the model, or the estimate of everybody's gradient
+    part: Literal["theta", "tracker"]  # the model, or the estimate of the average gradient
     degree: Annotated[int, Between(1, NEIGHBOURS_LIMIT)]  # how many neighbours the sender has
     spec: Ref  # layout digest of the whole vector
-    enc: Literal["f4"]  # its tensor encoding: both ends compute on with these very bits
+    enc: Literal["f4"]  # tensor encoding: both ends compute with these very bits
     off: Offset  # first scalar of this slice: a multiple of 8,192
-    num: Slice  # how many there are: 8,192, or what is left
+    num: Slice  # number of scalars: 8,192, or the remainder
     blob: Piece = b""  # the slice
 
 
 @dataclass(frozen=True, slots=True)
 class SettleMessage:
-    """Whether a link counts in one exchange. The device whose id sorts first says so."""
+    """Whether a link counts in one exchange; sent by the device whose id sorts first."""
 
     kind: ClassVar[str] = "settle"
     run: Whole  # training run
-    epoch: Ordinal  # as in the exchange it settles
-    step: Whole  # likewise
-    used: bool  # both mix, or neither does; from the other end only false: gone on without you
+    epoch: Ordinal  # epoch of the exchange it settles
+    step: Whole  # step of the exchange it settles
+    used: bool  # both ends mix, or neither; the other end sends only false: it continued without
 
 
 @dataclass(frozen=True, slots=True)
 class SignalMessage:
-    """Some rows of an answer that perishes with its turn: not numbered, not kept, not receipted."""
+    """Rows of a transient answer: not numbered, not stored, not receipted."""
 
     kind: ClassVar[str] = "signal"
     run: Ordinal  # training run
-    round: Whole  # the round it belongs to; 0 for one that belongs to none
-    ask: Word  # the question it answers, as the contract names it
-    attempt: Whole = 0  # how often the round was begun anew
+    round: Whole  # the round it belongs to; 0 for none
+    ask: Word  # name of the ask that it answers
+    attempt: Whole = 0  # how often the round was restarted
     step: Whole = 0  # the turn inside the round; for ``serve`` the number of the window
     enc: Annotated[str, Length(0, 2)] = ""  # encoding of the scalars: f4 or f2
-    shape: Dimensions = ()  # of the whole array; unset: it brings none
-    off: U32 = 0  # number of the first row that is in the blob
-    num: U32 = 0  # how many rows are
+    shape: Dimensions = ()  # shape of the whole array; unset: it carries none
+    off: U32 = 0  # number of the first row in the blob
+    num: U32 = 0  # number of rows in the blob
     vals: Scalars = field(default_factory=dict)  # the numbers of the answer, as the contract names
     blob: Piece = b""  # the rows
 
     def __post_init__(self) -> None:
-        """Refuse rows that are none."""
+        """Refuse invalid rows."""
         check(self.enc, self.shape, self.off, self.num, self.blob)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandMessage:
-    """An operator's word to one device, repeated after each hello until receipted."""
+    """An operator's command to one device, repeated after each hello until receipted."""
 
     kind: ClassVar[str] = "command"
-    num: Ordinal  # rises per device; the highest done is remembered
+    num: Ordinal  # rises per device; the device stores the highest number executed
     op: Word  # stop, resume, reenrol, report, budget, hello, wipe
     args: Scalars = field(default_factory=dict)  # numbers the command needs
-    until: Moment | None = None  # useless after this server time
+    until: Moment | None = None  # server time after which the command expires
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsMessage:
-    """Counters since the process started. Nothing measured, nothing learnt."""
+    """Counters since the process started; no measured and no learnt values."""
 
     kind: ClassVar[str] = "metrics"
     up: Whole  # seconds since the start
@@ -447,13 +447,13 @@ class MetricsMessage:
     flash: Whole  # kilobytes of the store
     rss: Whole  # kilobytes of memory
     step: Whole | None = None  # exchanges with neighbours so far, where there are any
-    mixed: Whole | None = None  # links that counted in them
-    missed: Whole | None = None  # links that did not
+    mixed: Whole | None = None  # links that counted in the exchanges
+    missed: Whole | None = None  # links that did not count
 
 
 @dataclass(frozen=True, slots=True)
 class TimeMessage:
-    """Server time, every minute. May be replayed, so it only ever raises a clock's floor."""
+    """Server time, every minute. May be replayed, so it only raises a clock's lower bound."""
 
     kind: ClassVar[str] = "time"
     serial: Ordinal  # rises with every announcement, for ever

@@ -1,7 +1,7 @@
-"""Read and write single msgpack values by hand: the bounded floor under envelope and codec.
+"""Read and write single msgpack values under fixed limits, for envelope and codec.
 
-A generic decoder answers "what is in these bytes?" and lets a hostile sender choose the answer's
-size and shape. A cursor is told what must come next, and how much of it, and refuses anything else.
+With a generic decoder the sender chooses type and size of the result. A cursor is called with the
+expected type and the largest size, and refuses any other value.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _FLOAT = {0xCA: ">f", 0xCB: ">d"}
 
 
 def malformed(detail: str) -> Refused:
-    """Return the refusal for bytes that are not what the protocol says."""
+    """Return the refusal for bytes that violate the protocol."""
     return Refused(Reason.MALFORMED, detail)
 
 
 class Cursor:
-    r"""A place in some bytes, and the typed reads that move it.
+    r"""A position in a byte string, with typed reads that advance it.
 
     Every read raises ``Refused(MALFORMED)`` when the next value is of another type, longer than
-    allowed, or longer than what is left. No read allocates more than the bytes it was given.
+    allowed, or longer than the remaining bytes. No read allocates more than the bytes it was given.
 
     Example:
         >>> cursor = Cursor(bytes.fromhex("93 2a a2 6869 c4 01 ff"))
@@ -39,18 +39,18 @@ class Cursor:
     __slots__ = ("_at", "_data", "_end")
 
     def __init__(self, data: bytes, *, end: int | None = None) -> None:
-        """Start at the first byte; ``end`` hides what lies beyond."""
+        """Start at the first byte; ``end`` hides the bytes after it."""
         self._data = data
         self._at = 0
         self._end = len(data) if end is None else min(end, len(data))
 
     @property
     def is_done(self) -> bool:
-        """Whether every byte has been read."""
+        """Return whether every byte has been read."""
         return self._at == self._end
 
     def reveal(self) -> None:
-        """Let the cursor go on to the true end of the bytes."""
+        """Extend the cursor to the true end of the bytes."""
         self._end = len(self._data)
 
     def array(self) -> int:
@@ -83,7 +83,7 @@ class Cursor:
         return self._sized(None, 0, _BINARY, "a bin", longest)
 
     def value(self, depth: int) -> object:
-        """Read any one value a header may hold; ``depth`` containers may nest in it, at most.
+        """Read any value a header may hold; at most ``depth`` containers may be nested in it.
 
         Maps become dicts with str keys, arrays lists. Repeated keys, nil and extensions are
         refused, as is a container when ``depth`` is 0.
@@ -102,7 +102,7 @@ class Cursor:
         return self._float() if tag in _FLOAT else self._container(tag, depth)
 
     def pairs(self, depth: int, most: int) -> dict[str, object]:
-        """Read a map of str keys, each once, at most ``most`` of them."""
+        """Read a map of unique str keys, at most ``most`` of them."""
         count = self.map()
         if count > most:
             raise malformed(f"{count} keys, at most {most}")

@@ -1,8 +1,8 @@
-"""The durable uplink as a pure machine: lives, the outbox, offers, chunks, receipts, waiting.
+"""Implement the durable outbox as a pure machine: lives, entries, offers, chunks, receipts, timers.
 
-A frozen ``Outbox`` and something that happened go in; the next ``Outbox`` and what to say come out.
-The shell saves ``numbers`` and ``entries`` before it says anything (`PROTOCOL.md` section 9).
-Times are seconds of the monotonic clock; randomness and nonces come in through ``StepInputs``.
+A frozen ``Outbox`` and an event are the input; the next ``Outbox`` and the messages to send are the
+output. The shell saves ``numbers`` and ``entries`` before it sends anything (`PROTOCOL.md` section
+9). Times are seconds of the monotonic clock; randomness and nonces come from ``StepInputs``.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class UplinkCounters:
-    """What must never be used twice. Saved before any of it is said.
+    """Counters that are never reused; saved before a message with them is sent.
 
     Attributes:
         life: Highest ledger session ever proposed.
-        seq: Last number given out within it.
-        spent: Releases charged so far.
-        lost: Whether the store is new and the aggregator has not yet told what it knows.
+        seq: Last sequence number assigned within it.
+        spent: Number of releases charged so far.
+        lost: Whether the store is new and the aggregator's welcome is still missing.
     """
 
     life: int = 0
@@ -58,7 +58,7 @@ class UplinkCounters:
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """One release that waits for its receipt: the very bytes, sealed once."""
+    """One release that waits for its receipt: the exact bytes, signed once."""
 
     life: int
     seq: int
@@ -70,20 +70,20 @@ class OutboxEntry:
     spec: bytes
     spent: int
     kind: str = "update"
-    attempts: int = 0  # saved; 0 = never sent, and only then may the body go unasked
+    attempts: int = 0  # saved; 0 = never sent, and only then may the body be sent unasked
 
     @property
     def key(self) -> Key:
-        """The entry's number."""
+        """Return the entry's number."""
         return self.life, self.seq
 
     @property
     def id(self) -> bytes:
-        """The 16 bytes that name the body in grants, chunks and receipts."""
+        """Return the 16 bytes that name the body in grants, chunks and receipts."""
         return ref(digest(self.body))
 
     def offer(self, chunk: int) -> OfferMessage:
-        """The question of 300 bytes that stands for the body on every later attempt."""
+        """Return the offer of 300 bytes that replaces the body on every later attempt."""
         return OfferMessage(
             of=self.kind,
             digest=digest(self.body),
@@ -102,7 +102,7 @@ class OutboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait for an answer: from ``base`` seconds, doubling to ``cap``, with jitter."""
+    """Retry timer for missing answers: from ``base`` seconds, doubling to ``cap``, with jitter."""
 
     base: float = 10.0
     cap: float = 900.0
@@ -110,7 +110,7 @@ class RetryPolicy:
     def wait(self, attempts: int, draw: float) -> float:
         """Return the wait after the given attempt; ``draw`` is uniform in 0 … 1.
 
-        Never less than a tenth of the step, so that an answer on its way is waited for.
+        At least a tenth of the step, so that an answer in flight can arrive.
 
         >>> RetryPolicy().wait(1, 1.0), RetryPolicy().wait(3, 0.5), RetryPolicy().wait(30, 1.0)
         (10.0, 22.0, 900.0)
@@ -121,10 +121,10 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What is not a function of the past: a uniform draw, a nonce, the present."""
+    """External inputs of one step: a uniform draw, a nonce, the present time."""
 
     draw: Callable[[], float]
-    nonce: Callable[[], bytes]  # 16 bytes that nobody can guess
+    nonce: Callable[[], bytes]  # 16 unpredictable bytes
     now: float
 
 
@@ -138,7 +138,7 @@ class PendingHello:
 
     @property
     def ref(self) -> bytes:
-        """What the answer must name."""
+        """Return the reference that the answer must name."""
         return ref(digest(encode(self.hello)))
 
 
@@ -149,20 +149,20 @@ class PendingTransfer:
     key: Key
     asked: bytes  # ref of the offer itself: a refusal may name it
     have: frozenset[int] = frozenset()
-    sent: tuple[int, ...] = ()  # in the order they left, those that arrived left out
+    sent: tuple[int, ...] = ()  # in sending order, without the chunks that arrived
     left: float = float("-inf")  # when chunks were sent last
 
 
 @dataclass(frozen=True, slots=True)
 class SendWhole:
-    """Say: the entry's own envelope, as it was sealed."""
+    """An effect: send the entry's own envelope, as it was signed."""
 
     entry: OutboxEntry
 
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
-    """Say: one chunk, to the worker that granted it."""
+    """An effect: send one chunk to the worker that granted it."""
 
     chunk: ChunkMessage
     worker: str | None = None
@@ -170,7 +170,7 @@ class SendChunk:
 
 @dataclass(frozen=True, slots=True)
 class EntrySettled:
-    """Note: an entry is gone for good; ``code`` 0 means it counts."""
+    """A note: an entry is settled for good; ``code`` 0 means it counts."""
 
     entry: OutboxEntry
     code: int
@@ -178,7 +178,7 @@ class EntrySettled:
 
 @dataclass(frozen=True, slots=True)
 class RefusalReceived:
-    """Note: a refusal that an operator should see."""
+    """A note: a refusal that an operator should see."""
 
     code: int
     wait: float
@@ -190,7 +190,7 @@ Note = EntrySettled | RefusalReceived
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Everything the uplink knows. ``numbers`` and ``entries`` outlive the process."""
+    """State of the uplink. ``numbers`` and ``entries`` are persistent."""
 
     numbers: UplinkCounters = field(default_factory=UplinkCounters)
     entries: tuple[OutboxEntry, ...] = ()
@@ -204,16 +204,16 @@ class Outbox:
     chunk: int = CHUNK_LIMIT
     due: tuple[tuple[Key, float], ...] = ()  # when each entry is tried next
     transfer: PendingTransfer | None = None
-    stopped: Reason | None = None  # why this process releases nothing any more
+    stopped: Reason | None = None  # reason why this process has stopped releasing
 
     @property
     def is_ready(self) -> bool:
-        """Whether this process's hello was welcomed and nothing forbids to release."""
+        """Return whether this process's hello was welcomed and releases are allowed."""
         return self.welcome is not None and self.greeting is None and self.stopped is None
 
     @property
     def may_release(self) -> bool:
-        """Whether one more numbered entry may be made now (rule D2)."""
+        """Return whether one more numbered entry may be made now (rule D2)."""
         return self.is_ready and self.welcome is not None and len(self.entries) < self.welcome.hold
 
     def entry(self, key: Key) -> OutboxEntry | None:
@@ -223,18 +223,18 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStep:
-    """What comes of one event: the next state, what to say after saving it, what to report."""
+    """Result of one event: the next state, the messages to send after saving it, the notes."""
 
     uplink: Outbox
     says: tuple[Say, ...] = ()
     notes: tuple[Note, ...] = ()
 
 
-# --- what happens -------------------------------------------------------------------------------
+# --- events -------------------------------------------------------------------------------------
 
 
 def greet(up: Outbox, chance: StepInputs, *, above: int = 0) -> OutboxStep:
-    """Propose a new ledger session: a number never said before, bound by a nonce (rule D5)."""
+    """Propose a new ledger session: a number never used before, bound by a nonce (rule D5)."""
     numbers = replace(up.numbers, life=min(max(up.numbers.life, above) + 1, LARGEST))
     hello = HelloMessage(
         life=numbers.life,
@@ -259,7 +259,7 @@ def greet(up: Outbox, chance: StepInputs, *, above: int = 0) -> OutboxStep:
 
 
 def linked(up: Outbox, chance: StepInputs, *, max_payload: int, conn: int) -> OutboxStep:
-    """The link is there (again): say hello if this process has not, else go on where it broke."""
+    """Handle a new connection: send hello if this process has not, else continue."""
     unusable = up.stopped == Reason.UNUSABLE_LINK
     stopped: Reason | None = None if unusable else up.stopped
     chunk = up.chunk
@@ -276,12 +276,12 @@ def linked(up: Outbox, chance: StepInputs, *, max_payload: int, conn: int) -> Ou
 
 
 def unlinked(up: Outbox) -> Outbox:
-    """The link is gone: nothing is lost, nothing is said."""
+    """Handle a lost connection: nothing is lost, nothing is sent."""
     return replace(up, is_linked=False, transfer=None)
 
 
 def release(up: Outbox, entry: OutboxEntry, chance: StepInputs) -> OutboxStep:
-    """Take a new entry in; its first send follows at once if the link is up."""
+    """Add a new entry; its first send follows at once if the link is up."""
     numbers = replace(up.numbers, seq=entry.seq, spent=entry.spent)
     return tick(replace(up, numbers=numbers, entries=(*up.entries, entry)), chance)
 
@@ -296,10 +296,10 @@ def hear(
     | RefusalMessage,
     chance: StepInputs,
 ) -> OutboxStep:
-    """Take in what the aggregator said to us.
+    """Process a message from the aggregator.
 
     Raises:
-        Refused: MALFORMED: a bitmap that does not fit; nothing changed.
+        Refused: MALFORMED: a bitmap of the wrong size; the state is unchanged.
     """
     match message:
         case WelcomeMessage():
@@ -315,7 +315,7 @@ def hear(
 
 
 def tick(up: Outbox, chance: StepInputs) -> OutboxStep:
-    """Say what is due: the hello first, then one offer at a time, oldest entry first."""
+    """Send the messages that are due: hello first, then one offer at a time, oldest entry first."""
     if not up.is_linked:
         return OutboxStep(up)
     if up.greeting is not None:
@@ -332,7 +332,7 @@ def tick(up: Outbox, chance: StepInputs) -> OutboxStep:
 
 
 def next_due(up: Outbox) -> float | None:
-    """When ``tick`` has something to say, or None if only an event can change that."""
+    """Return when ``tick`` is due next, or None if only an event can change that."""
     if not up.is_linked or up.stopped is not None:
         return None
     if up.greeting is not None:
@@ -340,7 +340,7 @@ def next_due(up: Outbox) -> float | None:
     return min((_due(up, e.key) for e in up.entries if not _must_queue(up, e)), default=None)
 
 
-# --- how ----------------------------------------------------------------------------------------
+# --- implementation -----------------------------------------------------------------------------
 
 
 def _repeat_hello(up: Outbox, greeting: PendingHello, chance: StepInputs) -> OutboxStep:
@@ -353,7 +353,7 @@ def _repeat_hello(up: Outbox, greeting: PendingHello, chance: StepInputs) -> Out
 
 
 def _welcomed(up: Outbox, welcome: WelcomeMessage, chance: StepInputs) -> OutboxStep:
-    """Only the first answer to our own nonce counts; a second one would reset ``seq``."""
+    """Accept only the first answer to the present nonce; a second one would reset ``seq``."""
     if up.greeting is None or welcome.hello != up.greeting.ref:
         return OutboxStep(up)
     if welcome.life != up.numbers.life:
@@ -367,7 +367,7 @@ def _welcomed(up: Outbox, welcome: WelcomeMessage, chance: StepInputs) -> Outbox
 
 
 def _try(up: Outbox, entry: OutboxEntry, chance: StepInputs) -> tuple[Outbox, tuple[Say, ...]]:
-    """Send one entry: whole on the first attempt if it fits, as an offer ever after (rule D3)."""
+    """Send one entry: whole on the first attempt if it fits, as an offer afterwards (rule D3)."""
     attempts = entry.attempts + 1
     tried = replace(entry, attempts=attempts)
     due = chance.now + up.pace.wait(attempts, chance.draw())
@@ -385,13 +385,13 @@ def _goes_whole(up: Outbox, entry: OutboxEntry) -> bool:
 
 
 def _must_queue(up: Outbox, entry: OutboxEntry) -> bool:
-    """Whether another entry is being offered or sent: one transfer at a time."""
+    """Return whether another entry is being offered or sent: one transfer at a time."""
     busy = up.transfer is not None and up.transfer.key != entry.key
     return busy and not _goes_whole(up, entry)
 
 
 def _send(up: Outbox, asked: GrantMessage | HaveMessage, chance: StepInputs) -> OutboxStep:
-    """Send what is missing, at most ``win`` chunks beyond what the receiver has.
+    """Send the missing chunks, at most ``win`` beyond those the receiver has.
 
     Raises:
         Refused: MALFORMED, if the bitmap does not fit the body.
@@ -410,17 +410,17 @@ def _send(up: Outbox, asked: GrantMessage | HaveMessage, chance: StepInputs) -> 
     going = wanted[: max(0, asked.win - len(flying))]
     left = chance.now if going else before.left
     transfer = replace(before, have=have, sent=(*flying, *going), left=left)
-    quiet = chance.now + up.pace.base  # all sent and then silence: ask again
+    quiet = chance.now + up.pace.base  # all sent and no answer: offer again
     answered = replace(entry, attempts=1)
     pieces = tuple(SendChunk(_chunk(entry, i, up.chunk), worker) for i in going)
     return OutboxStep(replace(_put(up, answered, quiet), transfer=transfer), pieces)
 
 
 def _still_flying(before: PendingTransfer, have: frozenset[int]) -> tuple[int, ...]:
-    """Chunks that left and may yet arrive: lost is what a later one has overtaken.
+    """Return chunks that may still arrive; a chunk is lost once a later one has arrived.
 
-    A report without anything new is a receiver that waited in vain: then nothing is flying. One
-    that comes sooner than a receiver waits crossed with the chunks, and is not judged here.
+    A report without a new chunk after the receiver's timeout means that no chunk is in flight. An
+    earlier one crossed with the chunks and changes nothing.
     """
     if have <= before.have:
         return ()
@@ -435,7 +435,7 @@ def _chunk(entry: OutboxEntry, i: int, size: int) -> ChunkMessage:
 
 
 def _settle(up: Outbox, receipt: ReceiptMessage, chance: StepInputs) -> OutboxStep:
-    """Drop the entry that number and digest name; any code is final (rules D4, D7)."""
+    """Remove the entry that number and digest name; any code is final (rules D4, D7)."""
     key = (receipt.life, receipt.seq)
     entry = up.entry(key)
     if entry is None or entry.id != receipt.ref:
@@ -451,13 +451,13 @@ def _settle(up: Outbox, receipt: ReceiptMessage, chance: StepInputs) -> OutboxSt
     return replace(turn, notes=(note, *turn.notes))
 
 
-_SILENT = frozenset(range(1, 7))  # answers to what we did wrong: reported, never acted upon
+_SILENT = frozenset(range(1, 7))  # caused by an error of this device: reported only
 _FINAL_STOP = frozenset({Reason.TWO_LIVES, Reason.UPGRADE_REQUIRED, Reason.REVOKED})
 _UNKNOWN_WAIT = 900.0
 
 
 def _refused(up: Outbox, refusal: RefusalMessage, chance: StepInputs) -> OutboxStep:
-    """Nothing was recorded: wait as told; some refusals ask for more than patience."""
+    """Handle a refusal: wait as requested; some refusals need a further action."""
     wait = refusal.wait / 1000
     note = RefusalReceived(refusal.code, wait)
     if refusal.code in _SILENT:
@@ -477,7 +477,7 @@ def _refused(up: Outbox, refusal: RefusalMessage, chance: StepInputs) -> OutboxS
 
 
 def _postpone(up: Outbox, refusal: RefusalMessage, wait: float, chance: StepInputs) -> Outbox:
-    """Let the refused entry wait, and the others have their turn."""
+    """Postpone the refused entry; other entries may be sent."""
     names = {refusal.ref, refusal.id} - {None}
     asked = up.transfer is not None and up.transfer.asked in names
     for entry in up.entries:

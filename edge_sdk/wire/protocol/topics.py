@@ -1,4 +1,4 @@
-"""Where it is said: every topic of the protocol, built, parsed, subscribed to, and guarded."""
+"""Build, parse and subscribe to the topics of the protocol."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,15}")
 
 @dataclass(frozen=True, slots=True)
 class TopicAddress:
-    """What a topic says. ``id`` is the device for up, down, status and peer, ``_all`` for all."""
+    """A parsed topic. ``id`` is the device for up, down, status and peer, ``_all`` for all."""
 
     fleet: str
     id: str
     direction: str  # up, down, status, peer or all
-    kind: str  # the kind expected; empty under peer, where the envelope chooses
+    kind: str  # the kind expected; empty under peer, where the envelope names it
     tail: str = ""  # worker of a chunk, slot of a part, neighbour of a peer
 
 
 def is_device_id(text: str) -> bool:
-    """Whether a text may name a device: it is a topic level, a user name and an envelope's sender.
+    """Return whether a text may name a device: as topic level, user name and envelope sender.
 
     >>> is_device_id("meter-0042"), is_device_id("_agg"), is_device_id("a/b")
     (True, False, False)
@@ -39,15 +39,15 @@ def is_device_id(text: str) -> bool:
 
 
 def is_fleet_id(text: str) -> bool:
-    """Whether a text may name a fleet."""
+    """Return whether a text may name a fleet."""
     return FLEET_ID.fullmatch(text) is not None
 
 
 def is_unkept(pattern: str) -> bool:
-    """Whether a topic filter is subscribed to with quality of service 0.
+    """Return whether a topic filter is subscribed to with quality of service 0.
 
-    ``time`` is. A broker that raises what it delivers to the subscription's quality would otherwise
-    keep one a minute for every device that sleeps.
+    Only ``time`` is. A broker that raises messages to the subscription's quality would otherwise
+    queue one a minute for every sleeping device.
 
     >>> is_unkept("gf/1/north/_all/time"), is_unkept("gf/1/north/_all/keys")
     (True, False)
@@ -56,7 +56,7 @@ def is_unkept(pattern: str) -> bool:
 
 
 def up(fleet: str, device: str, kind: str, worker: str | None = None) -> str:
-    """Return the topic on which a device speaks to the aggregator.
+    """Return the topic of a message from a device to the aggregator.
 
     >>> up("north", "meter-0042", "update"), up("north", "meter-0042", "chunk", "w1")
     ('gf/1/north/meter-0042/up/update', 'gf/1/north/meter-0042/up/chunk/w1')
@@ -71,7 +71,7 @@ def status(fleet: str, device: str) -> str:
 
 
 def down(fleet: str, device: str, kind: str) -> str:
-    """Return the topic on which the aggregator speaks to one device."""
+    """Return the topic of a message from the aggregator to one device."""
     return f"{ROOT}/{fleet}/{device}/down/{kind}"
 
 
@@ -86,7 +86,7 @@ def part(fleet: str, slot: int) -> str:
 
 
 def peer(fleet: str, device: str, neighbour: str) -> str:
-    """Return the topic on which a device speaks to one neighbour: below its own id.
+    """Return the topic of a message from a device to one neighbour: below the sender's id.
 
     >>> peer("north", "meter-0042", "meter-0043")
     'gf/1/north/meter-0042/peer/meter-0043'
@@ -95,7 +95,7 @@ def peer(fleet: str, device: str, neighbour: str) -> str:
 
 
 def parse(topic: str) -> TopicAddress | None:
-    """Read a topic; None if it has not exactly the shape of one of ours.
+    """Parse a topic; return None if it is not exactly a topic of the protocol.
 
     >>> parse("gf/1/north/meter-0042/up/update")
     TopicAddress(fleet='north', id='meter-0042', direction='up', kind='update', tail='')
@@ -140,23 +140,23 @@ def _parse_own(fleet: str, name: str, rest: list[str]) -> TopicAddress | None:
 
 
 def device_filters(fleet: str, device: str) -> tuple[str, ...]:
-    """Return what a device subscribes to after every connect; none of them overlap."""
+    """Return the filters that a device subscribes to after every connect; none of them overlap."""
     announced = ("keys", "time", "bundle", "model")
     return (f"{ROOT}/{fleet}/{device}/down/#", *(common(fleet, kind) for kind in announced))
 
 
 def peers_filter(fleet: str, device: str) -> str:
-    """Return what a device adds while it exchanges models with neighbours."""
+    """Return the filter that a device adds while it exchanges models with neighbours."""
     return f"{ROOT}/{fleet}/+/peer/{device}"
 
 
 def parts_filter(fleet: str) -> str:
-    """Return what a device adds while it fetches the common model, and only then."""
+    """Return the filter that a device adds while it fetches the common model, and only then."""
     return f"{ROOT}/{fleet}/{ALL}/part/#"
 
 
 def aggregator_filters(fleet: str, group: str | None = None) -> tuple[str, ...]:
-    """Return what the aggregator subscribes to; ``group`` shares the uplink among workers.
+    """Return the aggregator's filters; ``group`` shares the uplink among workers.
 
     Status is never shared: retained messages do not reach shared subscriptions.
 

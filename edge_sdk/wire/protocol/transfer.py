@@ -1,8 +1,8 @@
-"""A large body in chunks, either direction: two machines that never touch a socket or a clock.
+"""Transfer a large body in chunks, in either direction: two machines without socket or clock.
 
-The receiver drives. It says which chunks it has and how many may be on their way; the sender sends
-what is missing, and a chunk a broker acknowledged and lost is simply still missing. Neither machine
-knows the messages that carry its words: they take and give indices, bitmaps and bytes.
+The receiver drives. It reports which chunks it has and how many may be in flight; the sender sends
+the missing ones, and a chunk that a broker acknowledged and lost is simply still missing. The
+machines are independent of the message types: they take and return indices, bitmaps and bytes.
 Rules: wire protocol, section "Chunked bodies".
 """
 
@@ -17,18 +17,18 @@ from typing import Final
 from edge_sdk.wire.errors import Reason, Refused
 
 CHUNK: Final = 32_768  # bytes, the default and the largest
-SMALLEST_CHUNK: Final = 8_192  # bytes; a link that takes less cannot carry uploads
+SMALLEST_CHUNK: Final = 8_192  # bytes; a link with a smaller limit cannot carry uploads
 MOST_CHUNKS: Final = 256
 MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_IN_FLIGHT: Final = 8  # chunks
-FIRST_GAP: Final = 2.0  # s of silence before the receiver asks again; doubles
+FIRST_GAP: Final = 2.0  # s without a chunk before the receiver asks again; doubles
 LONGEST_GAP: Final = 60.0  # s
-IDLE: Final = 120.0  # s without a chunk: the receiver gives the memory back
-SILENCE: Final = 10.0  # s without a word: the sender offers again
+IDLE: Final = 120.0  # s without a chunk: the receiver frees the memory
+SILENCE: Final = 10.0  # s without a report: the sender offers again
 
 
 def count_of(size: int, chunk: int) -> int:
-    """How many chunks a body of ``size`` bytes makes.
+    """Return the number of chunks of a body of ``size`` bytes.
 
     >>> count_of(32_769, 32_768)
     2
@@ -37,12 +37,12 @@ def count_of(size: int, chunk: int) -> int:
 
 
 def id_of(digest: bytes) -> bytes:
-    """The name of a transfer: the first half of the body's SHA-256."""
+    """Return the name of a transfer: the first half of the body's SHA-256."""
     return digest[:16]
 
 
 def bitmap(indices: Iterable[int], count: int) -> bytes:
-    """Write a set of chunk numbers: bit i of byte i // 8, least significant bit first.
+    """Encode a set of chunk numbers: bit i of byte i // 8, least significant bit first.
 
     >>> bitmap([0, 1, 8], 9).hex(), bitmap([7], 9).hex()
     ('0301', '8000')
@@ -54,10 +54,10 @@ def bitmap(indices: Iterable[int], count: int) -> bytes:
 
 
 def indices(having: bytes, count: int) -> tuple[int, ...]:
-    """Read a bitmap; the empty one means nothing yet.
+    """Decode a bitmap; the empty one means no chunk.
 
     Raises:
-        Refused: MALFORMED, if it is not as long as ``count`` needs or claims a chunk beyond it.
+        Refused: MALFORMED, if its length does not fit ``count`` or a bit beyond it is set.
 
     >>> indices(bytes.fromhex("0301"), 9), indices(b"", 9)
     ((0, 1, 8), ())
@@ -83,7 +83,7 @@ def _unpack(having: bytes, count: int) -> int:
 
 
 def chunk_size(max_payload: int) -> int:
-    """The chunk a link can carry, from the largest payload its broker takes.
+    """Return the chunk size for a link, from the largest payload its broker accepts.
 
     Raises:
         Refused: UNUSABLE_LINK, if that is below the smallest chunk.
@@ -98,11 +98,11 @@ def chunk_size(max_payload: int) -> int:
 
 
 class Sending:
-    """The half that has the body.
+    """The sending half of a transfer.
 
     Attributes:
         digest: SHA-256 of the body (32 bytes); ``id`` is its first half.
-        count: Chunks in all.
+        count: Number of chunks.
 
     >>> sending = Sending(bytes(20_000), 8_192, now=0.0)
     >>> sending.heard(b"", window=2, now=0.0)
@@ -128,20 +128,20 @@ class Sending:
 
     @property
     def id(self) -> bytes:
-        """Name of the transfer, 16 bytes."""
+        """Return the name of the transfer, 16 bytes."""
         return id_of(self.digest)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the receiver said that it has every chunk; its receipt is still to come."""
+        """Return whether the receiver reported every chunk; its receipt is still to come."""
         return self._has == (1 << self.count) - 1
 
     def heard(self, having: bytes, window: int, now: float) -> None:
-        """Take a grant or a progress report: what the receiver has and how much may fly.
+        """Process a grant or a progress report: chunks received, and chunks that may be in flight.
 
-        A report with nothing new, or with a smaller window, tells of a gap: everything that was
-        on its way counts as lost. One that has less than before comes from a receiver that
-        forgot; it starts again from there.
+        A report without a new chunk, or with a smaller window, signals a gap: every chunk in flight
+        counts as lost. A report with fewer chunks than before comes from a receiver that restarted;
+        the sender continues from that report.
 
         Raises:
             Refused: MALFORMED, if the bitmap does not fit.
@@ -152,10 +152,10 @@ class Sending:
         self._has, self._window, self._heard = mask, max(1, window), now
 
     def due(self, limit: int, now: float) -> tuple[int, ...]:
-        """Which chunks to publish now; they count as on their way from here on.
+        """Return the chunks to publish now; they count as in flight from here on.
 
         Args:
-            limit: Most to give, for instance ``Transport.room()``.
+            limit: Largest number to return, for instance ``Transport.room()``.
             now: Seconds on any monotonic clock, the same for every call.
         """
         limit = min(limit, self._window - self._flying.bit_count())
@@ -168,11 +168,11 @@ class Sending:
         return chosen
 
     def unsent(self, index: int) -> None:
-        """The link had no room for this chunk after all."""
+        """Undo ``due`` for one chunk: the link had no room for it."""
         self._flying &= ~(1 << index)
 
     def piece(self, index: int) -> bytes:
-        """Chunk ``index``: exactly ``chunk`` bytes, the last one shorter.
+        """Return chunk ``index``: exactly ``chunk`` bytes, the last one shorter.
 
         Raises:
             IndexError: There is no such chunk.
@@ -182,37 +182,38 @@ class Sending:
         return self.body[index * self.chunk : (index + 1) * self.chunk]
 
     def is_stalled(self, now: float) -> bool:
-        """Whether nothing was heard for 10 s after the last chunk went: time to offer again."""
+        """Return whether no report came within 10 s after the last chunk: time to offer again."""
         return now - self._heard >= SILENCE
 
     def forget_grant(self) -> None:
-        """The link or the receiver is gone: nothing may fly until a new grant."""
+        """Stop sending until a new grant: the link or the receiver is gone."""
         self._flying = self._window = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What the receiver has to say: the fields of a ``grant`` or a ``have``."""
+    """A report of the receiver: the fields of a ``grant`` or a ``have``."""
 
     having: bytes  # bitmap; empty = nothing yet
-    window: int  # chunks that may be on their way
+    window: int  # chunks that may be in flight
 
 
 class Receiving:
-    r"""The half that wants the body: a set of chunks, and the patience to ask for the rest.
+    r"""The receiving half of a transfer: a set of chunks, and a timer to request the rest.
 
     Args:
         digest: SHA-256 of the whole body, from a signed offer or manifest (32 bytes).
-        size: Bytes in all; they are reserved here and now.
-        chunk: Bytes in every chunk but the last.
+        size: Size of the body in bytes; the memory is reserved at once.
+        chunk: Size of every chunk but the last, in bytes.
         now: Seconds on any monotonic clock, the same for every call.
-        rng: Spreads the gap timer by ±50 %.
-        window: Chunks on their way at first; it halves at a gap and grows by one per clean window.
-        most: Where it stops growing.
-        gap: Seconds of silence before the receiver asks again; doubles.
+        rng: Randomness that spreads the gap timer by ±50 %.
+        window: Initial number of chunks in flight; it halves at a gap and grows by one per clean
+            window.
+        most: Largest number of chunks in flight.
+        gap: Seconds without a chunk before the receiver asks again; doubles.
 
     Raises:
-        Refused: TOO_LARGE, or MALFORMED for sizes that make no sense.
+        Refused: TOO_LARGE, or MALFORMED for invalid sizes.
 
     >>> import hashlib
     >>> body = bytes(8_192) + b"tail"
@@ -260,36 +261,36 @@ class Receiving:
 
     @property
     def id(self) -> bytes:
-        """Name of the transfer, 16 bytes."""
+        """Return the name of the transfer, 16 bytes."""
         return id_of(self.digest)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk is here; ``body`` then tells whether they are the right ones."""
+        """Return whether every chunk has arrived; ``body`` then verifies the digest."""
         return self._mask == (1 << self.count) - 1
 
     @property
     def having(self) -> bytes:
-        """The bitmap of what is here; empty if nothing is."""
+        """Return the bitmap of the chunks received; empty if there are none."""
         return _pack(self._mask, self.count) if self._mask else b""
 
     @property
     def window(self) -> int:
-        """How many chunks may be on their way now."""
+        """Return how many chunks may be in flight now."""
         return self._window
 
     @property
     def missing(self) -> int:
-        """How many chunks have not arrived."""
+        """Return how many chunks have not arrived."""
         return self.count - self._mask.bit_count()
 
     @property
     def arrived(self) -> float:
-        """When the last new chunk came; before the first, when the machine was made."""
+        """Return when the last new chunk arrived; before the first, when the machine was made."""
         return self._arrived
 
     def add(self, transfer: bytes, index: int, data: bytes, now: float) -> bool:
-        """Insert a chunk; False if it was here already (the copy is not looked at).
+        """Insert a chunk; return False if it was present already (the copy is ignored).
 
         Raises:
             Refused: BAD_CHUNK: of another transfer, out of range, or not of its length.
@@ -310,7 +311,7 @@ class Receiving:
         return True
 
     def report(self, now: float) -> TransferReport | None:
-        """What to say now, if anything: progress every half window, or a gap after silence."""
+        """Return the report due now, if any: progress every half window, or a gap on a timeout."""
         if self.is_complete:
             return None
         if self._fresh >= max(1, self._window // 2):
@@ -321,11 +322,11 @@ class Receiving:
         return self._ask_again(now)
 
     def body(self) -> bytes:
-        """The whole body, once complete.
+        """Return the whole body, once complete.
 
         Raises:
-            Refused: BAD_DIGEST: every chunk is here and they are not what was offered. The set is
-                then empty again. NOT_FOUND: chunks are missing.
+            Refused: BAD_DIGEST: every chunk is present, but the digest does not match the offer.
+                The set is then empty again. NOT_FOUND: chunks are missing.
         """
         if not self.is_complete:
             raise Refused(Reason.NOT_FOUND, "chunks are missing")
@@ -336,12 +337,12 @@ class Receiving:
         return whole
 
     def is_expired(self, now: float) -> bool:
-        """Whether nothing new came for 120 s: give the memory back."""
+        """Return whether no new chunk came for 120 s: the memory is to be freed."""
         return now - self._arrived >= IDLE
 
     @property
     def next_due(self) -> float:
-        """When ``report`` or ``is_expired`` should be asked again, if nothing arrives."""
+        """Return when to call ``report`` or ``is_expired`` again, if no chunk arrives."""
         return min(self._ask_at, self._arrived + IDLE)
 
     def _ask_again(self, now: float) -> TransferReport:
@@ -363,7 +364,7 @@ class Receiving:
 
 
 def check_sizes(digest: bytes, size: int, chunk: int) -> None:
-    """Refuse a transfer whose sizes make no sense or are beyond the limits.
+    """Refuse a transfer whose sizes are invalid or beyond the limits.
 
     Raises:
         Refused: TOO_LARGE or MALFORMED.
