@@ -1,4 +1,4 @@
-"""The calendar a site lives by: wall-clock time from UTC slots, and what of it a model may read."""
+"""Compute calendar features of a site from UTC slots: local time, day, week and year."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DAY = 86_400
 
 
 def local_seconds(times: Ints, zone: tzinfo = UTC) -> Ints:
-    """Return wall-clock seconds since 1970 in ``zone``: the grid stays UTC, the calendar does not.
+    """Return wall-clock seconds since 1970 in ``zone``; the grid itself stays in UTC.
 
-    The zone is asked once a day, and row by row only on the days its offset changes.
+    The offset is looked up once a day, and row by row only on the days it changes.
     """
     if zone is UTC or not len(times):
         return times
@@ -45,7 +45,7 @@ def calendar(what: str, local: Ints, step: int) -> Floats:
     array([2019., 2020.])
 
     Raises:
-        ValueError: An unknown word.
+        ValueError: An unknown feature name.
     """
     if what not in CALENDAR:
         known = ", ".join(sorted(CALENDAR))

@@ -1,20 +1,21 @@
-"""Keep the served interval honest: watch which readings miss it, and move its ends until few do.
+"""Calibrate prediction intervals online: move their ends until the intended share is missed.
 
-A model learns quantiles of the past. Where use grows, or a fleet's model meets a site it does not
-know, its interval misses more than it says. So each end of the interval is moved outwards by a
-multiple of the interval's own width, one multiple for every step ahead and either side, and after
-every reading that multiple is corrected: up by ``gain (1 - m)`` after a miss, down by ``gain m``
-otherwise, where ``m`` is the share of misses that is aimed at. Nothing else is remembered but the
-intervals whose readings are still to come: some hundred bytes. Whatever the readings do, of ``n``
-at most a share ``m + moved / (gain n)`` misses an end that is moved by ``moved`` in the end: no
-drift escapes, and nothing is assumed (quantile tracking: Angelopoulos, Candes and Tibshirani 2023,
-arXiv:2307.16895, section 2.1, on the one-sided scores of conformalised quantile regression: Romano,
-Patterson and Candes 2019, arXiv:1905.03222, theorem 2).
+A model learns quantiles of the past. Where consumption grows, or a fleet's model is used at a new
+site, its interval misses more readings than intended. So each end of the interval is moved outwards
+by a multiple of the interval's own width, one multiple for every step ahead and either side, and
+after every reading that multiple is corrected: up by ``gain (1 - m)`` after a miss, down by ``gain
+m`` otherwise, where ``m`` is the intended share of misses. The only other state is the set of
+intervals whose readings are still to come: some hundred bytes. For any sequence of ``n`` readings,
+at most a share ``m + moved / (gain n)`` misses an end that is finally moved by ``moved``: the bound
+holds under drift and without assumptions (quantile tracking: Angelopoulos, Candes and Tibshirani
+2023, arXiv:2307.16895, section 2.1, on the one-sided scores of conformalised quantile regression:
+Romano, Patterson and Candes 2019, arXiv:1905.03222, theorem 2).
 
-Below and above are counted apart. Where most readings are zero, an interval from zero upwards
-covers them all, and its coverage says nothing about the rest; nor are few misses then a sign of an
-interval that is too wide. So no end is moved inwards of where the model tells it: on chargers, that
-made the hours in use miss more, and the quantile score worse than without any calibration.
+Misses below and above are counted separately. Where most readings are zero, an interval from zero
+upwards covers them all, and its coverage is not informative about the rest; nor do few misses then
+show that an interval is too wide. So no end is moved inwards of the model's own quantile: on
+chargers, that increased the misses in the hours of use, and made the quantile score worse than
+without any calibration.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ EARLY = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CoverageTarget:
-    """What the interval is held to.
+    """Intended share of misses on either side, and the step of the calibration.
 
     Attributes:
-        below: Share of readings that may lie below it.
-        above: Share that may lie above it.
-        gain: Widths by which a miss moves an end, near enough; the first readings move it more.
-        least: What no value lies below.
-        narrowest: Width that an interval counts as at least, in the series' unit: an interval of
-            no width could not be moved.
+        below: Share of readings that may lie below the interval.
+        above: Share of readings that may lie above it.
+        gain: Approximate number of widths by which a miss moves an end; the first readings move it
+            more.
+        least: Lower bound of all values.
+        narrowest: Smallest width that an interval counts as, in the series' unit: an interval of
+            zero width could not be moved.
     """
 
     below: float
@@ -55,7 +57,7 @@ class CoverageTarget:
     narrowest: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be aimed at."""
+        """Refuse invalid shares, gain or bounds."""
         if not (0.0 < self.below < 0.5 and 0.0 < self.above < 0.5):
             raise ValueError("misses on either side: expected more than 0 and less than a half")
         if not (self.gain > 0.0 and self.narrowest > 0.0):
@@ -71,7 +73,7 @@ class CoverageTarget:
         least: float = -np.inf,
         narrowest: float = 1e-6,
     ) -> CoverageTarget:
-        """Take the outer levels of a model, or half of what a coverage leaves over on either side.
+        """Take the outer levels of a model, or half of the remainder of a coverage on either side.
 
         >>> CoverageTarget.of((0.05, 0.5, 0.8)).below, round(CoverageTarget.of((0.05, 0.5, 0.8)).above, 6)
         (0.05, 0.2)
@@ -85,26 +87,26 @@ class CoverageTarget:
 
     @property
     def coverage(self) -> float:
-        """The share of readings that shall lie inside."""
+        """Return the intended share of readings inside the interval."""
         return 1.0 - self.below - self.above
 
     @property
     def misses(self) -> Floats:
-        """``(below, above)``."""
+        """Return ``(below, above)``."""
         return np.array([self.below, self.above])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConformalCalibration:
-    """How far the ends are moved, and the intervals that wait for their readings.
+    """State of the calibration: how far the ends are moved, and the intervals without readings yet.
 
     Attributes:
         moved: Widths by which the lower end is moved down and the upper one up, ``(horizon, 2)``.
-        upto: Number of the newest row that was taken in: Unix seconds over the step; -1 for none.
-        rows: Numbers of the rows that the waiting intervals were told from, ``(k,)``.
+        upto: Number of the newest row processed: Unix seconds over the step; -1 for none.
+        rows: Numbers of the rows at which the waiting intervals were predicted, ``(k,)``.
         ends: Those intervals, as served, ``(k, horizon, 2)``.
-        told: Readings held against an interval so far, for each step ahead, ``(horizon,)``.
-        missed: How many of them lay below and above, ``(horizon, 2)``.
+        told: Readings compared with an interval so far, for each step ahead, ``(horizon,)``.
+        missed: Number of them below and above, ``(horizon, 2)``.
     """
 
     moved: Floats
@@ -116,7 +118,7 @@ class ConformalCalibration:
 
     @classmethod
     def new(cls, horizon: int) -> ConformalCalibration:
-        """Begin with the interval as the model tells it."""
+        """Start with the interval as the model predicts it."""
         return cls(
             np.zeros((horizon, 2)),
             -1,
@@ -128,12 +130,12 @@ class ConformalCalibration:
 
     @property
     def horizon(self) -> int:
-        """Steps that an interval has."""
+        """Return the number of steps of an interval."""
         return len(self.moved)
 
     @property
     def tried(self) -> int:
-        """Rows whose interval was put to the test."""
+        """Return the number of rows whose interval was compared with a reading."""
         return int(self.told.max(initial=0))
 
     @property
@@ -144,7 +146,7 @@ class ConformalCalibration:
         return float(below), float(above)
 
     def arrays(self) -> dict[str, Array]:
-        """Return it as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         return {
             "moved": self.moved,
             "upto": np.array(self.upto),
@@ -169,7 +171,7 @@ class ConformalCalibration:
 
         Args:
             told: Quantiles in order, ``(..., horizon, levels)``.
-            aim: What is the least, and the narrowest.
+            aim: Lower bound, and narrowest width.
 
         Returns:
             Lower and upper ends, ``(..., horizon, 2)``.
@@ -182,13 +184,14 @@ class ConformalCalibration:
     def after(
         self, row: int, value: float, told: Floats | None, aim: CoverageTarget
     ) -> ConformalCalibration:
-        """Take one row in: its reading settles older intervals, then its own interval waits.
+        """Process one row: its reading settles older intervals, then its own interval waits.
 
         Args:
             row: The row's number; greater than that of any before it.
             value: Its reading; NaN where there was none.
-            told: Quantiles told from it, ``(horizon, levels)``; None where no window was complete.
-            aim: What the interval is held to.
+            told: Quantiles predicted from it, ``(horizon, levels)``; None where no window was
+                complete.
+            aim: Intended shares of misses.
         """
         settled = self._settled(row, value, aim)
         keep = settled.rows + self.horizon > row
@@ -200,11 +203,11 @@ class ConformalCalibration:
         return replace(settled, upto=row, rows=rows, ends=ends)
 
     def waiting(self, told: Floats, aim: CoverageTarget) -> ConformalCalibration:
-        """Let an interval wait that was told late from the newest row; one that waits stays.
+        """Add the newest row's interval if it was predicted late; keep one that waits already.
 
         Args:
             told: Quantiles, ``(horizon, levels)``.
-            aim: What the interval is held to.
+            aim: Intended shares of misses.
 
         >>> told, aim = np.array([[0.0, 0.5, 1.0]]), CoverageTarget(0.1, 0.1)
         >>> one = ConformalCalibration.new(1).after(7, 0.3, None, aim).waiting(told, aim)
@@ -236,22 +239,23 @@ class ConformalCalibration:
 def rolled(
     calibration: ConformalCalibration, rows: Ints, values: Floats, told: Floats, aim: CoverageTarget
 ) -> tuple[ConformalCalibration, Floats]:
-    """Go through rows in order, as a device does while they come.
+    """Process rows in order, as a device does while they arrive.
 
     Args:
-        calibration: As it was before the first of them.
+        calibration: State before the first of them.
         rows: Their numbers, rising, ``(n,)``.
         values: Their readings, NaN where there was none, ``(n,)``.
-        told: Quantiles told from each, ``(n, horizon, levels)``; NaN where no window was complete.
-        aim: What the interval is held to.
+        told: Quantiles predicted from each, ``(n, horizon, levels)``; NaN where no window was
+            complete.
+        aim: Intended shares of misses.
 
     Returns:
-        The calibration after the last row, and the interval as it was served from each row:
-        before any of its readings was seen, ``(n, horizon, 2)``; NaN where none was told.
+        The calibration after the last row, and the interval as it was served from each row: before
+        any of its readings was seen, ``(n, horizon, 2)``; NaN where none was predicted.
 
     Example:
-        A model that says 0 to 1 of readings that have grown to 3: after twenty misses of twenty,
-        the upper end is where they are, and it does not run away from there.
+        A model predicts 0 to 1 for readings that have grown to 3: after twenty misses of twenty,
+        the upper end is at the readings, and it stays there.
 
         >>> rows, values = np.arange(400), np.full(400, 3.0)
         >>> told = np.tile(np.array([0.0, 0.5, 1.0]), (400, 1, 1))

@@ -1,4 +1,4 @@
-"""Forecasts from a device's own vector, and what to say when its window is not complete."""
+"""Forecast from a device's own vector, with a fallback when its window is incomplete."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ POINT = (0.5,)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """What comes next.
+    """One forecast over the horizon.
 
     Attributes:
         times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``.
         values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
-        unit: Of the values.
-        source: ``model``; ``without graph``, the model of a split method that nobody helped;
-            ``last day``, the same slots a day (or days) earlier; or ``none``.
-        interval: Lower and upper ends, shape ``(horizon, 2)``, where the model says quantiles.
-        coverage: The share of readings that shall lie inside; None without an interval.
-        quantiles: As the model told them, in order, shape ``(horizon, levels)``; not calibrated.
-        levels: Theirs, rising.
-        calibrated: On how many earlier readings the interval was put to the test; 0 is as told.
+        unit: Unit of the values.
+        source: ``model``; ``without graph``, the model of a split method without the server's
+            graph; ``last day``, the same slots a day (or days) earlier; or ``none``.
+        interval: Lower and upper ends, shape ``(horizon, 2)``, where the model predicts quantiles.
+        coverage: Intended share of readings inside the interval; None without an interval.
+        quantiles: The model's quantiles in order, shape ``(horizon, levels)``; not calibrated.
+        levels: Levels of the quantiles, rising.
+        calibrated: Number of earlier readings that calibrated the interval; 0 means uncalibrated.
     """
 
     times: Ints
@@ -50,7 +50,7 @@ class Forecast:
 
     @property
     def median(self) -> Floats:
-        """The values: the middle of what is to be expected."""
+        """Return the values, which are the medians."""
         return self.values
 
 
@@ -61,17 +61,18 @@ def predict(
     levels: Sequence[float] = POINT,
     held: tuple[ConformalCalibration, CoverageTarget] | None = None,
 ) -> Forecast:
-    """Forecast what follows the newest row, by the best means there is.
+    """Forecast the rows after the newest one, with the model or the fallback.
 
     The model needs a complete window and must answer with finite numbers; otherwise the same slots
-    of the last day known stand in, and if these were not measured either, nothing is claimed.
+    of the last known day are returned, and if these were not measured either, NaN.
 
     Args:
         graph: The bundle's forecast graph.
         p: The whole vector.
         frame: Channels and scale.
-        levels: Of the quantiles that the graph tells.
-        held: How far the interval is moved, and to what it is held; None leaves it as it was told.
+        levels: Levels of the quantiles that the graph predicts.
+        held: Calibration of the interval and its intended shares; None leaves the interval
+            unchanged.
     """
     times = _times(frame)
     if frame.is_ready:
@@ -112,16 +113,16 @@ def fan(
 ) -> Floats:
     """Forecast every level from every origin, in the series' unit, ``(origins, horizon, levels)``.
 
-    Levels are put in order where the model told them crossed: sorting never raises the sum of their
-    pinball losses (Chernozhukov et al. 2010, doi:10.3982/ECTA7880, proposition 4). What cannot be
-    negative, is not.
+    Levels that the model predicted in the wrong order are sorted: sorting never raises the sum of
+    their pinball losses (Chernozhukov et al. 2010, doi:10.3982/ECTA7880, proposition 4). Values
+    that cannot be negative are bounded by zero.
 
     Args:
         graph: The bundle's forecast graph: p, x to yhat.
         p: The whole vector.
         frame: Channels and scale.
         origins: Rows with complete windows before them.
-        levels: As many as the graph tells.
+        levels: Levels of the quantiles, as many as the graph predicts.
         size: Windows in one call of the graph.
     """
     horizon, wide = frame.window.horizon, len(levels)
@@ -150,7 +151,7 @@ def rolling(
 
 
 def least(frame: ChannelFrame) -> float:
-    """Return what no value of the target lies below: zero where values add up (energy, volume)."""
+    """Return the lower bound of the target: zero where values add up (energy, volume)."""
     stream = STREAMS.get(frame.target.stream)
     return 0.0 if stream is not None and stream.adds else -np.inf
 

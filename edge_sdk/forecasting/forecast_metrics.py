@@ -1,4 +1,4 @@
-"""How good a forecast was: point and quantile scores, in the units of the series; pure."""
+"""Score forecasts: point and quantile scores in the units of the series; pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 def pinball(y: ArrayLike, yhat: ArrayLike, q: float) -> Floats:
-    """Pinball loss of each value: too low costs ``q`` a unit, too high ``1 - q``.
+    """Return the pinball loss of each value: ``q`` a unit below the observation, ``1 - q`` above.
 
     >>> pinball([1.0, 3.0], [2.0, 2.0], 0.9)
     array([0.1, 0.9])
@@ -27,18 +27,18 @@ def quantile_score(
     yhat: Mapping[float, ArrayLike],
     reduce: Literal["sum", "mean"] = "sum",
 ) -> float:
-    """QS: mean pinball loss over windows and horizon steps, summed (or averaged) over quantiles."""
+    """Return QS: the mean pinball loss over windows and steps, summed (or averaged) over levels."""
     means = [float(pinball(y, told, q).mean()) for q, told in yhat.items()]
     return float(np.sum(means) if reduce == "sum" else np.mean(means))
 
 
 def interval_length(low: ArrayLike, high: ArrayLike) -> float:
-    """MIL: the mean length of the interval."""
+    """Return MIL: the mean length of the interval."""
     return float(np.abs(np.asarray(high, np.float64) - np.asarray(low, np.float64)).mean())
 
 
 def coverage(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
-    """ICP: the share of values inside the interval, its ends included."""
+    """Return ICP: the share of values inside the interval, its ends included."""
     seen = np.asarray(y, np.float64)
     return float(((np.asarray(low) <= seen) & (seen <= np.asarray(high))).mean())
 
@@ -46,8 +46,8 @@ def coverage(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
 def misses(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> tuple[float, float]:
     """Return the shares of values below and above the interval, unobserved ones left out.
 
-    Where many values are zero, these say what coverage cannot: an interval from zero upwards covers
-    all zeros, so that too few of the others may lie inside of a coverage that looks right.
+    Where many values are zero, coverage alone is misleading: an interval from zero upwards covers
+    all zeros, so that too few of the others may lie inside although the coverage is as intended.
 
     >>> misses([0.0, 0.0, 0.0, 5.0, np.nan], [0.0] * 5, [1.0] * 5)
     (0.0, 0.25)
@@ -61,30 +61,30 @@ def misses(y: ArrayLike, low: ArrayLike, high: ArrayLike) -> tuple[float, float]
 
 
 def mae(y: ArrayLike, yhat: ArrayLike) -> float:
-    """Mean absolute error over all values that were observed; NaN when none was."""
+    """Return the mean absolute error over all observed values; NaN without any."""
     error = _errors(y, yhat)
     return float(np.abs(error).mean()) if error.size else float("nan")
 
 
 def rmse(y: ArrayLike, yhat: ArrayLike) -> float:
-    """Root of the mean squared error over all values that were observed; NaN when none was."""
+    """Return the root of the mean squared error over all observed values; NaN without any."""
     error = _errors(y, yhat)
     return float(np.sqrt(np.square(error).mean())) if error.size else float("nan")
 
 
 def naive_lag1(x: ArrayLike) -> float:
-    """Mean absolute step of a series, over neighbours that were both observed; 0 when none were."""
+    """Return the mean absolute step of a series between observed neighbours; 0 without any."""
     steps = np.abs(np.diff(np.asarray(x, np.float64)))
     steps = steps[np.isfinite(steps)]
     return float(steps.mean()) if steps.size else 0.0
 
 
 def mase(y: ArrayLike, yhat: ArrayLike, naive: float | None = None) -> float | None:
-    """MAE in units of the naive one-step error; None, undefined, for a constant series.
+    """Return MAE in units of the naive one-step error; None, undefined, for a constant series.
 
     Args:
-        y: Observed.
-        yhat: Forecast.
+        y: Observed values.
+        yhat: Forecast values.
         naive: Mean absolute step to divide by; that of ``y`` itself unless given.
 
     >>> mase([1, 2, 4, 3], [1.5, 2, 3, 3])
@@ -95,7 +95,7 @@ def mase(y: ArrayLike, yhat: ArrayLike, naive: float | None = None) -> float | N
 
 
 def mean_mase(values: Sequence[float | None]) -> tuple[float, int]:
-    """Average over devices, and count those left out because their series was constant."""
+    """Return the average over devices, and the number left out for a constant series."""
     defined = [value for value in values if value is not None]
     mean = float(np.mean(defined)) if defined else float("nan")
     return mean, len(values) - len(defined)

@@ -1,12 +1,13 @@
-"""A device's intervals: a model's quantiles along its rows, and the calibration that follows them.
+"""Maintain a device's prediction intervals: quantiles along its rows, and their calibration.
 
-A calibration is judged on readings that its model had not seen: the shell brings it up to date
-before every round that learns. Only its beginning cannot be: it is made on the newest windows there
-are, by the model as it is, and made again whenever the model moves, until it has lived through as
-many rows of its own. Where the newest readings are held back from learning, that is honest too.
+A calibration uses readings that its model had not seen: the shell updates it before every round of
+training. Only its start is an exception: it uses the newest windows available, with the present
+model, and is repeated whenever the model moves, until the calibration has processed as many rows of
+its own. Where the newest readings are held back from training, the start is unbiased too.
 
-Where a server's graph helps with forecasts, and sometimes does not answer, there are intervals of
-two kinds, and each has a calibration of its own: misses of the one say nothing of the other.
+Where a server's graph aids forecasts, and sometimes does not answer, there are intervals of two
+kinds, and each has a calibration of its own: misses of one kind are not informative about the
+other.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ Tell = Callable[[Ints], Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedCalibration:
-    """A calibration, and what it belongs to.
+    """A stored calibration, with the model and bundle it belongs to.
 
     Attributes:
-        calibration: Up to its newest row.
+        calibration: Calibration up to its newest row.
         bundle: Digest of the bundle whose quantiles it moves.
-        model: Digest of the vector it was begun with.
-        since: Number of the newest row when it was begun.
-        aided: The same for intervals that a server's graph helped with; None before the first.
+        model: Digest of the vector it was started with.
+        since: Number of the newest row when it was started.
+        aided: Calibration of intervals aided by a server's graph; None before the first.
     """
 
     calibration: ConformalCalibration
@@ -46,7 +47,7 @@ class SavedCalibration:
     aided: ConformalCalibration | None = None
 
     def arrays(self) -> dict[str, Array]:
-        """Return it as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         own = {"bundle": self.bundle, "model": self.model}
         marks = {name: np.frombuffer(digest, np.uint8) for name, digest in own.items()}
         aided = {} if self.aided is None else self.aided.arrays()
@@ -70,11 +71,11 @@ class SavedCalibration:
 
 @dataclass(frozen=True, slots=True)
 class IntervalTracker:
-    """What a calibration needs to know of a device.
+    """Update a device's calibration as rows arrive.
 
     Attributes:
-        aim: What the interval is held to.
-        warm: Rows it begins with.
+        aim: Intended shares of misses.
+        warm: Number of rows it starts with.
         bundle: Digest of the bundle in use.
     """
 
@@ -85,16 +86,15 @@ class IntervalTracker:
     def follow(
         self, kept: SavedCalibration | None, frame: ChannelFrame, vector: Vector, tell: Tell
     ) -> SavedCalibration:
-        """Bring a calibration up to the newest row, or begin one.
+        """Bring a calibration up to the newest row, or start one.
 
-        Rows that it slept through are caught up on with the present model, the newest ``warm`` of
-        them at most.
+        Missed rows are processed with the present model, the newest ``warm`` of them at most.
 
         Args:
-            kept: What was kept; None to begin.
+            kept: Stored calibration; None to start.
             frame: Channels and readings; at least one row.
-            vector: The present model.
-            tell: Its quantiles.
+            vector: Present model.
+            tell: Function that returns its quantiles.
         """
         numbers = row_numbers(frame)
         model = hashlib.sha256(vector.tobytes()).digest()
@@ -112,16 +112,16 @@ class IntervalTracker:
     def aid(
         self, kept: SavedCalibration, frame: ChannelFrame, told: Floats | None
     ) -> SavedCalibration:
-        """Bring the calibration of helped intervals up to the newest row.
+        """Bring the calibration of aided intervals up to the newest row.
 
-        Only what was served counts here, for nobody knows what a server that was silent would have
-        said. It begins with the ends where the other one has them. That the model moves makes it no
-        worse: no interval was told of a reading that had been learned from.
+        Only served intervals count here, for the quantiles of a server that did not answer are
+        unknown. It starts with the ends of the other calibration. A model that moves makes it no
+        worse: no interval was predicted for a reading that had been learned from.
 
         Args:
-            kept: What was kept.
+            kept: Stored calibration.
             frame: Channels and readings; at least one row.
-            told: Quantiles that are about to be served from the newest row; None if none are.
+            told: Quantiles about to be served from the newest row; None if there are none.
         """
         numbers, one = row_numbers(frame), kept.aided
         if one is None:
@@ -136,8 +136,8 @@ class IntervalTracker:
     def served(self, frame: ChannelFrame, origins: Ints, tell: Tell) -> Floats:
         """Return the intervals that would have been served from origins, ``(n, horizon, 2)``.
 
-        The calibration begins ``warm`` rows before the first of them and sees every reading when it
-        came; the model is the same throughout.
+        The calibration starts ``warm`` rows before the first of them and processes every reading in
+        order; the model is the same throughout.
         """
         if not len(origins):
             return np.empty((0, frame.window.horizon, 2))
@@ -147,13 +147,13 @@ class IntervalTracker:
         return np.asarray(ends[origins - begin])
 
     def _still(self, kept: SavedCalibration | None, numbers: Ints) -> ConformalCalibration | None:
-        """Return the helped calibration of one that is begun anew, where it is still good."""
+        """Return the aided calibration of one that is restarted, where it is still valid."""
         if kept is None or kept.aided is None or kept.bundle != self.bundle:
             return None
         return kept.aided if kept.aided.upto <= int(numbers[-1]) else None
 
     def _is_void(self, kept: SavedCalibration, model: bytes, newest: int) -> bool:
-        """Whether it belongs to another bundle, to a clock that was wrong, or to a young model."""
+        """Return whether it belongs to another bundle, a wrong clock, or a model that has moved."""
         calibration = kept.calibration
         is_young = calibration.upto - kept.since < self.warm
         return (
@@ -178,7 +178,7 @@ def row_numbers(frame: ChannelFrame) -> Ints:
 
 
 def complete(frame: ChannelFrame) -> Array:
-    """Return from which rows the model can forecast: those with a whole window, ``(T,)`` bool."""
+    """Return the rows that have a whole window to forecast from, ``(T,)`` bool."""
     lookback = frame.window.lookback
     bad = np.concatenate([[0], np.cumsum(~np.isfinite(frame.channels).all(axis=1))])
     good = np.zeros(len(frame), np.bool_)

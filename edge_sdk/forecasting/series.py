@@ -1,4 +1,4 @@
-"""Readings become a regular series: one grid in UTC, one column a stream, gaps left open."""
+"""Store readings as a regular series: one UTC grid, one column per stream, NaN in gaps."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TWO_YEARS_HOURLY = 2 * 366 * 24
 
 
 class Flag(IntFlag):
-    """What a source knows against its own reading."""
+    """Quality flags of a reading, set by its source."""
 
     NONE = 0
-    SUSPECT = 1  # the meter says so itself; not learned from
+    SUSPECT = 1  # reported by the meter; not learned from
     ESTIMATED = 2
     CLOCK_UNSYNCED = 4
 
 
-_SUSPECT = int(Flag.SUSPECT)  # a plain number: asked of every reading
+_SUSPECT = int(Flag.SUSPECT)  # a plain number: checked for every reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Reading:
     Attributes:
         stream: A canonical name, see ``STREAMS``.
         time: Unix seconds, UTC: the start of the interval for a sum, the moment otherwise.
-        value: In the stream's unit.
+        value: Value in the stream's unit.
         flags: Bits of ``Flag``.
-        seconds: Length of the interval a sum spans, where it may be shorter than the grid's step.
+        seconds: Length of the interval of a sum, where it may be shorter than the grid's step.
     """
 
     stream: str
@@ -49,10 +49,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What a canonical name means.
+    """Unit and kind of a canonical stream.
 
     Attributes:
-        unit: Of its values.
+        unit: Unit of its values.
         adds: Whether a longer interval's value is the sum of its parts (energy, volume).
     """
 
@@ -88,18 +88,18 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
 
 
 class ReadingOutcome(StrEnum):
-    """What became of a reading; every one is counted under its word."""
+    """Outcome of adding a reading; each outcome is counted."""
 
     NEW = "new"
     AGAIN = "again"  # the same value for the same slot: a repeat
-    CHANGED = "changed"  # the last write wins
-    PART = "part"  # of a sum whose other parts are still to come
-    LATE = "late"  # older than what is kept
+    CHANGED = "changed"  # the last value replaces the earlier one
+    PART = "part"  # part of a sum whose other parts are still missing
+    LATE = "late"  # older than the slots kept
     FUTURE = "future"
     UNUSED = "unused"  # no channel reads this stream
     SUSPECT = "suspect"
     NOT_FINITE = "not finite"
-    OFF_GRID = "off grid"  # a sum over an interval that is not the grid's
+    OFF_GRID = "off grid"  # a sum over another interval than the grid's
 
 
 class SeriesRow(NamedTuple):
@@ -114,12 +114,12 @@ class SeriesRow(NamedTuple):
 class Series:
     """A bounded, regular series of several streams, on slots of ``step`` seconds since 1970 UTC.
 
-    A slot that nobody measured is NaN. Readings may come late, twice, or in any order.
+    A slot without a reading is NaN. Readings may arrive late, twice, or in any order.
 
     Args:
-        step: Seconds a slot.
+        step: Seconds per slot.
         streams: The streams to keep; all others are counted and dropped.
-        capacity: Slots kept; the oldest go first.
+        capacity: Number of slots kept; the oldest are removed first.
 
     Example:
         >>> series = Series(3600, ["elec.import.energy"])
@@ -150,34 +150,34 @@ class Series:
         self._parts: dict[tuple[str, int], dict[float, float]] = {}
 
     def __len__(self) -> int:
-        """How many slots lie between the oldest and the newest kept reading."""
+        """Return the number of slots from the oldest to the newest kept reading."""
         return self._end - self._first
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams it keeps."""
+        """Return the names of the streams it keeps."""
         return tuple(self._columns)
 
     def times(self) -> NDArray[np.int64]:
-        """Start of every slot in Unix seconds, shape ``(len(self),)``."""
+        """Return the start of every slot in Unix seconds, shape ``(len(self),)``."""
         return np.arange(self._first, self._end, dtype=np.int64) * self.step
 
     def values(self, stream: str) -> NDArray[np.float64]:
         """Copy a stream's values, NaN where nothing was observed, shape ``(len(self),)``.
 
         Raises:
-            KeyError: A stream that is not kept.
+            KeyError: The series does not keep this stream.
         """
         column = self._columns[stream]
         return column[self._first - self._base : self._end - self._base].copy()
 
     def add(self, reading: Reading, *, latest: float = math.inf) -> ReadingOutcome:
-        """Merge one reading and say what became of it; never raises for what a source read.
+        """Merge one reading and return its outcome; never raises for the content of a reading.
 
         Args:
-            reading: To merge.
+            reading: Reading to merge.
             latest: Later readings are refused: the device's clock and a tolerance. Without it one
-                timestamp of the year 2099 would push everything out.
+                timestamp of the year 2099 would remove all other readings.
         """
         seen = self._judge(reading, latest)
         if seen is None:
@@ -187,14 +187,14 @@ class Series:
         return seen
 
     def load(self, rows: Iterable[SeriesRow]) -> None:
-        """Take saved rows in; they are not pending again. Rows of other streams are left out."""
+        """Load saved rows; they are not pending again. Rows of other streams are left out."""
         for row in rows:
             if row.stream in self._columns and self._reach(row.slot):
                 self._columns[row.stream][row.slot - self._base] = row.value
 
     @property
     def oldest(self) -> int:
-        """The first slot that a reading may still have; older ones are late."""
+        """Return the first slot that a reading may still have; older ones are late."""
         return self._end - self.capacity
 
     def observed(self) -> int:
@@ -204,15 +204,15 @@ class Series:
 
     @property
     def unsaved(self) -> int:
-        """How many rows are pending."""
+        """Return the number of pending rows."""
         return len(self._pending)
 
     def pending(self) -> tuple[SeriesRow, ...]:
-        """Return what has changed since it was last ``saved``, to be written in one transaction."""
+        """Return the rows changed since they were ``saved``, to be written in one transaction."""
         return tuple(self._pending.values())
 
     def saved(self, rows: Iterable[SeriesRow]) -> None:
-        """Forget that these rows are pending, unless they changed again in the meantime."""
+        """Mark these rows as saved, unless they changed again in the meantime."""
         for row in rows:
             if self._pending.get((row.stream, row.slot)) == row:
                 del self._pending[row.stream, row.slot]
@@ -241,7 +241,7 @@ class Series:
         return self._put(SeriesRow(reading.stream, slot, value, int(reading.flags)))
 
     def _summed(self, reading: Reading, slot: int, wanted: int) -> float | None:
-        """Add up a slot's parts; None until all of them came. A few open slots are remembered."""
+        """Add up a slot's parts; return None until all have arrived. Few open slots are kept."""
         if wanted == 1:
             return reading.value
         parts = self._parts.setdefault((reading.stream, slot), {})
@@ -262,7 +262,7 @@ class Series:
         return ReadingOutcome.NEW if math.isnan(before) else ReadingOutcome.CHANGED
 
     def _reach(self, slot: int) -> bool:
-        """Make room for a slot; False when it is older than what may be kept."""
+        """Make room for a slot; return False when it is older than the slots kept."""
         if self._first <= slot < self._end:
             return True
         if not len(self):
@@ -281,7 +281,7 @@ class Series:
         return True
 
     def _move(self, room: int) -> None:
-        """Copy the kept slots into arrays with space on the side that grows: moves stay rare."""
+        """Copy the kept slots into arrays with space on the side that grows: copies are rare."""
         used = self._end - self._first
         spare = used // 4
         base = self._first - (spare if self._first < self._base else 0)

@@ -1,4 +1,4 @@
-"""A series as the model sees it: channels, scale, windows, minibatches."""
+"""Prepare a series for the model: channels, scale, windows, minibatches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Floats) -> Scale:
-        """Span what was observed. A constant (or empty) series gets the width 1, never 0.
+        """Return the range of the observed values. A constant (or empty) series gets width 1.
 
         >>> Scale.of(np.array([2.0, np.nan, 6.0])), Scale.of(np.full(3, 5.0))
         (Scale(low=2.0, high=6.0), Scale(low=5.0, high=6.0))
@@ -49,11 +49,11 @@ class Scale:
 
     @property
     def width(self) -> float:
-        """Units of the series in one scaled unit."""
+        """Return the units of the series in one scaled unit."""
         return self.high - self.low
 
     def shrink(self, values: Floats) -> Floats:
-        """Turn values in the series' unit into scaled ones."""
+        """Convert values in the series' unit to scaled ones."""
         return (values - self.low) / self.width
 
 
@@ -71,19 +71,19 @@ def filled(values: Floats, limit: int = FILL) -> Floats:
 
 @dataclass(frozen=True)
 class ChannelFrame:
-    """All channels of one device, and where complete windows lie.
+    """All channels of one device, and the positions of complete windows.
 
     Row ``o`` is an *origin* when rows ``o - lookback + 1 .. o`` are complete; its targets are rows
     ``o + 1 .. o + horizon``.
 
     Attributes:
         window: Lookback, horizon, step.
-        target: What is forecast, and in which form.
+        target: Series that is forecast, and its form.
         times: Start of each row, Unix seconds, shape ``(T,)``.
         channels: Scaled inputs, shape ``(T, C)``, float32, NaN where unknown.
         raw: The target as observed, shape ``(T,)``, NaN in gaps.
         last: The target carried forward over short gaps, shape ``(T,)``.
-        scale: Of the target.
+        scale: Scale of the target.
     """
 
     window: Window
@@ -109,16 +109,16 @@ class ChannelFrame:
 
         Args:
             series: On the manifest's step.
-            manifest: Says what the channels are.
+            manifest: Manifest that defines the channels.
             site: Static features by name.
-            zone: For calendar features.
-            scale: A scale that was fixed earlier. A model learns on one scale, so a device keeps
-                the first one it trained on.
-            part: Whose minimum and maximum give the device's scale otherwise.
+            zone: Time zone for calendar features.
+            scale: Scale that was fixed earlier. A model learns on one scale, so a device keeps the
+                first one it trained on.
+            part: Part whose minimum and maximum give the device's scale otherwise.
 
         Raises:
-            ConfigError: A static feature that ``site`` lacks.
-            ValueError: Another step than the manifest's, or an unknown calendar word.
+            ConfigError: ``site`` lacks a static feature.
+            ValueError: Another step than the manifest's, or an unknown calendar feature.
         """
         if series.step != manifest.window.step_seconds:
             wanted = manifest.window.step_seconds
@@ -136,7 +136,7 @@ class ChannelFrame:
         return cls(manifest.window, manifest.target, times, channels, raw, last, scale)
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.times)
 
     def origins(self, part: str = "all", *, observed: bool = True, reach_back: bool = True) -> Ints:
@@ -144,8 +144,8 @@ class ChannelFrame:
 
         Args:
             part: A key of ``PARTS``.
-            observed: Only windows whose targets were all observed: what one may learn from.
-            reach_back: Inputs may lie before the part (never after it).
+            observed: Whether to return only windows whose targets were all observed, for training.
+            reach_back: Whether inputs may lie before the part (never after it).
         """
         start, stop = (int(len(self) * share) for share in PARTS[part])
         lookback, horizon = self.window.lookback, self.window.horizon
@@ -158,7 +158,7 @@ class ChannelFrame:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the newest window is complete, so that the model can forecast from it."""
+        """Return whether the newest window is complete, so that the model can forecast from it."""
         lookback = self.window.lookback
         return len(self) >= lookback and bool(
             self._incomplete[-1] == self._incomplete[-lookback - 1]
@@ -166,7 +166,7 @@ class ChannelFrame:
 
     @property
     def newest(self) -> int | None:
-        """The number of the newest window: its last row's start over the step; None if it lacks."""
+        """Return the number of the newest window, its last row's start over the step, or None."""
         if not self.is_ready:
             return None
         return int(self.times[-1]) // self.window.step_seconds
@@ -187,7 +187,7 @@ class ChannelFrame:
         return ((self.truth(origins) - base) / self.scale.width).astype(np.float32)
 
     def restore(self, yhat: NDArray[np.float32], origins: Ints) -> Floats:
-        """Undo ``targets``: what the model said, in the series' unit, ``(B, horizon)``."""
+        """Invert ``targets``: the model's output in the series' unit, ``(B, horizon)``."""
         base = self.last[origins, None] if self.target.form == "change" else self.scale.low
         return np.asarray(base + self.scale.width * yhat.astype(np.float64))
 
@@ -203,7 +203,7 @@ class ChannelFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """The windows one may learn from: a frame and its origins.
+    """Windows available for training: a frame and its origins.
 
     Attributes:
         frame: Channels and targets.
@@ -214,7 +214,7 @@ class Drawable:
     origins: Ints
 
     def __len__(self) -> int:
-        """How many windows there are."""
+        """Return the number of windows."""
         return len(self.origins)
 
     def take(self, origins: Ints) -> Batch:
@@ -235,7 +235,7 @@ class Drawable:
         return int(ends[0]), int(ends[1])
 
     def named(self, ids: Ints) -> tuple[NDArray[np.bool_], Batch]:
-        """Return which windows of these numbers there are, ``(B,)``, and those windows.
+        """Return which of these window numbers exist, ``(B,)``, and their windows.
 
         A window's number is the start of its origin's row over the step.
         """
@@ -255,7 +255,7 @@ def _scale_of(target: Target, raw: Floats, part: str) -> Scale:
 def _column(
     feature: Feature, series: Series, site: Mapping[str, float], local: Ints, target: Floats
 ) -> Floats:
-    """One channel: the target and its lags on the device's scale, the rest on public ones."""
+    """Return one channel: target and lags on the device's scale, the rest on public ones."""
     if feature.kind == "target":
         return target
     if feature.kind == "lag" and feature.lag_steps is not None:
@@ -272,5 +272,5 @@ def _column(
 
 
 def _lagged(values: Floats, rows: int) -> Floats:
-    """Shift later by some rows: the first ones are unknown."""
+    """Shift values later by some rows: the first ones are unknown."""
     return np.concatenate([np.full(min(rows, len(values)), np.nan), values])[: len(values)]

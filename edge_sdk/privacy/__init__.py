@@ -1,1 +1,1 @@
-"""The only door through which anything measured leaves, and the account of what went through."""
+"""Privacy mechanisms between readings and outbox, and the account of their cost."""

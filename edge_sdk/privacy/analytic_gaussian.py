@@ -1,4 +1,4 @@
-"""How much Gaussian noise a guarantee needs, and what a guarantee a given noise gives.
+"""Compute the Gaussian noise for a privacy guarantee, and the guarantee of a given noise.
 
 Analytic calibration: Balle and Wang, "Improving the Gaussian mechanism for differential privacy"
 (2018), theorem 8. Every answer is rounded to the safe side. ``sigma`` is in units of the release.

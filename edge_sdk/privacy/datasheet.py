@@ -1,7 +1,8 @@
-"""What is promised and what is not, in plain words and as a data sheet, from the running plan.
+"""Describe the device's privacy guarantees and their limits as text and as a data sheet.
 
-The sheet answers what NIST SP 800-226, "Guidelines for evaluating differential privacy guarantees"
-(2025), says a claim must name: unit, mechanism, parameters, composition, trust, randomness, limits.
+The sheet has the items that a claim must name by NIST SP 800-226, "Guidelines for evaluating
+differential privacy guarantees" (2025): unit, mechanism, parameters, composition, trust,
+randomness, limits.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ NEVER = (
 
 
 def unit_of(plan: NoisePlan) -> str:
-    """Name what one claim is about."""
+    """Return the unit that one claim is about."""
     if plan.mechanism.point == "input" and plan.limit.unit == "device":
         return f"stretch of {plan.facts.keep} slots of readings"
     return UNIT[plan.limit.unit]
 
 
 def promise(plan: NoisePlan) -> str:
-    """Say in one sentence what a mechanism promises."""
+    """Return one sentence that states what a mechanism guarantees."""
     mechanism, point = plan.mechanism, plan.mechanism.point
     if mechanism.name == "none":
         return UNPROTECTED
@@ -75,7 +76,7 @@ def promise(plan: NoisePlan) -> str:
 
 
 def table(account: PrivacyAccount) -> list[dict[str, Any]]:
-    """Return what was charged so far, a line a kind, and what it is worth by itself."""
+    """Return the charges so far, one line per kind, each with its own epsilon."""
     return [
         {
             "unit": charge.unit,
@@ -91,7 +92,7 @@ def table(account: PrivacyAccount) -> list[dict[str, Any]]:
 
 
 def explained(plan: NoisePlan, account: PrivacyAccount) -> str:
-    """Explain the budget to a person: what is promised, what is spent, what is left, what is not.
+    """Explain the budget to the operator: guarantee, spent, left, not covered.
 
     Example:
         >>> from edge_sdk.privacy.ledger import PrivacyLimit
@@ -127,7 +128,7 @@ def explained(plan: NoisePlan, account: PrivacyAccount) -> str:
 
 
 def gaps(plan: NoisePlan) -> list[str]:
-    """List what is not protected with this plan."""
+    """List what is not protected under this plan."""
     point, found = plan.mechanism.point, list(NEVER)
     if point == "input":
         public = ", ".join(plan.mechanism.public)
@@ -195,7 +196,7 @@ def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, A
 
 
 def as_text(said: Mapping[str, Any]) -> str:
-    """Print a data sheet for people."""
+    """Format a data sheet as text."""
     lines = []
     for key, value in said.items():
         if key == "charges":
@@ -209,7 +210,7 @@ def as_text(said: Mapping[str, Any]) -> str:
 
 
 def finite(value: float) -> float | None:
-    """Return a number, or None for one that JSON does not know."""
+    """Return a number, or None for one that JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
@@ -250,7 +251,7 @@ def _left(left: int | None, plan: NoisePlan) -> str:
 
 
 def _odds(epsilon: float | None) -> list[str]:
-    """Say what an epsilon means to somebody who bets."""
+    """Explain an epsilon as a change of odds."""
     if epsilon is None:
         return []
     if epsilon > 10.0:
@@ -269,7 +270,7 @@ def _odds(epsilon: float | None) -> list[str]:
 
 
 def _noise(multiplier: float | None) -> str:
-    """Show what noise hides behind; what is computed from noisy data needs none of its own."""
+    """Describe the noise multiplier; values computed from noisy data need no noise of their own."""
     return "-" if not multiplier else f"{multiplier:.6g}"
 
 

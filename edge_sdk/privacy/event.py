@@ -1,4 +1,4 @@
-"""One line of the privacy ledger: what was released, and how well it was hidden."""
+"""Define one line of the privacy ledger: the release and its noise."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PrivacyCharge:
-    """What some releases of one kind cost.
+    """Cost of some releases of one kind.
 
     Attributes:
-        time: Milliseconds since 1970 by the device's own clock: for people, nothing rests on it.
-        unit: What one unit of the claim is: ``reading``, ``window``, ``day`` or ``device``.
-        point: Where the noise was put in: ``input``, ``gradient``, ``update``, ``sign``, ``none``.
-        mechanism: ``gaussian``, ``laplace``, ``sign_flip``, …; ``after`` for what is computed from
-            data that is already noised, ``none`` for what left as it was.
-        multiplier: Noise over sensitivity (L2 for a Gaussian; 1/ε of a pure one). 0
-            bounds nothing, infinity costs nothing.
-        rate: Sampled share of the data. It is kept and earns nothing: who takes part is neither
-            secret nor drawn at random.
-        count: Times the noise was drawn.
-        releases: Numbered messages that this covers.
+        time: Milliseconds since 1970 by the device's own clock; informational only.
+        unit: Unit of the claim: ``reading``, ``window``, ``day`` or ``device``.
+        point: Point at which noise is added: ``input``, ``gradient``, ``update``, ``sign``,
+            ``none``.
+        mechanism: ``gaussian``, ``laplace``, ``sign_flip``, …; ``after`` for values computed from
+            noisy data, ``none`` for values released without noise.
+        multiplier: Noise over sensitivity (L2 for a Gaussian; 1/ε of a pure one). 0 gives no bound,
+            infinity costs nothing.
+        rate: Sampled share of the data. It is recorded and earns no amplification: participation is
+            neither secret nor drawn at random.
+        count: Number of noise draws.
+        releases: Number of numbered messages that this charge covers.
     """
 
     time: int
@@ -35,12 +36,12 @@ class PrivacyCharge:
 
     @property
     def kind(self) -> tuple[str, str, str, float]:
-        """What charges that are added up have in common."""
+        """Return the fields that charges must share to be added up."""
         return self.unit, self.point, self.mechanism, self.multiplier
 
     @property
     def is_free(self) -> bool:
-        """Whether it tells nothing that was not paid for before."""
+        """Return whether the charge costs nothing beyond earlier charges."""
         return math.isinf(self.multiplier) or not self.count
 
 

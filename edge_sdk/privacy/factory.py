@@ -1,4 +1,4 @@
-"""Which mechanism a plan asks for."""
+"""Create the privacy mechanism that a plan configures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def mechanism_of(
     measured: frozenset[str],
     entropy: Entropy = os.urandom,
 ) -> Mechanism:
-    """Return the mechanism of a plan, to be attached where it belongs.
+    """Return the mechanism of a plan, to be attached at its point.
 
     Args:
-        plan: From ``terms.plan_of``.
-        shelf: Where perturbed readings are kept.
-        clock: Milliseconds since 1970, for the ledger.
-        measured: Names of an answer's numbers that come from readings.
-        entropy: Random bytes; only a test passes another source.
+        plan: Plan from ``validation.plan_of``.
+        shelf: Store of the perturbed readings.
+        clock: Function that returns milliseconds since 1970, for the ledger.
+        measured: Names of the update's scalars that are derived from readings.
+        entropy: Source of random bytes; only a test passes another one.
     """
     point = plan.mechanism.point
     if point == "input" and not plan.is_paper:

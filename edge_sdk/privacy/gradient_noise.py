@@ -1,4 +1,4 @@
-"""Noise inside training: on the gradient of every step or, as papers do it, on every input."""
+"""Add noise during training: to the gradient of every step or, as in papers, to every input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_sdk.privacy.mechanism import NoMechanism
 from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, FORECAST, GRADIENT
 from edge_sdk.wire.contract.method import Array
 
-_MARGIN = 1.0 - 2.0**-10  # a graph clips in float32, and its norm may come out too small by as much
+_MARGIN = 1.0 - 2.0**-10  # a graph clips in float32, and its norm may come out too small by this
 
 
 @dataclass(slots=True)
@@ -25,17 +25,17 @@ class GradientNoise(NoMechanism):
 
     @property
     def scale(self) -> tuple[float, float] | None:
-        """The configured range: a scale from readings would let one reading move every window."""
+        """Return the configured range: a scale from readings would reveal them in every window."""
         low_high = self.plan.mechanism.range
         return (low_high[0], low_high[1]) if low_high else None
 
     @property
     def judges(self) -> bool:
-        """No: nothing hides such a loss, and the choice would be in every later update."""
+        """Return False: no noise covers this loss, and the choice would affect later updates."""
         return False
 
     def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
-        """Put the clipped and noisy gradient where a half asks for the gradient."""
+        """Replace the gradient graph with the clipped and noisy one."""
 
         def gradient(**feeds: Array) -> tuple[Array, ...]:
             return self._step(graphs[CLIPPED_GRADIENT], feeds)
@@ -45,11 +45,11 @@ class GradientNoise(NoMechanism):
         )
 
     def begin(self) -> None:
-        """Count the steps of a round from 0."""
+        """Reset the count of a round's steps."""
         self.drawn = 0
 
     def cost(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
-        """Charge every step, whether or not its result is sent now: it lives on in the state."""
+        """Charge every step, whether or not its result is sent: it remains in the state."""
         if not (self.drawn or releases):
             return ()
         return (replace(self.plan.charge(time, count=self.drawn), releases=releases),)
@@ -66,10 +66,10 @@ class GradientNoise(NoMechanism):
 
 @dataclass(slots=True)
 class PaperInputNoise(NoMechanism):
-    """A paper's way at the input: new noise on every window's inputs, and clean targets."""
+    """Add noise as a paper does: new noise on every window's inputs, and clean targets."""
 
     def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
-        """Perturb the inputs of every training graph, anew at every call."""
+        """Perturb the inputs of every training graph, with new noise at every call."""
 
         def swap(name: str, graph: Graph) -> Graph:
             return graph if name == FORECAST else self._noisy(graph)
@@ -78,7 +78,7 @@ class PaperInputNoise(NoMechanism):
 
     def _noisy(self, graph: Graph) -> Graph:
         def run(**feeds: Array) -> tuple[Array, ...]:
-            if "x" not in feeds:  # of what was made from noisy inputs already
+            if "x" not in feeds:  # values computed from noisy inputs
                 return graph(**feeds)
             x = feeds["x"]
             spread = self.plan.noise * noise.normal(x.size, self.entropy).reshape(x.shape)
@@ -88,13 +88,13 @@ class PaperInputNoise(NoMechanism):
 
 
 class SubstitutedGraphs(Mapping[str, Graph]):
-    """Graphs by name, each looked at again by ``swap`` when it is asked for."""
+    """Graphs by name, each passed through ``swap`` when it is read."""
 
     def __init__(self, graphs: Mapping[str, Graph], swap: Callable[[str, Graph], Graph]) -> None:
         self._graphs, self._swap = graphs, swap
 
     def __getitem__(self, name: str) -> Graph:
-        """Return one graph, perhaps another one."""
+        """Return one graph, possibly replaced."""
         return self._swap(name, self._graphs[name])
 
     def __iter__(self) -> Iterator[str]:

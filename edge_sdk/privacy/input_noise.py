@@ -1,4 +1,4 @@
-"""Noise on readings before anything learns from them: drawn once, stored, the same for ever."""
+"""Add noise to readings before training: drawn once, stored, and never drawn again."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from edge_sdk.privacy import noise
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.privacy.mechanism import NoMechanism
 
-_EXTRA = "extra "  # before a stream's name on the shelf: what makes its readings noisier for now
+_EXTRA = "extra "  # prefix of a stream's name in the store: noise added for now
 
 
 class NoisyReadingStore(Protocol):
-    """Where perturbed readings are kept, once and for all."""
+    """Persistent store of perturbed readings."""
 
     def noised(self) -> Mapping[tuple[str, int], float]:
         """Return every perturbed reading by stream and slot."""
 
     def add_noised(self, rows: list[SeriesRow], charge: PrivacyCharge) -> None:
-        """Keep new ones and their charge, in one transaction. One that is there stays."""
+        """Store new ones and their charge in one transaction. Existing ones stay unchanged."""
 
     def noised_since(self) -> int:
-        """Unix seconds before which nothing is perturbed: its noise was lost with a store."""
+        """Return Unix seconds before which no reading is perturbed: a store was lost."""
 
 
 @dataclass(slots=True)
 class InputNoise(NoMechanism):
-    """Perturb every reading once, for ever; learn from nothing else."""
+    """Perturb every reading once; train on perturbed readings only."""
 
     shelf: NoisyReadingStore = field(kw_only=True)
     clock: Callable[[], int] = field(kw_only=True, default=lambda: 0)
 
     def learnable(self, series: Series) -> Series:
-        """Return the perturbed readings, those that came since drawn and stored first.
+        """Return the perturbed readings, after drawing and storing the noise of new ones.
 
         A reading that is corrected later keeps its first perturbed value: a second draw would be a
         second release of it.
@@ -58,7 +58,7 @@ class InputNoise(NoMechanism):
         return out
 
     def _looser(self, known: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
-        """Return noisier versions while epsilon is on its way up: free, and kept like the rest."""
+        """Return noisier versions while epsilon is rising: they cost nothing, and are stored."""
         lacking = [
             (_EXTRA + stream, slot)
             for stream, slot in known
@@ -108,7 +108,7 @@ def _new(
 def _rows(
     series: Series, known: Mapping[tuple[str, int], float], hidden: frozenset[str]
 ) -> Iterator[SeriesRow]:
-    """Yield what may be seen of a series: perturbed streams from the shelf, public ones as read."""
+    """Yield the visible rows of a series: stored perturbed streams, and public streams as read."""
     slots = (series.times() // series.step).tolist()
     kept = frozenset(slots)
     for stream in series.streams:

@@ -1,8 +1,8 @@
-"""What has been released, counted before anything leaves; and what that adds up to.
+"""Count releases before they are sent, and compute their total privacy cost.
 
-Gaussian releases compose exactly: T with noise ``z`` tell as much as one with ``z/√T`` (Dong, Roth
-and Su, "Gaussian differential privacy", 2019). Pure mechanisms add up. Nothing is deducted for
-sampling: who takes part is chosen by the server or by order of arrival, and that is no secret.
+Gaussian releases compose exactly: T releases with noise ``z`` reveal as much as one with ``z/√T``
+(Dong, Roth and Su, "Gaussian differential privacy", 2019). Pure mechanisms add up. Sampling earns
+no amplification: the server or the order of arrival selects participants, and neither is secret.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MOST = 1_000_000_000
 
 
 class BudgetSpent(EdgeError):  # noqa: N818 - the protocol's own word
-    """No further release is allowed. The device keeps learning for itself and forecasting."""
+    """An error: no further release is allowed. Local training and forecasts continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacyLimit:
-    """What may be told about one unit in all; infinite is no limit."""
+    """Limit of the total privacy loss about one unit; infinite means no limit."""
 
     unit: str = "device"
     epsilon: float = math.inf
@@ -42,13 +42,13 @@ class PrivacyLimit:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyAccount:
-    """Every charge so far, added up by kind, and the limit.
+    """All charges so far, added up by kind, and the limit.
 
     Attributes:
         charges: One for each kind.
         limit: The budget.
-        most: Numbered releases allowed at most, if an operator said so.
-        told: Releases by number, those outside the claim included.
+        most: Largest number of numbered releases, if the operator set one.
+        told: Number of numbered releases, those outside the claim included.
     """
 
     charges: tuple[PrivacyCharge, ...] = ()
@@ -65,13 +65,13 @@ class PrivacyAccount:
         outside: int = 0,
         most: int | None = None,
     ) -> PrivacyAccount:
-        """Add a ledger up, from its first line.
+        """Add up a ledger from its first line.
 
         Args:
-            ledger: In the order it was written.
+            ledger: Charges in the order in which they were written.
             limit: The budget.
-            outside: Releases up to this number are outside the claim, as the operator said aloud.
-            most: Releases allowed at most.
+            outside: Releases up to this number are outside the claim, as the operator configured.
+            most: Largest number of releases.
         """
         account = cls(limit=limit, most=most)
         for charge in ledger:
@@ -83,7 +83,7 @@ class PrivacyAccount:
         return account
 
     def plus(self, *charges: PrivacyCharge) -> PrivacyAccount:
-        """Return the account with more charges, whatever they add up to."""
+        """Return the account with more charges, without checking the limit."""
         kinds = {charge.kind: charge for charge in self.charges}
         for charge in charges:
             before = kinds.get(charge.kind)
@@ -97,7 +97,7 @@ class PrivacyAccount:
         """Return the account after these releases.
 
         Raises:
-            BudgetSpent: They do not fit; nothing is charged.
+            BudgetSpent: They exceed the limit; nothing is charged.
 
         Example:
             >>> once = PrivacyCharge(0, "device", "update", "gaussian", multiplier=5.0, releases=1)
@@ -123,36 +123,36 @@ class PrivacyAccount:
         return after
 
     def epsilon(self, unit: str | None = None, delta: float | None = None) -> float:
-        """Return what all charges together tell about one unit; infinite where nothing bounds it.
+        """Return the ε of all charges about one unit; infinite where no bound holds.
 
         Args:
-            unit: Of the claim; the budget's if left out.
-            delta: Of the claim; the budget's if left out.
+            unit: Unit of the claim; the budget's if left out.
+            delta: δ of the claim; the budget's if left out.
         """
         unit, delta = unit or self.limit.unit, delta or self.limit.delta
         paid = [charge for charge in self.charges if not charge.is_free]
         if any(c.unit != unit and c.unit not in COARSER[unit] for c in paid):
             return math.inf
-        drawn_once = [c for c in paid if c.point == "input"]  # each on other readings
+        drawn_once = [c for c in paid if c.point == "input"]  # each draw is on other readings
         rest = [c for c in paid if c.point != "input"]
         once = [[replace(c, count=1)] for c in drawn_once] or [[]]
         return max(composed([*first, *rest], delta) for first in once)
 
     @property
     def is_kept(self) -> bool:
-        """Whether what was charged so far fits the limit: else no claim holds for what left."""
+        """Return whether the charges so far fit the limit; otherwise no claim holds."""
         return self.epsilon() <= self.limit.epsilon * (1.0 + 1e-9)
 
     def has_room(self, charge: PrivacyCharge) -> bool:
-        """Whether one more release of this cost fits."""
+        """Return whether one more release of this cost fits."""
         is_counted = self.most is None or self.told + charge.releases <= self.most
         return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
 
     def summary(self, charge: PrivacyCharge | None = None) -> dict[str, Any]:
-        """Say in numbers what was told and what may be; infinite is None, for it is no number.
+        """Return the spent and allowed amounts as numbers; infinite is None, for JSON.
 
         Args:
-            charge: What the next release costs, to tell how many of it are left.
+            charge: Cost of the next release, to compute how many are left.
         """
         worth, allowed = self.epsilon(), self.limit.epsilon
         said: dict[str, Any] = {
@@ -165,7 +165,7 @@ class PrivacyAccount:
         return said if charge is None else {**said, "left": self.left(charge)}
 
     def left(self, charge: PrivacyCharge) -> int | None:
-        """Return how many more releases of this cost fit; None is no limit."""
+        """Return how many more releases of this cost fit; None means no limit."""
         room = None if self.most is None else max(0, self.most - self.told)
         if math.isinf(self.limit.epsilon):
             return room
@@ -187,8 +187,8 @@ class PrivacyAccount:
 def composed(charges: Iterable[PrivacyCharge], delta: float) -> float:
     """Return the ε of all these releases together.
 
-    Gaussian ones exactly, pure ones by addition; pure ones alone also by advanced composition,
-    where that is less.
+    Gaussian releases compose exactly, pure ones by addition; pure ones alone also by advanced
+    composition, where that is less.
 
     Example:
         >>> hundred = PrivacyCharge(0, "device", "update", "gaussian", multiplier=4.0, count=100)

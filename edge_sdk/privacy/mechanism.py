@@ -1,8 +1,8 @@
-"""The one seam where privacy stands between readings, training and the outbox; and the plain gate.
+"""Define the privacy mechanism between readings, training and outbox; and the default one.
 
-A mechanism is asked four times. Before a round: what may be learned from, and with which graphs.
-After it: what may leave of an answer, and what that costs. Noise is drawn once a release, from the
-operating system, and stored with it; a resend is the same bytes.
+A mechanism is called before a round, for the readings and the graphs to train with, and after it,
+for the update that may be sent and its cost. Noise is drawn once per release, from the operating
+system, and stored with it; a resend has the same bytes.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from edge_sdk.wire.contract.method import Update
 
 
 class Mechanism(Protocol):
-    """What stands between a device's readings and the outbox."""
+    """Privacy mechanism between a device's readings and the outbox."""
 
     @property
     def plan(self) -> NoisePlan:
-        """Its calibrated numbers."""
+        """Return the calibrated numbers."""
 
     @property
     def origin(self) -> str:
-        """What learned layers were computed from: those of another origin are not taken over."""
+        """Return the data that learned layers come from; layers of another origin are discarded."""
 
     @property
     def says(self) -> str:
-        """What this mechanism promises, in plain words."""
+        """Return the guarantee of this mechanism as a sentence."""
 
     @property
     def scale(self) -> tuple[float, float] | None:
-        """A public scale to learn on, where the device's own would tell something."""
+        """Return a public scale to train on, where the device's own scale would reveal readings."""
 
     @property
     def judges(self) -> bool:
-        """Whether a loss on windows held back may decide which model is learned from."""
+        """Return whether a loss on held-back windows may select the model to train from."""
 
     def learnable(self, series: Series) -> Series:
-        """Return the readings that may be learned from: perhaps perturbed, and then kept so."""
+        """Return the readings to train on: possibly perturbed, always with the same noise."""
 
     def graphs(self, graphs: Mapping[str, Graph]) -> Mapping[str, Graph]:
         """Return the graphs that a half may run."""
 
     def begin(self) -> None:
-        """Count anew: what was drawn for a round that was given up is never saved."""
+        """Reset the counts: the draws of an abandoned round are not saved."""
 
     def release(self, update: Update) -> Update:
-        """Return what may leave. Called once a release; the result is stored before it is sent."""
+        """Return the update to send. Called once per release; the result is stored, then sent."""
 
     def cost(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
         """Return the charges of the round since ``begin``, with so many numbered messages."""
@@ -62,12 +62,12 @@ class Mechanism(Protocol):
 
 @dataclass(slots=True)
 class NoMechanism:
-    """What all mechanisms do unless they do more: nothing to readings and graphs; and the gate.
+    """Default of all mechanisms: leave readings and graphs unchanged; withhold measured scalars.
 
     Attributes:
-        plan: The calibrated numbers.
-        measured: Names of an answer's numbers that come from readings; withheld unless told.
-        entropy: Where randomness comes from; only a test passes another source.
+        plan: Calibrated numbers.
+        measured: Names of the update's scalars from readings; withheld unless configured otherwise.
+        entropy: Source of randomness; only a test passes another one.
     """
 
     plan: NoisePlan
@@ -76,24 +76,24 @@ class NoMechanism:
 
     @property
     def origin(self) -> str:
-        """The readings as they are, unless noise is put in before anything is learned."""
+        """Return the origin of the layers: plain readings, unless noise is added to the input."""
         point = self.plan.mechanism.point
         is_before = point in {"input", "gradient"} and not self.plan.is_paper
         return point if is_before else "none"
 
     @property
     def says(self) -> str:
-        """Say it, as ``words.promise`` does."""
+        """Return the sentence of ``datasheet.promise``."""
         return promise(self.plan)
 
     @property
     def scale(self) -> tuple[float, float] | None:
-        """No public scale."""
+        """Return None: no public scale."""
         return None
 
     @property
     def judges(self) -> bool:
-        """Yes: the readings have their noise, or everything that leaves gets it."""
+        """Return True: the readings are already noisy, or noise is added to every update."""
         return True
 
     def learnable(self, series: Series) -> Series:
@@ -105,10 +105,10 @@ class NoMechanism:
         return graphs
 
     def begin(self) -> None:
-        """Count nothing."""
+        """Do nothing: there is nothing to count."""
 
     def release(self, update: Update) -> Update:
-        """Return the update, its measured numbers taken off unless they may be told."""
+        """Return the update without its measured scalars, unless they may be sent."""
         if self.plan.tells:
             return update
         values = {k: v for k, v in update.values.items() if k not in self.measured}

@@ -1,8 +1,8 @@
-"""Noise from the operating system's own randomness: nobody can draw the same numbers again.
+"""Draw noise from the operating system's randomness, which cannot be reproduced.
 
-The samplers work on floating-point numbers, and so the last bits of what is released depend on what
-was hidden (Mironov, "On significance of the least significant bits", 2012). ``floored`` and
-``rounded`` put values on a coarse grid before and after, which takes those bits away.
+The samplers work on floating-point numbers, so the last bits of a release depend on the hidden
+value (Mironov, "On significance of the least significant bits", 2012). ``floored`` and ``rounded``
+put values on a coarse grid before and after, which removes those bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRID = 2.0**-20
 def normal(count: int, entropy: Entropy = os.urandom) -> Floats:
     """Draw standard normal numbers (Box and Muller, from 64-bit uniforms), shape ``(count,)``.
 
-    The largest that can come is 9.4: a true sample exceeds it once in 10²⁰ draws.
+    The largest possible value is 9.4: a true sample exceeds it once in 10²⁰ draws.
 
     >>> normal(3, lambda size: bytes([127]) * size).round(6)
     array([-1.180653,  0.014546, -1.180653])
@@ -55,7 +55,7 @@ def uniform(count: int, entropy: Entropy = os.urandom) -> Floats:
 
 
 def floored(values: Floats, step: float) -> Floats:
-    """Move values towards zero onto a grid: no norm grows by it.
+    """Round values towards zero onto a grid: no norm grows by it.
 
     >>> floored(np.array([0.9, -0.9, 2.0]), 0.5)
     array([ 0.5, -0.5,  2. ])
@@ -64,7 +64,7 @@ def floored(values: Floats, step: float) -> Floats:
 
 
 def rounded(values: Floats, step: float) -> Floats:
-    """Move values to the nearest point of a grid.
+    """Round values to the nearest point of a grid.
 
     >>> rounded(np.array([0.9, -0.9]), 0.5)
     array([ 1., -1.])
@@ -73,5 +73,5 @@ def rounded(values: Floats, step: float) -> Floats:
 
 
 def _open(bits: NDArray[np.uint64], width: int) -> Floats:
-    """Turn words into numbers in (0, 1]: never 0, whose logarithm is not there."""
+    """Convert words to numbers in (0, 1]: never 0, whose logarithm is undefined."""
     return (bits.astype(np.float64) + 1.0) * 2.0**-width

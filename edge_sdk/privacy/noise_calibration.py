@@ -1,4 +1,4 @@
-"""From the ``[privacy]`` section to one kind of noise, with every number it needs."""
+"""Calibrate one privacy mechanism from the ``[privacy]`` section."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a plan must know of the device beside its privacy section.
+    """Properties of the device that a plan depends on, beside its privacy section.
 
     Attributes:
-        manifest: Of the bundle.
-        keep: Slots of history: the most records there can be.
-        max_steps: Local steps in one round at most.
-        shared: Scalars of one update.
+        manifest: Manifest of the bundle.
+        keep: Slots of history: the largest number of records.
+        max_steps: Largest number of local steps in one round.
+        shared: Number of scalars of one update.
     """
 
     manifest: Manifest
@@ -49,14 +49,14 @@ class DeviceFacts:
 
     @property
     def slots_a_day(self) -> int:
-        """Readings of one stream in a day."""
+        """Return the number of readings of one stream in a day."""
         return max(1, round(86_400 / self.manifest.window.step_seconds))
 
     @property
     def occurrences(self) -> int:
-        """In how many windows of a minibatch one reading of the target can occur.
+        """Return in how many windows of a minibatch one reading of the target can occur.
 
-        As an input, carried forward over gaps and as every lag, and as a target.
+        It occurs as an input, carried forward over gaps and as every lag, and as a target.
         """
         window, batch = self.manifest.window, self.manifest.training.batch
         lags = sum(1 for feature in self.manifest.features if feature.kind == "lag")
@@ -64,7 +64,7 @@ class DeviceFacts:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Every stream that the bundle reads, the target first."""
+        """Return every stream that the bundle reads, the target first."""
         target = self.manifest.target.stream
         others = {f.stream for f in self.manifest.features if f.stream} - {target}
         return target, *sorted(others)
@@ -72,16 +72,16 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """One mechanism, calibrated.
+    """One calibrated mechanism.
 
     Attributes:
-        section: As it was configured.
-        limit: The budget; infinite in ``paper`` mode, where nothing is claimed.
-        noise: Of one draw, in units of the clip, of one coordinate's bound, or of the range.
-        cost: Multiplier that one draw is booked with, for one unit of the claim.
-        facts: What it was made for.
+        section: The configured section.
+        limit: Budget; infinite in ``paper`` mode, where nothing is claimed.
+        noise: Noise of one draw, in units of the clip, of one coordinate's bound, or of the range.
+        cost: Multiplier that one draw is charged with, for one unit of the claim.
+        facts: Device properties it was calibrated for.
         ranges: Public range of every perturbed stream (input).
-        extra: More noise over the range for now, where epsilon is below its final value (input).
+        extra: Additional noise over the range while epsilon is below its final value (input).
     """
 
     section: PrivacySection
@@ -94,51 +94,51 @@ class NoisePlan:
 
     @property
     def mechanism(self) -> MechanismSection:
-        """The mechanism's own part of the section."""
+        """Return the mechanism's own part of the section."""
         return self.section.mechanism
 
     @property
     def is_paper(self) -> bool:
-        """Whether nothing is claimed."""
+        """Return whether nothing is claimed."""
         return self.section.mode == "paper"
 
     @property
     def tells(self) -> bool:
-        """Whether measured numbers may stand beside an update."""
+        """Return whether measured numbers may be sent with an update."""
         if self.section.metrics != "auto":
             return self.section.metrics == "told"
         return self.mechanism.point in {"none", "input"}
 
     @property
     def hides_answers(self) -> bool:
-        """Whether noise is all that hides the readings in an answer; then so is its absence."""
+        """Return whether noise is an update's only protection; its absence is then hidden too."""
         return self.mechanism.point in {"gradient", "update", "sign"}
 
     @property
     def booked(self) -> str:
-        """The word of the ledger for this mechanism."""
+        """Return the ledger's name of this mechanism."""
         mechanism = self.mechanism
         if mechanism.name == "sign_gaussian" and mechanism.clip is not None:
-            return "gaussian"  # a sign is computed from what a Gaussian mechanism gave
+            return "gaussian"  # a sign is computed from the output of a Gaussian mechanism
         return mechanism.name
 
     def charge(self, time: int = 0, *, count: int = 1, releases: int = 0) -> PrivacyCharge:
-        """Describe some draws of this noise for the ledger."""
+        """Return the charge of some draws of this noise."""
         point = self.mechanism.point
         return PrivacyCharge(
             time, self.limit.unit, point, self.booked, self.cost, 1.0, count, releases
         )
 
     def release(self, time: int = 0, *, draws: int = 1) -> PrivacyCharge:
-        """Describe one numbered message: what it costs beyond what was charged before."""
+        """Return the charge of one numbered message, beyond earlier charges."""
         if self.mechanism.point == "input" and self.cost:
             return PrivacyCharge(time, self.limit.unit, "input", "after", math.inf, releases=1)
         return self.charge(time, count=draws, releases=1)
 
     def unseen(self, time: int, releases: int) -> tuple[PrivacyCharge, ...]:
-        """Charge releases that only the aggregator remembers: a store before this one was lost.
+        """Charge releases that only the aggregator has recorded: an earlier store was lost.
 
-        What noise they had is unknown; the device's own configuration is the best guess.
+        Their noise is unknown; the device's own configuration is the best estimate.
         """
         if releases <= 0:
             return ()
@@ -153,7 +153,7 @@ class NoisePlan:
 
 
 def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
-    """Calibrate the noise that a sound section asks for (``terms.refuse`` has looked at it).
+    """Calibrate the noise of a valid section (``validation.plan_of`` has checked it).
 
     Example:
         >>> from edge_sdk.privacy.settings import BudgetSection
@@ -186,7 +186,7 @@ def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
 
 
 def _at_input(section: PrivacySection, facts: DeviceFacts, unit: str) -> tuple[float, float]:
-    """Return noise over a stream's range, and over what one unit can move in these units."""
+    """Return noise over a stream's range, and over the change by one unit in the same units."""
     mechanism, budget = section.mechanism, section.budget
     streams = 1 + len(mechanism.ranges)
     days = {"reading": 1, "day": facts.slots_a_day * streams, "device": facts.keep * streams}
@@ -203,7 +203,7 @@ def _at_input(section: PrivacySection, facts: DeviceFacts, unit: str) -> tuple[f
 
 
 def _at_model(section: PrivacySection, facts: DeviceFacts, apart: float) -> tuple[float, float]:
-    """Return noise over the clip, and over what one unit can move."""
+    """Return noise over the clip, and over the change by one unit."""
     mechanism, budget = section.mechanism, section.budget
     draws = facts.max_steps if mechanism.point == "gradient" else 1
     if mechanism.calibration in PAPERS:
@@ -220,7 +220,7 @@ def _at_model(section: PrivacySection, facts: DeviceFacts, apart: float) -> tupl
 
 
 def _at_sign(section: PrivacySection, facts: DeviceFacts) -> tuple[float, float]:
-    """Return noise over the clip or bound (of a flip: its epsilon), and the booked multiplier."""
+    """Return noise over the clip or bound (of a flip: its epsilon), and the charged multiplier."""
     mechanism = section.mechanism
     if mechanism.name == "sign_flip":
         epsilon = mechanism.epsilon or 0.0

@@ -1,4 +1,4 @@
-"""The normal distribution's tail without scipy: log-CDF to relative precision, however far out."""
+"""Compute the normal distribution's tail without scipy: log-CDF to relative precision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cdf(x: float) -> float:
 def log_cdf(x: float) -> float:
     """Return log Φ(x), where Φ(x) itself would be 0.
 
-    Far out it is the asymptotic series of the Mills ratio (Abramowitz and Stegun 26.2.12).
+    Far in the tail it is the asymptotic series of the Mills ratio (Abramowitz and Stegun 26.2.12).
 
     >>> round(log_cdf(-40.0), 9), round(log_cdf(-1e4), 4), log_cdf(9.0) < 0.0
     (-804.608442014, -50000010.1293, True)

@@ -1,4 +1,4 @@
-"""Mechanisms of pure differential privacy: Laplace, and signs told with some noise."""
+"""Mechanisms of pure differential privacy: Laplace noise, and randomised signs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
 
 
 def kept_share(epsilon: float) -> float:
-    """Return the probability that ``sign_flip`` tells a sign as it is: e^ε / (1 + e^ε).
+    """Return the probability that ``sign_flip`` keeps a sign: e^ε / (1 + e^ε).
 
     >>> round(kept_share(1.0), 8)
     0.73105858
@@ -35,7 +35,7 @@ def kept_share(epsilon: float) -> float:
 
 
 def debias(epsilon: float) -> float:
-    """Return what a flipped sign is multiplied by so that its mean is the true sign.
+    """Return the factor for a flipped sign that makes its mean the true sign.
 
     >>> round(debias(1.0), 8)
     2.16395341
@@ -56,7 +56,7 @@ def epsilon_of_sign(bound: float, sigma: float) -> float:
 
 
 def advanced(epsilon: float, times: int, delta: float) -> float:
-    """Return the ε of so many ε-private releases together, with probability 1 - δ.
+    """Return the ε of so many ε-private releases together, except with probability δ.
 
     Dwork and Roth (2014), theorem 3.20. For few releases plain addition is less.
 

@@ -1,4 +1,4 @@
-"""Noise on what leaves: a whole update, or nothing but signs."""
+"""Add noise to a whole update, or release randomised signs only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_sdk.wire.contract.method import Update
 
 @dataclass(slots=True)
 class UpdateNoise(NoMechanism):
-    """Clip a whole answer, then add noise to every coordinate of it."""
+    """Clip a whole update, then add noise to every coordinate."""
 
     def release(self, update: Update) -> Update:
         """Return the update clipped and noisy."""
@@ -33,7 +33,7 @@ class UpdateNoise(NoMechanism):
 
 @dataclass(slots=True)
 class SignNoise(NoMechanism):
-    """Tell only the sign of every coordinate, and that not always truly (DP-RSA)."""
+    """Release only the sign of every coordinate, randomised (DP-RSA)."""
 
     def release(self, update: Update) -> Update:
         """Return 1 or -1 for every coordinate; the sign of 0 is drawn."""
@@ -56,7 +56,7 @@ class SignNoise(NoMechanism):
 
 
 def _clipped(vector: Floats, reach: float, order: float) -> Floats:
-    """Shrink a vector to a norm; one that is not finite becomes 0 and is hidden like any other."""
+    """Scale a vector down to a norm; one that is not finite becomes 0 and is protected as well."""
     size = float(np.linalg.norm(vector, order))
     if not np.isfinite(size):
         return np.zeros_like(vector)

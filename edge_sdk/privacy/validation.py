@@ -1,4 +1,4 @@
-"""What no mechanism can keep is refused before anything connects, with the key at fault."""
+"""Validate the ``[privacy]`` section before any connection; every error names its key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     """Return the calibrated mechanism of a section.
 
     Raises:
-        ConfigError: The first thing that cannot be meant, or cannot be kept.
+        ConfigError: The first setting that is invalid, or that the mechanism cannot guarantee.
 
     Example:
         >>> section = PrivacySection(MechanismSection("gaussian", point="update"), "honest")
@@ -72,10 +72,10 @@ def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
 
 
 def refuse_method(plan: NoisePlan, method: str, contract: Contract) -> None:
-    """Refuse a method that this mechanism cannot protect, or that it would break.
+    """Refuse a method that this mechanism cannot protect, or that would fail with it.
 
     Raises:
-        ConfigError: Naming the key.
+        ConfigError: The message names the key.
     """
     for key, why in _clashes(plan, contract):
         raise ConfigError(f"privacy.{key}: method {method!r} {why}", hint="see docs/privacy.md")
@@ -141,7 +141,7 @@ def _numbers(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]
 
 
 def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
-    """How much noise must be said exactly once."""
+    """Yield complaints unless the amount of noise is configured exactly once."""
     mechanism, budget = section.mechanism, section.budget
     if mechanism.multiplier is not None and mechanism.epsilon is not None:
         yield "mechanism.multiplier", "stands beside epsilon; say one of them"
@@ -163,7 +163,7 @@ def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]
 
 
 def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
-    """An epsilon at the input is the present one, on its way up to the budget's."""
+    """Yield complaints unless the epsilon at the input is the present one and below the budget's."""
     if section.mechanism.name != "gaussian" or section.mode == "paper":
         yield "mechanism.epsilon", "at the input only honest gaussian noise can become less"
     elif epsilon > (section.budget.epsilon or 0.0):
@@ -171,11 +171,11 @@ def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
 
 
 def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
-    """What bounds how far one unit can move what is released."""
+    """Yield complaints unless the sensitivity of a release is bounded."""
     mechanism = section.mechanism
     needs_range = mechanism.point == "input" and section.mode != "paper"
     if mechanism.point == "gradient" and facts.manifest.target.scale == "device":
-        needs_range = True  # the scale of a device's own readings is a release of its own
+        needs_range = True  # a scale from the device's own readings would be a release
     if needs_range and not _is_range(mechanism.range):
         unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
         yield "mechanism.range", f"give [low, high] for {stream} in {unit}, known to everybody"
