@@ -1,4 +1,4 @@
-"""The daemon that turns untrusted answers into models worth downloading.
+"""The aggregator: a daemon that admits updates from untrusted devices and publishes models.
 
 Names are loaded when they are first used: ``from aggregator import Daemon, Config, bind``.
 """

@@ -1,4 +1,4 @@
-"""``python -m aggregator`` is ``gridfed-aggregator``."""
+"""Run ``gridfed-aggregator`` as ``python -m aggregator``."""
 
 from __future__ import annotations
 

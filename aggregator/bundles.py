@@ -1,6 +1,6 @@
-"""Read a bundle as the server needs it: its manifest, its first vector, its archive to hand out.
+"""Read and verify bundles: the manifest, the initial vector and the archive for devices.
 
-No graph is run here and no torch is imported: a bundle is what its signed manifest says.
+No graph is run and torch is not imported: everything comes from the signed manifest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_sdk.wire.keys import read_public
 
 
 class BundleFileError(Failure):
-    """A bundle that is missing, damaged, unsigned, or not what its manifest says."""
+    """A bundle that is missing, damaged, unsigned, or differs from its manifest."""
 
     exit_code = USAGE
 
@@ -31,9 +31,9 @@ class ModelBundle:
     """A verified bundle.
 
     Attributes:
-        manifest: What it says of itself.
-        initial: Shape ``(size,)``, float32: the whole first vector.
-        archive: What a device downloads; the same files give the same bytes.
+        manifest: The signed manifest.
+        initial: Initial parameter vector, shape ``(size,)``, float32.
+        archive: The file that a device downloads; the same files give the same bytes.
     """
 
     manifest: Manifest
@@ -42,7 +42,7 @@ class ModelBundle:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the archive (32 bytes): how announcements name it."""
+        """Return the SHA-256 of the archive (32 bytes), which identifies it in announcements."""
         return hashlib.sha256(self.archive).digest()
 
 
@@ -59,11 +59,11 @@ def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> M
 
     Args:
         where: A shipped name such as ``load-lstm``, or a path.
-        folder: What a relative path starts from.
-        trusted: Raw public keys that may have signed a bundle outside the package (the root).
+        folder: Base of relative paths.
+        trusted: Raw public keys accepted for a bundle outside the package (the root key).
 
     Raises:
-        BundleFileError: Missing, damaged, or signed by nobody we trust.
+        BundleFileError: The bundle is missing, damaged, or not signed by a trusted key.
     """
     if where in shipped():
         with as_file(files("edge_sdk").joinpath("bundles")) as home:

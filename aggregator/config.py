@@ -1,7 +1,8 @@
-"""The aggregator's configuration: frozen sections, and ``bind``, which makes parts of names.
+"""Read the aggregator's configuration, and bind its names to objects.
 
-What one key can see is refused while the file is read; what only several can see together is
-refused by ``bind``. Both happen before anything connects, and name the file and the key.
+A value that is wrong by itself is refused while the file is read; a combination of values that
+does not fit is refused by ``bind``. Both happen before any connection is opened, and both errors
+name the file and the key.
 """
 
 from __future__ import annotations
@@ -49,111 +50,111 @@ Norm = Annotated[float, Between(1e-12, 1e30)]
 
 @dataclass(frozen=True, slots=True)
 class ServerBrokerSection:
-    """Where the broker is. ``auto`` looks on this machine; everything else wants ``mqtts://``."""
+    """Broker connection. ``auto`` searches this machine; another host requires ``mqtts://``."""
 
     url: str = "auto"  # mqtts://host:8883, or auto
     ca_file: Path | None = None  # authority that signed the broker's certificate
     cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
     key_file: Path | None = None  # and its private key
-    crl: Path | None = None  # the broker's list of the revoked; only when it expires is read here
+    crl: Path | None = None  # the broker's revocation list; only its expiry date is read here
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
-    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds of silence before a ping
-    reconnect_max: Duration = "15s"  # longest wait before another attempt: a fleet waits for us
+    keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
+    reconnect_max: Duration = "15s"  # longest wait before a reconnection attempt
     insecure: bool = False  # allow mqtt:// to another host
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKeysSection:
-    """Keys, by file only. What is left out lies in the state folder under its usual name."""
+    """Key files. A key that is left out is read from the state folder under its usual name."""
 
     signing: Path | None = None  # the online key: aggregator.key
-    root: Path | None = None  # the root's public half: root.pub
+    root: Path | None = None  # the root's public key: root.pub
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """The health page."""
+    """HTTP status page."""
 
     listen: str = "127.0.0.1:9464"  # host:port, or "off"
 
 
 @dataclass(frozen=True, slots=True)
 class LogSection:
-    """What is written to the log. ``run --log`` wins."""
+    """Log level. ``run --log`` overrides it."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"  # and what is graver
+    level: Literal["debug", "info", "warning", "error"] = "info"  # and above
 
 
 @dataclass(frozen=True, slots=True)
 class AlertsSection:
-    """What a person is told before it happens."""
+    """Warnings before certificates expire."""
 
-    expiry: Duration = "30d"  # so long before a certificate or a list of the revoked expires
+    expiry: Duration = "30d"  # time before a certificate or a revocation list expires
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSection:
-    """What any device may send, and how much of it."""
+    """Limits on the messages and updates of every device."""
 
-    max_norm: Literal["auto"] | Norm = "auto"  # of an update; auto: any
+    max_norm: Literal["auto"] | Norm = "auto"  # largest norm of an update
     n_cap: Positive = 1_000_000_000  # largest sample count a device may claim
-    inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest body sent unasked
-    window_bytes: WindowBytes = IN_FLIGHT  # granted chunks on their way, of all devices together
-    hold: Annotated[int, Between(1, 8)] = 2  # updates a device may have without a receipt
-    releases: Positive | None = None  # updates of one device in all; left out: no limit
-    quota: DailyBytes = 64_000_000  # bytes a day a device may use, both directions
-    control: Positive = 60  # messages a minute a device may send besides chunks
+    inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest unoffered body, bytes
+    window_bytes: WindowBytes = IN_FLIGHT  # granted chunks in flight, of all devices together
+    hold: Annotated[int, Between(1, 8)] = 2  # unreceipted updates per device
+    releases: Positive | None = None  # updates of one device in total; left out: no limit
+    quota: DailyBytes = 64_000_000  # bytes per device and day, both directions
+    control: Positive = 60  # messages per device and minute, without chunks
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSection:
-    """How much of the past the database keeps; the oldest goes first."""
+    """Retention of the database; the oldest entries are deleted first."""
 
-    keep_vectors: StoredBytes = 2_147_483_648  # bytes of updates' vectors and of states: the audit
-    keep_journal: StoredBytes = 268_435_456  # bytes of who, when and which number, without vectors
+    keep_vectors: StoredBytes = 2_147_483_648  # bytes of update vectors and of states
+    keep_journal: StoredBytes = 268_435_456  # bytes of journal entries without their vectors
     keep_rounds: Annotated[int, Between(1, 1_000_000)] = 1000  # closed rounds with their vectors
 
     @property
     def retention(self) -> Retention:
-        """The same as the store takes it."""
+        """Return the limits as the store's type."""
         return Retention(self.keep_vectors, self.keep_journal, self.keep_rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPaceSection:
-    """How a fleet is spread out so that it does not come all at once."""
+    """Pacing of the fleet, so that devices do not all connect at once."""
 
-    spread: Literal["auto"] | Duration = "auto"  # window of the random wait before taking part
-    down_rate: Rate = 5_000_000.0  # bytes a second out of the broker
-    up_rate: Rate = 200.0  # updates a second this daemon takes
+    spread: Literal["auto"] | Duration = "auto"  # window of the random delay before participating
+    down_rate: Rate = 5_000_000.0  # outgoing bytes per second of the broker
+    up_rate: Rate = 200.0  # updates per second that this daemon processes
 
 
 @dataclass(frozen=True, slots=True)
 class RunSection:
-    """What is learned, how, and when a round ends."""
+    """The model, the method, and the conditions that close a round."""
 
     bundle: Annotated[str, Length(1, 255)]  # a shipped name, or a path
     method: str  # fedavg, fedbuff, bafdp, …: see the methods page
-    quorum: int  # so many different devices close a round at once
+    quorum: int  # distinct devices whose updates close a round at once
     shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the method's own numbers
+    settings: Mapping[str, Any] = field(default_factory=dict)  # parameters of the method
     rule: Mapping[str, Any] = field(default_factory=lambda: {"name": "mean"})  # name, parameters
-    least: int | None = None  # so many are enough at the deadline; left out: the quorum
-    deadline: Duration = "15m"  # from opening a round to closing or abandoning it
-    rounds: int | None = None  # stop after so many moved rounds; left out: never
-    weighting: Literal["uniform", "samples"] = "uniform"  # what a device counts
-    weight_cap: float | None = None  # claimed samples count at most so many times the median
-    share: Annotated[float, Between(1e-6, 1.0)] = 1.0  # probability that a device takes part
-    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the draws that the server makes
-    graph: GraphSection | None = None  # the model between the devices, where the method has one
+    least: int | None = None  # updates that suffice at the deadline; left out: the quorum
+    deadline: Duration = "15m"  # longest time from opening to closing or abandoning a round
+    rounds: int | None = None  # stop after this number of completed rounds; left out: never
+    weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
+    weight_cap: float | None = None  # largest sample count, as a multiple of the median
+    share: Annotated[float, Between(1e-6, 1.0)] = 1.0  # participation probability of a device
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the server's random draws
+    graph: GraphSection | None = None  # graph model between the devices, where the method has one
 
 
 @dataclass(frozen=True)
 class AggregatorConfig:
-    """Everything the aggregator is told."""
+    """The complete configuration of the aggregator."""
 
-    fleet: FleetId  # which fleet it serves
-    state: Path  # folder for everything that must not be forgotten
+    fleet: FleetId  # id of the fleet
+    state: Path  # folder of all persistent state
     run: RunSection
     broker: ServerBrokerSection = field(default_factory=ServerBrokerSection)
     keys: ServerKeysSection = field(default_factory=ServerKeysSection)
@@ -163,26 +164,26 @@ class AggregatorConfig:
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     pace: FleetPaceSection = field(default_factory=FleetPaceSection)
     store: StoreSection = field(default_factory=StoreSection)
-    file: Path = field(default=Path("aggregator.toml"), init=False)  # where it was read
+    file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
 
     @cached_property
     def database(self) -> Path:
-        """The store's one file."""
+        """Return the path of the database file."""
         return self.state / "aggregator.db"
 
     @cached_property
     def inbox(self) -> Path:
-        """Where commands leave orders for a running daemon."""
+        """Return the folder of the control queue to a running daemon."""
         return self.state / "inbox"
 
     @cached_property
     def signing_key(self) -> Path:
-        """The online key, PEM, mode 0600."""
+        """Return the path of the online private key (PEM, mode 0600)."""
         return self.keys.signing or self.state / "aggregator.key"
 
     @cached_property
     def root_public(self) -> Path:
-        """The root's public key: 64 hex digits."""
+        """Return the path of the root's public key (64 hex digits)."""
         return self.keys.root or self.state / "root.pub"
 
     @classmethod
@@ -190,7 +191,7 @@ class AggregatorConfig:
         """Read a configuration file, its ``conf.d``, and ``GRIDFED_AGGREGATOR_…`` variables.
 
         Raises:
-            SettingsError: Naming the file and the key that does not fit.
+            SettingsError: A value is refused; the message names the file and the key.
         """
         return load_with_origins(path, environ).value
 
@@ -198,7 +199,7 @@ class AggregatorConfig:
 def load_with_origins(
     path: str | Path, environ: Mapping[str, str] = os.environ
 ) -> Loaded[AggregatorConfig]:
-    """Read a configuration and remember which file or variable said what.
+    """Read a configuration together with the file or variable that each value came from.
 
     Raises:
         SettingsError: As ``AggregatorConfig.load``.
@@ -210,16 +211,16 @@ def load_with_origins(
 
 @dataclass(frozen=True)
 class BoundRun:
-    """A configuration bound to its parts: everything a daemon computes with.
+    """A configuration bound to its bundle, method and rule: everything a daemon computes with.
 
     Attributes:
-        config: What it was bound from.
+        config: The source configuration.
         bundle: The verified bundle.
-        spec: Layout of the vector, with this run's shared layers.
-        half: The method's server half.
-        ask: What a round asks, as the contract says.
-        rounds: When a round ends.
-        limits: What an update must keep to.
+        spec: Layout of the parameter vector, with this run's shared layers.
+        half: Server half of the method.
+        ask: The round's question, as the contract defines it.
+        rounds: Quorum, deadline and number of rounds.
+        limits: Bounds on an update.
     """
 
     config: AggregatorConfig
@@ -232,22 +233,22 @@ class BoundRun:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Prefixes of the shared layers that are announced."""
+        """Return the prefixes of the shared layers that are announced."""
         said = self.config.run.shared
         return self.bundle.manifest.shared if said is None else said
 
     def first_state(self) -> Course:
-        """Return the half's state before its first round, from the bundle's first vector."""
+        """Return the initial state of the server half, from the bundle's initial vector."""
         state: Course = self.half.init(self.spec.shared(self.bundle.initial))
         return state
 
 
 def bind(config: AggregatorConfig) -> BoundRun:
-    """Turn names into parts, and refuse what no single key can see.
+    """Bind the names in a configuration to objects, and check values against each other.
 
     Raises:
-        SettingsError: Naming the file and the key.
-        BundleFileError: The bundle is missing, damaged, or signed by nobody we trust.
+        SettingsError: Values do not fit; the message names the file and the key.
+        BundleFileError: The bundle is missing, damaged, or not signed by a trusted key.
     """
     run = config.run
     if run.method not in METHODS:
@@ -263,7 +264,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         lent = _graph(config, bundle)
         setup = Setup(rule, settings, rounds, spec, run.seed, run.share, config.file.parent, lent)
         half = METHODS[run.method].half(setup)
-    except SchemaError as misfit:  # numbers that cannot go together
+    except SchemaError as misfit:  # incompatible values
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
     if setup.graph is not None:
         _check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
@@ -283,7 +284,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
 
 
 def _check_kept(run: BoundRun) -> None:
-    """The vectors kept must hold what a restart needs: the state, and the open round's updates."""
+    """Check that the retained vectors cover a restart: the state and the open round's updates."""
     kept, config = run.config.store.keep_vectors, run.config
     state = len(pack_leaves(flatten(run.first_state())))
     needed = 2 * (state + 4 * run.spec.shared_size * config.run.quorum)
@@ -296,7 +297,7 @@ def root_of(config: AggregatorConfig) -> bytes:
     """Return the root's raw public key.
 
     Raises:
-        SettingsError: There is no such file, or no key in it.
+        SettingsError: The file is missing or contains no key.
     """
     try:
         return read_public(config.root_public)
@@ -319,10 +320,10 @@ def _open(config: AggregatorConfig) -> ModelBundle:
 
 
 def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
-    """Bind the model between the devices.
+    """Bind the graph model between the devices.
 
     Raises:
-        SchemaError: It cannot be; or the method has none.
+        SchemaError: The graph does not fit, or the method has no graph.
     """
     said, activation = config.run.graph, bundle.manifest.activation
     has_turns = any(ask.perishable for ask in CONTRACTS[config.run.method].values())
@@ -337,7 +338,7 @@ def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
 
 
 def _check_quota(config: AggregatorConfig, uplink: int) -> None:
-    """A round of activations must fit into what a device may send in an hour."""
+    """Check that a round of activations fits into a device's hourly quota."""
     wanted = int(8 * 1.05 * uplink)
     if config.admission.quota < wanted:
         why = f"a device sends {uplink} bytes in one round; say at least {wanted} a day"
@@ -363,11 +364,11 @@ _LIMITED = {
     "prox": "prox",
     "prox_of": "prox",
 }
-"""Settings that become numbers of a task, each with the name of its limit in a bundle."""
+"""Settings that become scalars of a task, each with the name of its limit in a bundle."""
 
 
 def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: object) -> None:
-    """Refuse numbers that every device would refuse: beyond what the bundle was signed for."""
+    """Refuse values beyond the bundle's signed limits, which every device would refuse."""
     limits = bundle.manifest.training.limits
     for key, name in _LIMITED.items():
         said = getattr(settings, key, None)
@@ -411,7 +412,7 @@ def settings_of(config: AggregatorConfig) -> Any:  # noqa: ANN401 - each method 
     """Return the method's settings, defaults filled in.
 
     Raises:
-        SettingsError: Naming the key that does not fit.
+        SettingsError: A setting is refused; the message names the key.
     """
     try:
         return build(METHODS[config.run.method].settings, config.run.settings, where="run.settings")
@@ -433,7 +434,7 @@ def _rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
 
 
 def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> None:
-    """A rule cannot outvote half of its rows, nor may liars choose what they count."""
+    """Check that faulty devices are below the rule's breakdown point and set no weights."""
     f, rows = rule.f, rounds.enough
     where = "(run.quorum, run.least)"
     if f and not rule.withstands:
@@ -453,15 +454,15 @@ def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> 
 
 
 def _max_norm(admission: AdmissionSection) -> float:
-    """``auto`` follows from a clipping bound where devices have one; without one, none is known."""
+    """Return the norm limit; ``auto`` is the clipping bound, or infinity without one."""
     return np.inf if admission.max_norm == "auto" else admission.max_norm
 
 
 def broker_of(config: AggregatorConfig, url: str) -> Any:  # noqa: ANN401 - ``edge_sdk.wire.link.broker_options.Broker``
-    """Return the link's settings for a broker that was found.
+    """Return the link's settings for a broker URL.
 
     Raises:
-        SettingsError: They cannot work together.
+        SettingsError: The settings contradict each other.
     """
     from edge_sdk.wire.link.broker_options import Broker  # noqa: PLC0415 - TLS is loaded when a link is wanted
 

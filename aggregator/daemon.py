@@ -1,7 +1,7 @@
-"""The aggregator's one loop and one state: what arrives is judged, journalled, applied, answered.
+"""Run the aggregator: admit, journal, apply and answer every message in one loop.
 
-Crash anywhere: either the broker and the devices send again and the ledger refuses the double, or
-the state is already safe and start-up publishes it again.
+A crash is safe at any point: either the broker and the devices send again and the ledger refuses
+the duplicate, or the state is already committed and start-up publishes it again.
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ from edge_sdk.wire.protocol.transfer import chunk_size
 
 logger = logging.getLogger(__name__)
 
-TURN = 1.0  # s, longest wait for the link: snapshot, orders and broker are looked at so often
+TURN = 1.0  # s, longest wait for the link: period of snapshot, control queue and broker checks
 TIME_EVERY = 60.0  # s
-LINGER = 2.0  # s after the last round for receipts and the last announcement
-GOODBYE = 10.0  # s to publish what waits when the daemon is told to stop
-MQTT_PORT = 1883  # of a broker that is started here: devices have to find it
+LINGER = 2.0  # s after the last round for receipts and the final announcement
+GOODBYE = 10.0  # s to publish queued messages when the daemon is stopped
+MQTT_PORT = 1883  # of a broker started by this process: fixed, so that devices find it
 
 
 class StopRequest(Protocol):
-    """Whether somebody asked to stop."""
+    """Flag that requests a stop."""
 
     def is_set(self) -> bool:
-        """Whether to finish what is at hand and leave."""
+        """Return whether a stop was requested."""
 
 
 class Daemon:
-    """Serves one fleet. Open it, then ``run`` it, or call ``turn`` as a simulator does.
+    """Aggregator of one fleet. Open it, then ``run`` it, or call ``turn`` as a simulator does.
 
     Args:
-        config: What the operator wrote.
-        transport: The link; by default one to the configured broker, or to one that is started.
+        config: Configuration of the operator.
+        transport: The link; by default to the configured broker, or to one that is started.
         clock: Wall and monotonic time.
-        rng: Jitter of waits; no result depends on it.
+        rng: Random jitter of waits; no result depends on it.
 
     Raises:
-        Failure: Configuration, keys, bundle or store do not fit together; one sentence.
+        Failure: Configuration, keys, bundle or store are inconsistent.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ class Daemon:
         self._shut_out: set[str] = set()
         self._was_linked = False
 
-    # --- life
+    # --- life cycle
 
     def open(self) -> None:
-        """Continue the run where the journal ends, show the page, and connect."""
+        """Replay the journal, start the status page, and connect."""
         if self.config.page.listen != "off":
             page = Page(self.config.page.listen, lambda: self._snapshot, self.metrics.text)
             self._closing.callback(page.close)
@@ -209,7 +209,7 @@ class Daemon:
         logger.info("started %s", fields(**told, version=self.state.version))
 
     def _begin(self) -> None:
-        """Apply what the journal has beyond the saved state; a defect there halts the run."""
+        """Apply the journal entries after the saved state; a defect there halts the run."""
 
         def begin() -> None:
             for folded in self._fold.begin(self._upto):
@@ -232,7 +232,7 @@ class Daemon:
         hung_up: HangUps | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Serve until asked to stop, or until the run's rounds are done; reload when asked to."""
+        """Serve until a stop request or the last round; reload the configuration on request."""
         while not stopping.is_set() and not (exit_when_done and self.is_done):
             self.turn(self._patience())
             if hung_up is not None and hung_up.take():
@@ -240,16 +240,16 @@ class Daemon:
         self._finish()
 
     def reload(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Read the configuration again; put it into force, or keep the old one and say why.
+        """Read the configuration again and apply it, or log why the old one stays in force.
 
         Returns:
-            Whether it is in force.
+            True if the new configuration is in force.
         """
-        if self._was_linked:  # before that, READY below would tell the manager what is not so
+        if self._was_linked:  # before that, READY below would be wrong
             notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             run = config_reload.again(self._fold.run, self._store, environ)
-        except Exception as error:  # no file, however odd, ends a run at work
+        except Exception as error:  # no configuration file may end a running daemon
             self._upkeep.refused = config_reload.sentence(error)
             told = {"why": self._upkeep.refused, "hint": getattr(error, "hint", "")}
             is_ours = not config_reload.is_foreseen(error)
@@ -266,7 +266,7 @@ class Daemon:
         return not self._upkeep.refused
 
     def _follow(self, run: BoundRun) -> None:
-        """Put a configuration into force that was checked; nothing here can fail half-way."""
+        """Apply a checked configuration; no step of it can fail part-way."""
         if run.config.log != self.config.log:
             logging.getLogger().setLevel(run.config.log.level.upper())
         self.config, self._fold.run = run.config, run
@@ -275,7 +275,7 @@ class Daemon:
         self._upkeep.follow(run.config)
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Serve the link for at most so many seconds, and do what is due."""
+        """Serve the link for at most ``timeout`` seconds, then run everything that is due."""
         happened = self._transport.poll(timeout)
         began = time.perf_counter()
         for happening in happened:
@@ -290,11 +290,11 @@ class Daemon:
         self.metrics.lag.observe(time.perf_counter() - began)
 
     def close(self) -> None:
-        """Free link, page, broker and store. What is not saved now was never receipted."""
+        """Close link, page, broker and store. Anything not yet saved was never receipted."""
         self._closing.close()
 
     def __enter__(self) -> Self:
-        """Open, and return the daemon."""
+        """Open and return the daemon."""
         try:
             self.open()
         except BaseException:
@@ -308,31 +308,31 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
+        """Close the daemon."""
         self.close()
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own state
-        """The run's state, to look at."""
+        """Return the state of the run's server half."""
         return self._fold.state
 
     @property
     def metrics(self) -> Metrics:
-        """Everything that is counted."""
+        """Return the metrics."""
         return self._view.metrics
 
     @property
     def snapshot(self) -> Snapshot:
-        """What page and status tell."""
+        """Return the current status for the page and the ``status`` command."""
         return self._snapshot
 
     @property
     def is_done(self) -> bool:
-        """Whether the rounds are done and everybody had a moment to hear it."""
+        """Return whether all rounds are done and the final announcements had time to leave."""
         since = self._done_since
         return since is not None and self._clock.monotonic() - since >= LINGER
 
-    # --- what happens
+    # --- events
 
     def _meet(self, happening: Happening) -> None:
         match happening:
@@ -346,7 +346,7 @@ class Daemon:
                 logger.info("link down %s", fields(why=why))
 
     def _take(self, message: Message) -> None:
-        """Judge and journal, apply and save, answer; only then is the broker told to forget it."""
+        """Admit, journal, apply, save and answer a message; then acknowledge it to the broker."""
         address = topics.parse(message.topic)
         is_up = address is not None and address.direction in ("up", "status")
         if address is not None and is_up:
@@ -359,7 +359,7 @@ class Daemon:
         self._transport.acknowledge(message)
 
     def _handle(self, message: Message, handle: Callable[[], None]) -> None:
-        """Handle a message as if at once; where that meets a defect, set it aside and refuse it."""
+        """Handle a message in one transaction; after a defect, set it aside and refuse it."""
         if self._letters.holds(message.topic, message.payload):
             self._isolation.attempt(lambda: self._say(self._intake.refuse_unseen(message.topic)))
             return
@@ -375,12 +375,12 @@ class Daemon:
             return
         self._isolation.set_aside(message, error)
         failed = self._isolation.attempt(lambda: self._say(self._intake.fail(Reason.INTERNAL)))
-        if failed is not None:  # not even its number can be settled
+        if failed is not None:  # its number cannot be settled either
             self._intake.at_hand = self._intake.at_hand._replace(said=None)
             self._isolation.attempt(lambda: self._say(self._intake.fail(Reason.INTERNAL)))
 
     def _say(self, taken: Taken) -> None:
-        """Apply what was journalled, then let the answers go."""
+        """Apply the journalled entries, then queue the replies."""
         self._backlog.extend(taken.entries)
         self._catch_up()
         self._outgoing.answer(taken.answers)
@@ -390,7 +390,7 @@ class Daemon:
             self._meet_member(taken.member, is_greeting=taken.greeted is not None)
 
     def _meet_member(self, member: Member, *, is_greeting: bool) -> None:
-        """Tell the half who came or went; who says hello hears its open task again, once."""
+        """Pass a membership change to the half; repeat the open task once after a hello."""
         device, now = member.client, self._clock.monotonic()
         if member.present and device in self._registry.shut_out():
             return
@@ -408,7 +408,7 @@ class Daemon:
             self._outgoing.answer([self._sealed(device, words)])
 
     def _neighbours_of(self, device: str) -> Peers:
-        """Return who a device exchanges models with, and by which keys it knows them."""
+        """Return the peers a device exchanges models with, and their public keys."""
         state = self.state
         links = state.links.get(device, {}) if isinstance(state, Linked) else {}
         keys = {name: self._registry.signs_with(name) for name in sorted(links)}
@@ -417,7 +417,7 @@ class Daemon:
         return Peers(tuple(known), tuple(known.values()), told)
 
     def _wake(self) -> None:
-        """Do what is due by the clock; a run that is halted does nothing."""
+        """Apply every timer that is due; a halted run applies none."""
         if self._fold.halted:
             return
         if self._backlog and (met := self._isolation.step("backlog", self._catch_up)):
@@ -425,7 +425,7 @@ class Daemon:
         for due in self._fold.due():
             met = self._isolation.step("deadline", partial(self._journal, self._fold.wake, due))
             if met is not None:
-                self._isolation.faults.worked("deadline")  # its end is not put off: it is given up
+                self._isolation.faults.worked("deadline")  # abandoned, not postponed
                 self._abandon(met[0])
                 break
         if self._fold.phase != "pause":
@@ -435,7 +435,7 @@ class Daemon:
         self._show_closed()
 
     def _abandon(self, error: Exception) -> None:
-        """Give up the round whose closing met a defect; after ``ATTEMPTS`` of them halt the run."""
+        """Abandon the round whose closing met a defect; after ``ATTEMPTS`` of them halt the run."""
         before = self.state.round
         failed = self._isolation.attempt(
             lambda: self._journal(lambda _: self._fold.abandon(), OPEN)
@@ -446,7 +446,7 @@ class Daemon:
             self._halt("deadline", error)
 
     def _halt(self, where: str, error: Exception) -> None:
-        """Let the run stand still until an operator resumes it; all else goes on."""
+        """Halt the run until an operator resumes it; everything else continues."""
         self._fold.halted = f"{where}: {type(error).__name__} in {site_of(error).partition(' ')[2]}"
         self._letters.halted = self._fold.halted
         self._intake.open(self._fold.turn)
@@ -458,7 +458,7 @@ class Daemon:
         )
 
     def _show_closed(self) -> None:
-        """Take note of rounds whose end is on disk; no device hears of one before the page."""
+        """Add closed rounds to the status, before any device receives their announcement."""
         closed, self._closed = self._closed, []
         for version in closed:
             self._view.count(version)
@@ -472,7 +472,7 @@ class Daemon:
         self._snapshot = self._view.snapshot()
 
     def _utter(self, words: Words) -> None:
-        """Say what perishes; what a round came to goes into the journal first."""
+        """Send transient messages; journal the result of a split round first."""
         self._outgoing.answer(self._sealed(device, task) for device, task in words)
         if self._stage.owed is not None:
             self._journal(self._played, self._stage.owed)
@@ -493,7 +493,7 @@ class Daemon:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Apply journalled events in order; what cannot be saved now waits and is tried again."""
+        """Apply journalled events in order; an event that cannot be saved is retried later."""
         while self._backlog:
             try:
                 folded = self._fold.take(self._backlog[0])
@@ -515,7 +515,7 @@ class Daemon:
     # --- the link
 
     def _follow_link(self) -> None:
-        """Do what a new link wants; what of it meets a defect is tried again."""
+        """Run the steps after a new connection; a step that meets a defect is retried."""
         if (largest := self._relink) is None or not self._transport.is_up:
             return
         is_due = self._isolation.faults.may("link", self._clock.monotonic())
@@ -523,7 +523,7 @@ class Daemon:
             self._relink = None
 
     def _linked(self, largest: int) -> None:
-        """Subscribe and say again everything that is retained, whatever the broker remembers."""
+        """Subscribe and publish all retained messages again, whatever the broker has kept."""
         self._subscriptions.renew(self._registry.enrolled())
         self._outgoing.forget()
         if (chunk := chunk_size(largest)) != self._fold.chunk:
@@ -540,7 +540,7 @@ class Daemon:
         notify("READY=1")
 
     def _exclude(self) -> None:
-        """Stop hearing who floods, and whoever did and was revoked meanwhile."""
+        """Unsubscribe from devices that flood, and from those revoked since."""
         flooding = self._floods.excluded(self._clock.monotonic())
         if not self._transport.is_up or not (flooding or self._subscriptions.is_partial):
             return
@@ -553,10 +553,10 @@ class Daemon:
         self._outgoing.announce([announce.time(self._ends, serial=serial, now=now)])
         self._time_at = self._clock.monotonic() + TIME_EVERY
 
-    # --- once a second
+    # --- every second
 
     def _look(self) -> None:
-        """Look after what needs no message: orders, the broker, time, the page, the watchdog."""
+        """Run the periodic tasks: control queue, broker, time, page and watchdog."""
         now = self._clock.monotonic()
         self._look_at = now + TURN
         if self._broker is not None and not self._transport.is_up and self._broker.ensure():
@@ -569,7 +569,7 @@ class Daemon:
             step("time", self._announce_time)
         if self._transport.is_up and not self._fold.halted:
             step("reminders", lambda: self._remind(now))
-        step("unwritten", lambda: self._utter(()))  # what a full disk left
+        step("unwritten", lambda: self._utter(()))  # left over from a full disk
         if self._fold.is_behind and not self._fold.halted:
             step("announcement", lambda: self._outgoing.announce(self._fold.announced()))
         self._show_closed()
@@ -585,10 +585,10 @@ class Daemon:
         self._show()
 
     def _remind(self, now: float) -> None:
-        """Say again what was not answered, and ask who is there and has nothing to work on.
+        """Repeat unanswered tasks, and send a task to present devices that have none.
 
-        That is who was refused before the model moved, and who came while nothing could be saved.
-        Who was shut out has left, whatever it says itself.
+        Those devices were refused before the model changed, or arrived while nothing could be
+        saved. A device that was shut out counts as absent, whatever its own status is.
         """
         if self._fold.phase != "train" or not self._fold.run.ask.personal:
             return
@@ -604,7 +604,7 @@ class Daemon:
         self._shut_out = shut_out
 
     def _obey(self) -> None:
-        """Carry out what commands left for us; a device hears at once if it is there."""
+        """Carry out queued control orders; a present device receives its command at once."""
         if not carry_out(self.config.inbox, self._carry_out, _told):
             return
         self._registry.reload()
@@ -625,14 +625,14 @@ class Daemon:
         return f"the fleet's phase is {self._fold.phase}"
 
     def _resume(self) -> None:
-        """Let a halted run try again, from where it stands."""
+        """Resume a halted run from its present state."""
         self._fold.halted = self._letters.halted = ""
         self._spoilt_rounds = 0
         if not self._is_begun:
             self._begin()
 
     def _reconsider(self, order: ControlOrder) -> str:
-        """Handle a dead letter again, or forget it."""
+        """Process a dead letter again, or delete it."""
         try:
             if order.do == "clear":
                 return f"{forget(self._letters, order.device)} dead letters forgotten"
@@ -661,7 +661,7 @@ class Daemon:
         return Reply(topics.down(self.config.fleet, device, message.kind), payload)
 
     def _patience(self) -> float:
-        """How long the link may be served before something else is due."""
+        """Return how long the link may be served before the next timer, in seconds."""
         now = self._clock.monotonic()
         if self._intake.is_full or self._isolation.faults.is_waiting(now):
             return TURN
@@ -670,7 +670,7 @@ class Daemon:
         return max(0.0, min(at for at in due if at is not None) - now)
 
     def _finish(self) -> None:
-        """Let what waits go out, for a while; everything that counts is saved already."""
+        """Publish queued messages for at most ``GOODBYE`` seconds; all state is already saved."""
         notify("STOPPING=1")
         until = self._clock.monotonic() + GOODBYE
         while len(self._outgoing) and self._transport.is_up and self._clock.monotonic() < until:
@@ -688,22 +688,22 @@ def serve(
     exit_when_done: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Run a daemon until a signal comes; return where it stands."""
+    """Run a daemon until a signal; return its final status."""
     with stop_signals() as stopping, hang_ups(stopping) as hung_up, Daemon(config) as daemon:
         daemon.run(stopping, exit_when_done=exit_when_done, hung_up=hung_up, environ=environ)
         return {"round": daemon.state.round, "version": daemon.state.version}
 
 
 def _whole(letter: Letter) -> envelope.Sealed:
-    """Return a body that came in chunks as its last chunk completed it."""
+    """Return the complete body of a dead letter that was sent in chunks."""
     digest = envelope.digest(letter.payload)
     return envelope.Sealed(UpdateMessage.kind, letter.device, letter.payload, digest, letter.proof)
 
 
 def terms_of(config: AggregatorConfig) -> WelcomeTerms:
-    """A device may use an eighth of its day in one hour, and always a chunk either way.
+    """Return the limits per device: hourly an eighth of the daily quota, at least one chunk.
 
-    What one fetches at once may be more: the largest bundle and the largest model, after a loss.
+    A single download may be larger: the largest bundle and the largest model, after data loss.
     """
     said = config.admission
     return WelcomeTerms(
@@ -740,5 +740,5 @@ def _link(config: AggregatorConfig, found: Any) -> Transport:  # noqa: ANN401 - 
 
 
 def _told(text: str) -> None:
-    """Log what came of an order in one line."""
+    """Log the result of a control order in one line."""
     logger.info("%s", "; ".join(line.strip() for line in text.splitlines()))

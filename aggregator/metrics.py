@@ -1,6 +1,7 @@
-"""Every figure an operator can watch, by name. None has a label per device.
+"""Prometheus metrics of the aggregator. None has a label per device.
 
-Prometheus's own client renders them; the registry is ours, so a process may hold two daemons.
+The Prometheus client renders them; each daemon has its own registry, so that one process may
+contain two daemons.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LAG_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
 
 class Metrics:
-    """The daemon's counters and gauges, in a registry of their own.
+    """Counters and gauges of one daemon, in a registry of their own.
 
     Example:
         >>> metrics = Metrics()
@@ -29,7 +30,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        """Register every metric, each with the sentence that explains it."""
+        """Register every metric with its help text."""
         self.registry = CollectorRegistry(auto_describe=True)
         self._register_traffic()
         self._register_rounds()
@@ -191,11 +192,11 @@ class Metrics:
             self.rounds.labels(how)
 
     def refuse(self, reason: Reason | int) -> None:
-        """Count one message that was not accepted."""
+        """Count one refused message."""
         self.refused.labels(Reason(reason).name).inc()
 
     def follow(self, counts: Mapping[str, int]) -> None:
-        """Catch up with the intake's counts, which only rise.
+        """Update the counters from the ingress counts, which never decrease.
 
         Example:
             >>> metrics = Metrics()
@@ -220,7 +221,7 @@ class Metrics:
                 self.events.labels(name.lower()).inc(more)
 
     def refusals(self) -> dict[str, int]:
-        """Return the reasons that occurred and how often, for the status page."""
+        """Return the number of refusals by reason, for the status page."""
         counted = {
             sample.labels["reason"]: int(sample.value)
             for metric in self.refused.collect()
@@ -230,5 +231,5 @@ class Metrics:
         return dict(sorted(counted.items()))
 
     def text(self) -> bytes:
-        """Return the page a Prometheus server scrapes."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)

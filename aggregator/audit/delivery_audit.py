@@ -68,7 +68,7 @@ class DeliveryVerdict:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was lost, doubled, altered or made up."""
+        """Return whether nothing was lost, doubled, altered or made up."""
         return not self.faults
 
 

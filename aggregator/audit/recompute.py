@@ -58,7 +58,7 @@ class Audit:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every round was recomputed to the same bits."""
+        """Return whether every round was recomputed to the same bits."""
         return not self.faults
 
 

@@ -1,9 +1,9 @@
-"""What runs in a broker's own process: the embedded broker, or Mosquitto, never outliving us.
+"""Run a broker, embedded or Mosquitto, in a child process that ends with its parent.
 
 ``python -m aggregator.brokers.broker_child embedded CONFIG`` serves until its standard input
-closes. ``python -m aggregator.brokers.broker_child mosquitto PROGRAM CONFIG`` becomes Mosquitto,
-which the kernel ends when the parent is gone (on Linux; elsewhere only ``stop`` ends it).
-The only file that imports the embedded broker.
+closes. ``python -m aggregator.brokers.broker_child mosquitto PROGRAM CONFIG`` executes Mosquitto,
+which the kernel terminates with the parent (on Linux; elsewhere only ``stop`` ends it).
+Only this module imports the embedded broker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _end_with_parent() -> None:
 
 
 def embedded(config: str) -> None:
-    """Serve a rumqttd configuration until the parent closes our standard input."""
+    """Serve a rumqttd configuration until the parent closes standard input."""
     from iotcore import IotCoreBroker  # noqa: PLC0415 - only ever in the child
 
     logging.basicConfig(level=logging.WARNING)
@@ -35,17 +35,17 @@ def embedded(config: str) -> None:
 
 
 def mosquitto(program: str, config: str) -> NoReturn:
-    """Become Mosquitto, to be terminated by the kernel when the parent dies."""
+    """Execute Mosquitto in this process, which the kernel terminates with the parent."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
-    os.execv(program, [program, "-c", config])  # noqa: S606 - a program we looked up ourselves
+    os.execv(program, [program, "-c", config])  # noqa: S606 - a program found by this package
 
 
 def main(words: list[str]) -> None:
-    """Run what the parent asked for."""
+    """Run the broker that the arguments name."""
     if words[0] == "embedded":
         embedded(words[1])
     else:

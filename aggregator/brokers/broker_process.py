@@ -1,7 +1,7 @@
-"""Find a broker or start one: the configured one, else Mosquitto, else the embedded one.
+"""Find or start a broker: the configured one, else Mosquitto, else the embedded one.
 
-A broker that we start is for demonstration, tests and one machine: it binds loopback, unless it is
-Mosquitto with client certificates. A fleet has its own; see ``docs/brokers.md``.
+A broker started here is for demonstrations, tests and a single machine: it binds loopback, unless
+it is Mosquitto with client certificates. A fleet uses its own; see ``docs/brokers.md``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ __all__ = [
     "start",
 ]
 
-STARTING: Final = 15.0  # s until a broker must answer
-STOPPING: Final = 5.0  # s until it is killed
-ATTEMPTS: Final = 3  # a free port may be taken by another before the broker binds it
+STARTING: Final = 15.0  # s, time-out of the first answer
+STOPPING: Final = 5.0  # s before it is killed
+ATTEMPTS: Final = 3  # another process may take a free port before the broker binds it
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 SEGMENTS: Final = 8
 LARGEST: Final = 4 * 1024 * 1024
@@ -52,7 +52,7 @@ CONNACK: Final = 0x20
 
 
 def embedded_config(port: int, port_v4: int, *, host: str = "127.0.0.1") -> str:
-    """Write the embedded broker's configuration: MQTT 5 on one port, 3.1.1 on the other.
+    """Return the embedded broker's configuration: MQTT 5 on one port, 3.1.1 on the other.
 
     Args:
         port: For MQTT 5.
@@ -60,8 +60,8 @@ def embedded_config(port: int, port_v4: int, *, host: str = "127.0.0.1") -> str:
         host: Must be loopback.
 
     Raises:
-        LinkError: The address is not loopback. One malformed packet from anybody ends the MQTT 5
-            port, there are no access rules, and no client certificate is looked at.
+        LinkError: The address is not loopback. The broker has no access rules, ignores client
+            certificates, and closes its MQTT 5 port after one malformed packet.
     """
     if not is_loopback(host):
         raise LinkError(
@@ -82,9 +82,9 @@ def embedded_config(port: int, port_v4: int, *, host: str = "127.0.0.1") -> str:
 
 
 def probe(url: str, *, protocol: int = 5, tls: TlsFiles | None = None, patience: float = 2) -> bool:
-    """Whether a broker answers CONNECT. An open port is no proof: a broker can die behind it.
+    """Return whether a broker answers CONNECT; an open port alone does not prove that it works.
 
-    With TLS and no client certificate to show, only the TCP connection is tried.
+    With TLS and without a client certificate, only the TCP connection is tried.
     """
     parts = urlsplit(url)
     port = parts.port or (8883 if parts.scheme == "mqtts" else 1883)
@@ -110,7 +110,7 @@ def _probe_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def _answers(connection: socket.socket, protocol: int) -> bool:
-    """Send CONNECT (clean session, keep-alive 10 s) and read the reason of the CONNACK."""
+    """Send CONNECT (clean session, keep-alive 10 s) and check the reason of the CONNACK."""
     name = f"_probe-{secrets.token_hex(6)}".encode()
     rest = b"\x00\x04MQTT" + bytes([protocol, 0x02]) + struct.pack("!H", 10)
     rest += (b"\x00" if protocol == 5 else b"") + struct.pack("!H", len(name)) + name
@@ -126,13 +126,13 @@ def _answers(connection: socket.socket, protocol: int) -> bool:
 
 
 class BrokerProcess:
-    """A broker that was found or started. Leaving the context stops what was started.
+    """A broker that was found or started. Leaving the context stops a started one.
 
     Attributes:
         kind: ``configured``, ``mosquitto`` or ``embedded``.
-        url: Where MQTT 5 is spoken.
-        url_v4: Where MQTT 3.1.1 is spoken; the embedded broker needs a port for each.
-        sentence: Which broker it is and why, for a person.
+        url: Address for MQTT 5.
+        url_v4: Address for MQTT 3.1.1; the embedded broker has a port for each.
+        sentence: Description of the broker and why it was chosen.
     """
 
     def __init__(
@@ -159,15 +159,15 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None if we started none or it is gone."""
+        """Return the child's process id; None if none was started or it has ended."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def healthy(self) -> bool:
-        """Whether it answers a real CONNECT with a CONNACK, in both protocols where that differs.
+        """Return whether it answers CONNECT with CONNACK, in both protocols if their ports differ.
 
-        The embedded broker's MQTT 5 half can be dead behind an open port; it may also drop one
-        connection that meets another one's end, so that only two refusals in a row count.
+        The embedded broker's MQTT 5 server can fail behind an open port. It may also drop a
+        connection that opens while another one closes, so only two failures in a row count.
         """
         return self._answers_now() or (self.pid is not None and self._answers_now())
 
@@ -181,12 +181,12 @@ class BrokerProcess:
         )
 
     def ensure(self) -> bool:
-        """Restart our child if it no longer answers; True if it was restarted.
+        """Restart the child if it no longer answers; return True if it was restarted.
 
         Call it every few seconds.
 
         Raises:
-            LinkError: It does not come back.
+            LinkError: It does not answer after the restart.
         """
         if not self._command or self.healthy():
             return False
@@ -198,21 +198,21 @@ class BrokerProcess:
         """Start the child again on the same ports.
 
         Raises:
-            LinkError: It does not come up.
+            LinkError: It does not answer.
         """
         self.stop()
         self._launch()
 
     def stop(self) -> None:
-        """End the child politely, then by force. Does nothing to a broker we did not start."""
+        """Terminate the child, and kill it after a time-out; leave a found broker running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the child at once, as a power cut would."""
+        """Kill the child at once, as a power failure would."""
         self._end(signal.SIGKILL)
 
     def __enter__(self) -> Self:
-        """Stay as started."""
+        """Return the running broker."""
         return self
 
     def __exit__(
@@ -221,7 +221,7 @@ class BrokerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop what was started."""
+        """Stop the broker if it was started here."""
         self.stop()
 
     def _launch(self) -> None:
@@ -229,7 +229,7 @@ class BrokerProcess:
         source = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         with (self._folder / "broker.log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own child
+            self._process = subprocess.Popen(  # noqa: S603 - a child of this process
                 [sys.executable, "-P", "-m", "aggregator.brokers.broker_child", *self._command],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -267,12 +267,12 @@ class BrokerProcess:
 
 
 def mosquitto_program() -> str | None:
-    """Where Mosquitto is installed; its usual folder is not on every user's path."""
+    """Return the path of Mosquitto, whose usual folder is not on every user's PATH, or None."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 def has_embedded() -> bool:
-    """Whether the embedded broker is installed (the ``sim`` extra)."""
+    """Return whether the embedded broker is installed (the ``sim`` extra)."""
     return find_spec("iotcore") is not None
 
 
@@ -288,13 +288,13 @@ def start(
 
     Args:
         kind: ``mosquitto``, ``embedded``, or ``auto`` for the first of these that is installed.
-        folder: For its configuration, sessions and log; made if missing.
-        port: 0 for a free one. The embedded broker takes the next port too, for MQTT 3.1.1.
-        tls: Mosquitto with client certificates.
-        access: Its ACL file.
+        folder: Folder of its configuration, sessions and log; created if missing.
+        port: Its port; 0 for a free one. The embedded broker also uses the next, for MQTT 3.1.1.
+        tls: Files for Mosquitto with client certificates.
+        access: Mosquitto's ACL file.
 
     Raises:
-        LinkError: None is installed, or it does not start.
+        LinkError: No broker is installed, or it does not start.
     """
     chosen = _choose(kind) if kind == "auto" else kind
     if chosen not in {"mosquitto", "embedded"}:
@@ -303,7 +303,7 @@ def start(
         raise LinkError("the embedded broker does not look at client certificates; use Mosquitto")
     for number in (port, port + 1)[: 2 if chosen == "embedded" else 1] if port else ():
         _require_free(number)
-    if not folder.exists():  # what is queued there are models and updates
+    if not folder.exists():  # queued messages contain models and updates
         make_private_folder(folder)
     for attempt in range(ATTEMPTS):
         try:
@@ -319,16 +319,16 @@ def start(
 def find(
     url: str = "auto", *, folder: Path, port: int = 0, tls: TlsFiles | None = None
 ) -> BrokerProcess:
-    """Take the configured broker, or start the first kind that is installed.
+    """Return the configured broker, or start the first kind that is installed.
 
     Args:
-        url: ``auto``, or the address of a broker; that one is used as it is and never stopped.
-        folder: Where a broker that is started keeps its files.
-        port: Of a broker that is started; 0 for a free one.
+        url: ``auto``, or the address of a running broker, which is never stopped.
+        folder: Folder of a started broker's files.
+        port: Port of a started broker; 0 for a free one.
         tls: As in `start`.
 
     Raises:
-        LinkError: Nothing is configured and nothing can be started.
+        LinkError: No broker is configured and none can be started.
     """
     if url == "auto":
         return start("auto", folder=folder, port=port, tls=tls)
@@ -382,10 +382,10 @@ def _start_embedded(folder: Path, port: int, port_v4: int) -> BrokerProcess:
 
 
 def _require_free(port: int) -> None:
-    """Refuse a port that somebody else has: a broker's own words for it are hard to read.
+    """Check that a port is free, because a broker's own error for it is hard to read.
 
     Raises:
-        LinkError: It is taken.
+        LinkError: The port is in use.
     """
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as brokers do

@@ -1,7 +1,7 @@
-"""Mosquitto's configuration: one that we write, and a look at one that the operator wrote.
+"""Write Mosquitto configurations, and check those that an operator wrote.
 
-Why each line is there, and what one client can still do: ``docs/brokers.md``. Nothing here makes a
-broker's acknowledgement mean more than it does.
+``docs/brokers.md`` explains each line, and the attacks that remain possible for one client. No
+setting makes a broker's acknowledgement a proof of delivery.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from aggregator.brokers.mosquitto_acl import findings as access_findings
 from edge_sdk.wire.link.x509_expiry import X509Error, expiry
 
 _SOON = 7  # days
-QUEUE = 20_000  # messages per client; 0 means unlimited and dropped everything in 2.0.16
+QUEUE = 20_000  # messages per client; 0 means unlimited, and dropped everything in 2.0.16
 QUEUE_BYTES = 64 << 20
 INFLIGHT_BYTES = 2 << 20  # 20 messages of the largest size are 1.3 MB
-PACKET = 66_048  # bytes: the largest payload and its packet
-MEMORY = 1 << 30  # bytes of heap; beyond it the client that wants more is disconnected
+PACKET = 66_048  # bytes: the largest payload and its packet header
+MEMORY = 1 << 30  # bytes of heap; above it, a client that needs more is disconnected
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of a TLS listener that demands client certificates.
+    """PEM files of a TLS listener that requires client certificates.
 
     Attributes:
-        authority: Who signs the clients' certificates.
-        certificate: The broker's own, with its chain.
-        key: Its private key.
+        authority: Authority that signs client certificates.
+        certificate: Certificate of the broker, with its chain.
+        key: Private key of the broker.
         revoked: List of revoked client certificates.
-        probe_certificate: A client certificate for the health check; without it only TCP is tried.
-        probe_key: Its key.
+        probe_certificate: Client certificate of the health check; without it only TCP is tried.
+        probe_key: Private key of the health check.
     """
 
     authority: Path
@@ -46,7 +46,7 @@ class TlsFiles:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is only reachable from this machine.
+    """Return whether an address is only reachable from this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -65,18 +65,18 @@ def mosquitto_config(
     tls: TlsFiles | None = None,
     access: Path | None = None,
 ) -> str:
-    """Write the configuration of a Mosquitto for one fleet.
+    """Return the Mosquitto configuration of one fleet.
 
     Args:
-        port: Where it listens.
-        folder: Where it keeps its sessions and its log.
-        host: What it binds; anything but loopback needs ``tls`` and ``access``.
-        tls: Client certificates are demanded; their common name is user name and client id.
+        port: Port of the listener.
+        folder: Folder of sessions and log.
+        host: Address to bind; any except loopback needs ``tls`` and ``access``.
+        tls: Files for client certificates, whose common name is user name and client id.
         access: ACL file, the text of ``edge_sdk.wire.link.mosquitto_access``.
 
     Raises:
-        ValueError: A listener that others can reach would let anybody in, or a value that would be
-            more than one line, or cut, in the file.
+        ValueError: A reachable listener would admit anybody, or a value would span several lines
+            or be cut in the file.
 
     >>> from pathlib import Path
     >>> mosquitto_config(1883, Path("/var/lib/x"), host="0.0.0.0")
@@ -91,7 +91,7 @@ def mosquitto_config(
     if access is not None:
         lines.append(f"acl_file {access}")
     if os.geteuid() == 0 and is_loopback(host):
-        lines.append("user root")  # else it drops to a user that cannot write the folder
+        lines.append("user root")  # else it switches to a user without write access to the folder
     lines += [
         "persistence true",
         f"persistence_location {folder}/",
@@ -118,7 +118,7 @@ def _values(tls: TlsFiles) -> dict[str, object]:
 
 
 def _require_lines(**values: object) -> None:
-    """Refuse a value that would end its line: what follows would be read as another setting."""
+    """Refuse a value with a line break, whose remainder would be read as another setting."""
     for name, value in values.items():
         text = "" if value is None else str(value)
         if not text.isprintable() or text != text.strip():
@@ -146,11 +146,11 @@ class _Listener:
 
 
 def check_mosquitto_config(path: Path) -> tuple[str, ...]:
-    """What in a Mosquitto configuration would lose messages, let strangers in or fill the broker.
+    """Find settings that lose messages, admit unknown clients or exhaust the broker's memory.
 
     Rules in an ``acl_file`` that is here are tried: see `aggregator.brokers.mosquitto_acl.findings`. Each finding
-    is a sentence; none means that nothing was found, not that all is well. Files that the
-    configuration includes are not followed.
+    is a sentence; none means that nothing was found, not that the configuration is safe. Included
+    files are not read.
 
     Raises:
         OSError: The file cannot be read.
@@ -177,7 +177,7 @@ _PER_LISTENER = {
 
 
 def _read(text: str) -> tuple[dict[str, str], list[_Listener]]:
-    """Split a configuration into what holds for all and what holds for each listener."""
+    """Split a configuration into common settings and the settings of each listener."""
     common: dict[str, str] = {}
     listeners: list[_Listener] = []
     is_split = any(line.split() == ["per_listener_settings", "true"] for line in text.splitlines())
@@ -186,7 +186,7 @@ def _read(text: str) -> tuple[dict[str, str], list[_Listener]]:
         name, _, value = line.strip().partition(" ")
         if name in {"listener", "port"}:
             _, _, host = value.strip().partition(" ")
-            listeners.append(_Listener(host.strip() or "0.0.0.0"))  # noqa: S104 - what it means
+            listeners.append(_Listener(host.strip() or "0.0.0.0"))  # noqa: S104 - Mosquitto's default
         elif name == "bind_address" and listeners:
             listeners[-1].host = value.strip()
         elif name and not name.startswith("#"):
@@ -214,7 +214,7 @@ def _durability(common: Mapping[str, str]) -> list[str]:
 
 
 def _bounds(common: Mapping[str, str]) -> list[str]:
-    """What one client may take of the broker's memory."""
+    """Find missing bounds on a client's share of the broker's memory."""
     findings = []
     if not any(int(common.get(name, "0")) for name in ("max_packet_size", "message_size_limit")):
         findings.append(
@@ -233,7 +233,7 @@ def _bounds(common: Mapping[str, str]) -> list[str]:
 
 
 def _rules(path: Path) -> list[str]:
-    """Try the access rules, if the file is this machine's."""
+    """Check the access rules, if the file exists on this machine."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -280,8 +280,8 @@ def _entrance(listener: _Listener, settings: Mapping[str, str]) -> list[str]:
 
 
 def _revocations(where: str, name: str) -> list[str]:
-    """Look at a list of revoked certificates: one that has expired shuts everybody out."""
-    if not name or not Path(name).exists():  # the configuration may be another machine's
+    """Check a revocation list; an expired one makes the broker refuse every client."""
+    if not name or not Path(name).exists():  # it may belong to another machine
         return []
     try:
         days = expiry(Path(name).read_bytes(), "crl").days(time.time())

@@ -1,7 +1,7 @@
-"""Read a Mosquitto ``acl_file`` as Mosquitto does, and try what it must grant and deny.
+"""Evaluate a Mosquitto ``acl_file``, and check what it must grant and deny.
 
 Nothing is sent: the rules are evaluated here, in Mosquitto's order (denials first, the user's own
-rules, then patterns). ``tests/broker/test_access.py`` holds the evaluation against a real broker.
+rules, then patterns). ``tests/broker/test_access.py`` compares the result with a real broker.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class AclRule:
     """One line of an access file.
 
     Attributes:
-        pattern: A topic filter; ``%u`` and ``%c`` stand for the name in rules for everybody.
-        reads: Whether it grants reading.
-        writes: Whether it grants writing; neither means that it denies both.
+        pattern: Topic filter; ``%u`` and ``%c`` stand for the name in rules for all users.
+        reads: True if it grants reading.
+        writes: True if it grants writing; a rule that grants neither denies both.
     """
 
     pattern: str
@@ -33,7 +33,7 @@ class AclRule:
 
     @property
     def denies(self) -> bool:
-        """Whether it takes away what other rules grant."""
+        """Return whether it denies access that other rules grant."""
         return not (self.reads or self.writes)
 
 
@@ -43,14 +43,14 @@ class Rules:
 
     Attributes:
         users: Rules by user name.
-        patterns: Rules for everybody.
+        patterns: Rules for all users.
     """
 
     users: dict[str, list[AclRule]] = field(default_factory=lambda: defaultdict(list))
     patterns: list[AclRule] = field(default_factory=list)
 
     def may(self, user: str, topic: str, *, write: bool) -> bool:
-        """Whether a client with this user name and client id may write, or read, a topic.
+        """Return whether a client with this user name and client id may write, or read, a topic.
 
         >>> lines = ["pattern write a/%u/b", "user x", "topic read c/#"]
         >>> rules = read(chr(10).join(lines))
@@ -70,7 +70,7 @@ class Rules:
 
 
 def read(text: str) -> Rules:
-    """Read the text of an access file; lines that Mosquitto would not know are passed over."""
+    """Parse the text of an access file; lines unknown to Mosquitto are skipped."""
     rules, user = Rules(), ""
     for line in text.splitlines():
         word, _, rest = line.strip().partition(" ")
@@ -94,7 +94,7 @@ def _named(pattern: str, user: str) -> str:
 
 
 def _verdict(rules: list[AclRule], topic: str, *, write: bool) -> bool | None:
-    """Return what the first rule that applies says, denials first; None if none does."""
+    """Return the verdict of the first rule that applies, denials first; None if none does."""
     for rule in sorted(rules, key=lambda one: not one.denies):
         granted = rule.writes if write else rule.reads
         if (rule.denies or granted) and covers(rule.pattern, topic):
@@ -103,7 +103,7 @@ def _verdict(rules: list[AclRule], topic: str, *, write: bool) -> bool | None:
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether a topic filter matches a topic.
+    """Return whether a topic filter matches a topic.
 
     >>> covers("a/+/c", "a/b/c"), covers("a/#", "a"), covers("a/+", "a/b/c")
     (True, True, False)
@@ -118,9 +118,9 @@ def covers(pattern: str, topic: str) -> bool:
 
 
 def findings(text: str) -> list[str]:
-    """Try an access file: what devices cannot do, and what they can and must not.
+    """Check an access file for missing grants and for excessive ones.
 
-    Each finding is a sentence; none means that everything tried was as PROTOCOL.md section 2 says.
+    Each finding is a sentence; none means that every check agrees with PROTOCOL.md section 2.
     """
     rules = read(text)
     fleets = sorted(set(_FLEET.findall(text)))
@@ -172,7 +172,7 @@ def _unbounded(root: str, device: str) -> Iterator[tuple[str, str]]:
 
 
 def _disguised(root: str, other: str) -> Iterator[tuple[str, str]]:
-    """Names of certificates that are no device's id, and what patterns may let them write."""
+    """Yield certificate names that are no device id, with topics that patterns let them write."""
     for name in (f"{other}/up", f"{other}/down", f"{other}/peer", f"{ALL}/part", ALL):
         for rest in ("status", "up/hello", "up/update", "peer/device-c"):
             yield name, f"{root}/{name}/{rest}"

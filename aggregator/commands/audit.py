@@ -1,4 +1,4 @@
-"""``gridfed-aggregator audit``: every round recomputed, and every device's history beside it."""
+"""Run ``gridfed-aggregator audit``: recompute every round, and compare deliveries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge_sdk.wire.link import link_trace
 
 
 def audit(args: Namespace) -> CommandResult:
-    """Check one configuration's database, and what links saw if a folder of it is named.
+    """Check a configuration's database, and compare it with link traces if a folder is given.
 
     Raises:
         Failure: The configuration, its database or the folder cannot be read.
@@ -51,7 +51,7 @@ def audit(args: Namespace) -> CommandResult:
 
 
 def since(found: Audit, horizon: Horizon) -> list[str]:
-    """Say from where on the check can recompute, where the store dropped what was older."""
+    """Return notes on where the check starts, if older vectors or events were deleted."""
     said = []
     if found.since:
         said.append(
@@ -67,7 +67,7 @@ def since(found: Audit, horizon: Horizon) -> list[str]:
 
 
 def books(store: SqliteStore) -> Books:
-    """Read what a database says of every number it was ever given."""
+    """Read the records of every number from a database."""
     return Books(
         store.settled(),
         list(store.applied()),
@@ -78,10 +78,10 @@ def books(store: SqliteStore) -> Books:
 
 
 def lines(folder: Path) -> Iterator[link_trace.Line]:
-    """Read what links saw: every ``*.jsonl`` of a folder.
+    """Read link traces: every ``*.jsonl`` of a folder.
 
     Raises:
-        CommandError: There is none.
+        CommandError: The folder contains none.
     """
     files = sorted(folder.glob("*.jsonl"))
     if not files:

@@ -1,4 +1,4 @@
-"""``gridfed-aggregator broker``: find or start one; write Mosquitto's files, or check them."""
+"""Run ``gridfed-aggregator broker``: find or start a broker; write or check its files."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edge_sdk.app.cli import RUNTIME, USAGE, CommandResult, Failure, stop_signal
 from edge_sdk.wire.link.mosquitto_access import mosquitto_access
 from edge_sdk.wire.protocol.topics import is_device_id
 
-CHECK = 2.0  # s between two looks at a broker we started
+CHECK = 2.0  # s between two checks of a broker started here
 
 
 class BrokeringError(Failure):
-    """Arguments that do not belong together."""
+    """Arguments that exclude each other."""
 
     exit_code = USAGE
 
 
 def find(args: Namespace) -> CommandResult:
-    """Say which broker the daemon would use, without leaving one running."""
+    """Report the broker that the daemon would use, without leaving one running."""
     with broker_process.find(args.url, folder=Path(args.folder)) as found:
         is_well = found.healthy()
         data = {"kind": found.kind, "url": found.url, "url_v4": found.url_v4, "healthy": is_well}
@@ -34,12 +34,12 @@ def find(args: Namespace) -> CommandResult:
 
 
 def start(args: Namespace) -> CommandResult:
-    """Start a broker on loopback and keep it up until a signal comes."""
+    """Start a broker on loopback and keep it running until a signal."""
     with (
         stop_signals() as stopping,
         broker_process.start(args.kind, folder=Path(args.folder), port=args.port) as started,
     ):
-        print(started.sentence, flush=True)  # noqa: T201 - while it runs, not when it ends
+        print(started.sentence, flush=True)  # noqa: T201 - printed while it runs, not at its end
         looked = time.monotonic()
         while not stopping.is_set():
             time.sleep(0.1)
@@ -51,7 +51,7 @@ def start(args: Namespace) -> CommandResult:
 
 
 def config(args: Namespace) -> CommandResult:
-    """Print a Mosquitto configuration and, for a fleet, write its access rules beside it."""
+    """Print a Mosquitto configuration and, for a fleet, write its access file beside it."""
     folder = Path(args.folder).absolute()
     files = (args.ca, args.cert, args.key)
     if any(files) and not all(files):
@@ -72,10 +72,10 @@ def config(args: Namespace) -> CommandResult:
 
 
 def access(args: Namespace) -> CommandResult:
-    """Print or write access rules for the enrolled devices, and for no other certificate.
+    """Print or write the access rules of the enrolled devices, and of no other certificate.
 
-    A revoked device has none. Neighbours may write to each other where the run's method has them:
-    those of the configured pairs, or any two where the topology follows who is there.
+    A revoked device has none. Neighbours may write to each other if the run's method has them:
+    the configured pairs, or any two devices if the topology follows presence.
     """
     from aggregator.config import AggregatorConfig, settings_of  # noqa: PLC0415 - only this needs a fleet
     from aggregator.methods.base.geo_neighbours import read  # noqa: PLC0415 - as above
@@ -106,7 +106,7 @@ def access(args: Namespace) -> CommandResult:
 
 
 def _pairs(name: str) -> dict[str, set[str]]:
-    """Read a CSV with the first line ``client,neighbour``; no name, no neighbours."""
+    """Read a CSV with the first line ``client,neighbour``; return none without a file name."""
     if not name:
         return {}
     try:
@@ -132,7 +132,7 @@ def _linked(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
 
 
 def check(args: Namespace) -> CommandResult:
-    """Say what in a mosquitto.conf would lose messages or let strangers in."""
+    """Report settings in a mosquitto.conf that would lose messages or admit unknown clients."""
     if not args.file:
         raise BrokeringError("broker check: give --file mosquitto.conf")
     found = broker_process.check_mosquitto_config(Path(args.file))

@@ -1,4 +1,4 @@
-"""``gridfed-aggregator certificate``: the bound for a run's present model, in words."""
+"""Run ``gridfed-aggregator certificate``: bound the Lipschitz constants of a run's model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FIRST = "the bundle's first vector"
 
 
 class NoCertificate(Failure):
-    """A model that nothing can be promised of."""
+    """A model without a finite bound."""
 
     exit_code = USAGE
 
 
 def certify(args: Namespace) -> CommandResult:
-    """Bound how fast loss and forecast of the common model can change.
+    """Bound the Lipschitz constants of the common model's loss and forecast.
 
     Raises:
-        NoCertificate: Layers that stay on devices, a bundle without ``paths``, or a squared error
-            without ``--error``.
+        NoCertificate: Some layers stay on devices, the bundle has no ``paths``, or the loss is a
+            squared error without ``--error``.
     """
     run = configs.bind(configs.AggregatorConfig.load(args.config))
     kept = run.spec.size - run.spec.shared_size
@@ -55,7 +55,7 @@ def certify(args: Namespace) -> CommandResult:
 
 
 def _present(run: configs.BoundRun) -> tuple[Vector, str]:
-    """Return the newest common model that was saved, and what to call it."""
+    """Return the newest saved common model, and its description."""
     if not run.config.database.exists():
         return run.spec.shared(run.bundle.initial), FIRST
     with SqliteStore.open(run.config.database, read_only=True) as store:

@@ -1,4 +1,4 @@
-"""``gridfed-aggregator dead-letters``: look at what was set aside, handle it again or forget it."""
+"""Run ``gridfed-aggregator dead-letters``: list, show, retry or delete dead letters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EVERY = "_all"
 
 
 def dead_letters(args: Namespace) -> CommandResult:
-    """List or show dead letters, handle them again, or forget them.
+    """List, show, retry or delete dead letters.
 
     Raises:
-        LetterError: There is none of this name.
+        LetterError: No letter has this name.
     """
     config = configs.AggregatorConfig.load(args.config)
     letters = DeadLetters(config.state / "dead-letters")

@@ -1,4 +1,4 @@
-"""gridfed-aggregator: one table of subcommands; each is imported when it is used."""
+"""Define the command line of ``gridfed-aggregator``; a subcommand is imported when used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the subcommands do: parsed arguments in, an answer for person and program out."""
+"""Implement the subcommands: take parsed arguments, return a result as text and as JSON."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from edge_sdk.app.settings import SettingsError, shown
 from edge_sdk.wire.protocol.codec import pack_tensor
 from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
 
-PATIENCE = 5.0  # s for the page to answer
-SHOWN = 8  # names of a cluster's devices; the JSON has them all
+PATIENCE = 5.0  # s, time-out of the status page
+SHOWN = 8  # devices listed per cluster; the JSON has them all
 
 
 class CommandError(Failure):
-    """A command that makes no sense as it was given."""
+    """A command with invalid arguments."""
 
     exit_code = USAGE
 
 
 def run(args: Namespace) -> CommandResult:
-    """Serve until a signal, or until the rounds are done if asked so."""
+    """Serve until a signal, or until the last round if requested."""
     from edge_sdk.app.cli import start_logging  # noqa: PLC0415 - only the daemon logs
 
     try:
@@ -52,7 +52,7 @@ def run(args: Namespace) -> CommandResult:
             "run needs prometheus-client, which is not installed",
             hint="pip install 'gridfed[aggregator]'",
         ) from error
-    environ = dict(os.environ)  # what a reload sees, too: --log wins over the file for good
+    environ = dict(os.environ)  # also used by a reload: --log always overrides the file
     if args.log is not None:
         environ[f"{configs.PREFIX}LOG__LEVEL"] = args.log
     config = configs.AggregatorConfig.load(args.config, environ)
@@ -64,7 +64,7 @@ def run(args: Namespace) -> CommandResult:
 
 
 def check(args: Namespace) -> CommandResult:
-    """Bind the configuration as the daemon would, and show where each value was said."""
+    """Bind the configuration as the daemon would, and show the origin of each value."""
     loaded = configs.load_with_origins(args.config)
     bound = configs.bind(loaded.value)
     now = SystemClock().wall() / 1000
@@ -90,7 +90,7 @@ def check(args: Namespace) -> CommandResult:
 def _in_force(
     config: configs.AggregatorConfig, origins: Mapping[str, str]
 ) -> list[tuple[str, str, str]]:
-    """List key, value and origin of every setting; of the method's own, those left out too."""
+    """List key, value and origin of every setting, including the method's defaults."""
     prefix = "run.settings"
     said = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
     own = shown(configs.settings_of(config), said)
@@ -108,14 +108,14 @@ def _in_force(
 
 
 def init(args: Namespace) -> CommandResult:
-    """Make what is missing; begin the run; say what devices need."""
+    """Create missing files, begin the run, and report what devices need."""
     config = configs.AggregatorConfig.load(args.config)
     make_private_folder(config.state)
     return _found(args, config)
 
 
 def announce(args: Namespace) -> CommandResult:
-    """Sign again, and begin another run where the configuration wants one."""
+    """Sign again, and begin another run if the configuration defines one."""
     config = configs.AggregatorConfig.load(args.config)
     if not config.database.exists():
         raise CommandError(
@@ -126,7 +126,7 @@ def announce(args: Namespace) -> CommandResult:
 
 
 def restore(args: Namespace) -> CommandResult:
-    """Put a backup in the place of the database, and begin the run that follows it."""
+    """Restore a backup of the database, and begin the run that follows it."""
     from aggregator.operations.backup_restore import put_in_place  # noqa: PLC0415 - only here
 
     config = configs.AggregatorConfig.load(args.config)
@@ -136,7 +136,7 @@ def restore(args: Namespace) -> CommandResult:
             f"{config.root_public}: no such key; devices trust the root of the fleet's first day",
             hint="put root.pub and aggregator.key back beside the backup, then restore",
         )
-    _keys(args, config)  # what cannot be signed is not put in place either
+    _keys(args, config)  # fail before the restore if the keys are missing
     done = put_in_place(config, Path(args.file), now=SystemClock().wall())
     args.fresh = False
     begun = _found(args, config)
@@ -193,7 +193,7 @@ def _found(args: Namespace, config: configs.AggregatorConfig) -> CommandResult:
 
 
 def enrol(args: Namespace) -> CommandResult:
-    """Check one claim or a file of them, and let the devices in."""
+    """Check one claim or a file of claims, and enrol the devices."""
     from aggregator.operations.enrolment import check as checked  # noqa: PLC0415 - the cryptography library
     from aggregator.operations.enrolment import claim_of, read_claims  # noqa: PLC0415 - as above
 
@@ -219,14 +219,14 @@ def enrol(args: Namespace) -> CommandResult:
 
 
 def revoke(args: Namespace) -> CommandResult:
-    """Shut a device out."""
+    """Revoke a device."""
     return _order(
         configs.AggregatorConfig.load(args.config), [ControlOrder("revoke", args.id, why=args.why)]
     )
 
 
 def command(args: Namespace) -> CommandResult:
-    """Tell one device to do something."""
+    """Send a command to one device."""
     numbers: dict[str, float] = {}
     if args.releases is not None:
         if not 0 <= args.releases <= RELEASES_LIMIT:
@@ -240,22 +240,22 @@ def command(args: Namespace) -> CommandResult:
 
 
 def _brief(number: int) -> str:
-    """Write a number that may have thousands of digits."""
+    """Format a number that may have thousands of digits."""
     return str(number) if abs(number) < 10**30 else f"a number of {number.bit_length()} bits"
 
 
 def pause(args: Namespace) -> CommandResult:
-    """Make the whole fleet wait."""
+    """Pause the fleet."""
     return _order(configs.AggregatorConfig.load(args.config), [ControlOrder("pause", "_all")])
 
 
 def resume(args: Namespace) -> CommandResult:
-    """Let a paused fleet go on."""
+    """Resume a paused fleet."""
     return _order(configs.AggregatorConfig.load(args.config), [ControlOrder("resume", "_all")])
 
 
 def _order(config: configs.AggregatorConfig, orders: list[ControlOrder]) -> CommandResult:
-    """Apply orders here, or hand them to the daemon that holds the database."""
+    """Apply orders here, or queue them for the daemon that has the database open."""
     _require(config)
     try:
         with SqliteStore.open(config.database) as store:
@@ -273,7 +273,7 @@ def _order(config: configs.AggregatorConfig, orders: list[ControlOrder]) -> Comm
 
 
 def listing(args: Namespace) -> CommandResult:
-    """List the devices and their standing."""
+    """List the devices and their state."""
     config = _require(configs.AggregatorConfig.load(args.config))
     with SqliteStore.open(config.database, read_only=True) as store:
         unusable = store.unusable()
@@ -302,14 +302,14 @@ def listing(args: Namespace) -> CommandResult:
 
 
 def status(args: Namespace) -> CommandResult:
-    """Ask the daemon's page; where none answers, read the store."""
+    """Return the status from the daemon's page; without an answer, read the store."""
     config = configs.AggregatorConfig.load(args.config)
     document = _from_page(config) or _from_store(config)
     return CommandResult(document, _prose(document))
 
 
 def health(args: Namespace) -> CommandResult:
-    """Whether the daemon is alive and ready."""
+    """Report whether the daemon is alive and ready."""
     document = _from_page(configs.AggregatorConfig.load(args.config))
     if document is None:
         return CommandResult({"ready": False, "running": False}, "not running", RUNTIME)
@@ -322,21 +322,21 @@ def health(args: Namespace) -> CommandResult:
 
 
 def audit(args: Namespace) -> CommandResult:
-    """Recompute every round; with ``--devices``, hold what links saw against the database."""
+    """Recompute every round; with ``--devices``, compare link traces with the database."""
     from aggregator.commands.audit import audit as audited  # noqa: PLC0415 - only here
 
     return audited(args)
 
 
 def dead_letters(args: Namespace) -> CommandResult:
-    """List or show dead letters, handle them again, or forget them."""
+    """List, show, retry or delete dead letters."""
     from aggregator.commands.dead_letters import dead_letters as run_dead_letters  # noqa: PLC0415 - only here
 
     return run_dead_letters(args)
 
 
 def certify(args: Namespace) -> CommandResult:
-    """Bound how steep the run's present model can be in its data."""
+    """Bound the Lipschitz constants of the run's present model."""
     from aggregator.commands.certificate import certify as certified  # noqa: PLC0415 - only here
 
     return certified(args)
@@ -370,7 +370,7 @@ def broker(args: Namespace) -> CommandResult:
 
 
 def export(args: Namespace) -> CommandResult:
-    """Turn a torch module into a signed bundle."""
+    """Export a torch module as a signed bundle."""
     try:
         from aggregator.models.errors import ExportError  # noqa: PLC0415 - as below
         from aggregator.models.export import export_command  # noqa: PLC0415 - loads torch
@@ -399,7 +399,7 @@ def export(args: Namespace) -> CommandResult:
 
 
 def credit(args: Namespace) -> CommandResult:
-    """Show what devices' models counted for one another, round by round."""
+    """Show the credit weights of the devices' models, by round."""
     config = _require(configs.AggregatorConfig.load(args.config))
     with SqliteStore.open(config.database, read_only=True) as store:
         begun = store.run()
@@ -446,7 +446,7 @@ def _from_page(config: configs.AggregatorConfig) -> dict[str, Any] | None:
 
 
 def _from_store(config: configs.AggregatorConfig) -> dict[str, Any]:
-    """Say where a daemon that is not running stopped."""
+    """Return the status from the store, of a daemon that is not running."""
     _require(config)
     with SqliteStore.open(config.database, read_only=True) as store:
         begun = store.run()

@@ -1,4 +1,4 @@
-"""What is promised to devices, and what is open for them now."""
+"""Admission context: the terms of a welcome, and the run and round open for updates."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from edge_sdk.wire.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class WelcomeTerms:
-    """What is promised to every device in its welcome, and the limits behind it.
+    """Terms that every welcome grants to a device, and the limits behind them.
 
     Attributes:
-        inline: Largest body sent unasked, bytes; 0 = always offer.
-        window: Chunks we may send a device at once.
-        quota: Bytes a day a device may use.
-        hold: Entries a device may have without a receipt.
-        caps: Optional abilities we have.
-        quotas: What one device may ask of us.
-        room: How much may be on its way to us at once.
+        inline: Largest body sent without an offer, bytes; 0 = always offer.
+        window: Largest number of chunks in flight to one device.
+        quota: Daily quota of a device, bytes.
+        hold: Largest number of unreceipted outbox entries of a device.
+        caps: Optional capabilities of the aggregator.
+        quotas: Rate limits of one device.
+        room: Capacity for uploads in flight.
     """
 
     inline: int = CHUNK_LIMIT
@@ -43,16 +43,16 @@ class WelcomeTerms:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
-    """What is open now: set by the daemon at every opening and closing.
+    """The run, round and version open for updates; the daemon replaces it at every change.
 
     Attributes:
         opened: Run, round and version.
-        limits: What an update must be.
-        is_paused: Whether updates are to wait; nothing is recorded meanwhile.
-        share: Probability with which a device takes part.
-        cohort: Salt of that draw.
-        releases: Most releases a device may make; None = not limited here.
-        is_personal: Whether only answers to tasks of single devices count.
+        limits: Bounds on an update.
+        is_paused: True while updates must wait; nothing is recorded meanwhile.
+        share: Participation probability of a device.
+        cohort: Salt of the participation draw.
+        releases: Largest number of releases of a device; None = no limit here.
+        is_personal: True if only replies to tasks of single devices count.
         oldest: First round of which every update is still in the journal.
     """
 
@@ -66,15 +66,15 @@ class AdmissionContext:
     oldest: int = 0
 
     def keeps(self, number: int) -> bool:
-        """Whether the journal shows which devices have an update in a round already."""
+        """Return whether the journal shows which devices have an update in a round already."""
         return self.is_personal or number >= self.oldest
 
 
 def wanted(turn: AdmissionContext | None) -> AdmissionContext:
-    """Return the turn whose updates are taken now.
+    """Return the context in which updates are admitted now.
 
     Raises:
-        Refused: PAUSED; nothing is recorded meanwhile.
+        Refused: PAUSED if updates must wait; nothing is recorded meanwhile.
     """
     if turn is None or turn.is_paused:
         raise Refused(Reason.PAUSED, "no updates are wanted now")
@@ -84,18 +84,18 @@ def wanted(turn: AdmissionContext | None) -> AdmissionContext:
 def welcome(
     terms: WelcomeTerms, hello: HelloMessage, ref: bytes, ledger: Ledger, *, run: int, time: int
 ) -> WelcomeMessage:
-    """Return what a device that may come in is promised.
+    """Return the welcome for a device whose hello is accepted.
 
     Args:
-        terms: The promise.
-        hello: What it said.
-        ref: Which message that was.
-        ledger: Its numbers after it.
-        run: The run that is open; 0 before the first.
+        terms: The terms to grant.
+        hello: The device's hello.
+        ref: Reference of the hello's message.
+        ledger: The device's ledger after the hello.
+        run: The open run; 0 before the first.
         time: Server time, Unix milliseconds.
 
     Example:
-        Only abilities that both have are promised, and the account is ours.
+        Only capabilities of both ends are granted; the count of releases is the aggregator's.
 
         >>> hello = HelloMessage(3, bytes(16), 5, False, (), (1, 1), ("zip", "tls"), "1", 1)
         >>> said = welcome(WelcomeTerms(caps=("tls",)), hello, bytes(16), Ledger(spent=7), run=0, time=1)
@@ -119,7 +119,7 @@ def welcome(
 
 
 def foreseen(offer: OfferMessage, turn: AdmissionContext) -> Reason | None:
-    """Return the final reason that an offer's header already shows, before any chunk is sent."""
+    """Return the final refusal that an offer's header implies, or None; no chunk is needed."""
     now = turn.opened
     if offer.run != now.run:
         return Reason.WRONG_RUN

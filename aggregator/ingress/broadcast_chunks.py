@@ -1,28 +1,28 @@
-"""When many devices miss the same piece of a model, one publish serves them all. Pure rules."""
+"""Rules for publishing a model chunk once to all devices when many request it. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-MOST = 20  # devices that are answered one by one; more within ``WITHIN`` are a crowd
+MOST = 20  # requests answered individually within ``WITHIN``; further ones get a broadcast
 WITHIN = 10.0  # s
-REMEMBERED = 1_024  # pieces; a body has at most 256
+REMEMBERED = 1_024  # chunks; a body has at most 256
 
 Piece = tuple[bytes, int]
-"""The name of a body, and the number of one of its chunks."""
+"""Id of a body, and the index of one of its chunks."""
 
 
 @dataclass(slots=True)
 class _Asked:
-    """Who asked for a piece when, and when it was last published for all."""
+    """Recent requests for one chunk, by device, and the time of its last broadcast."""
 
     devices: dict[str, float] = field(default_factory=dict)
     said: float = float("-inf")
 
 
 class Crowds:
-    """Who asked for which piece lately.
+    """Recent chunk requests, and the decision to broadcast.
 
     Example:
         >>> crowds, piece = Crowds(), (b"model", 3)
@@ -35,11 +35,11 @@ class Crowds:
     """
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Start without requests."""
         self._asked: OrderedDict[Piece, _Asked] = OrderedDict()
 
     def grows(self, device: str, piece: Piece, now: float) -> bool:
-        """Note that a device misses a piece; return whether it is one of a crowd."""
+        """Record a request; return True if the chunk should be broadcast."""
         asked = self._asked.setdefault(piece, _Asked())
         self._asked.move_to_end(piece)
         while len(self._asked) > REMEMBERED:
@@ -49,7 +49,7 @@ class Crowds:
         return len(asked.devices) > MOST
 
     def is_waiting(self, piece: Piece, now: float) -> bool:
-        """Whether the piece should be published for all now; it counts as published from here."""
+        """Return whether the chunk should be broadcast now; if so, record the broadcast."""
         asked = self._asked.setdefault(piece, _Asked())
         if now - asked.said < WITHIN:
             return False

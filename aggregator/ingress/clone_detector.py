@@ -1,10 +1,10 @@
-"""Two processes under one identity, known by what a single one cannot say. Pure rules.
+"""Detect cloned identities from release counts that one process cannot produce. Pure rules.
 
-A process charges every release before it leaves, and its next hello tells the sum. So a release of
-an older life with a *larger* count than a newer hello told was made by another process, or by a
-store from before an image was put back: whatever a broker holds back or repeats, one process with
-one store never gives such a sign. An image that is put back gives one or two, from what was still
-on its way; two processes push each other's lives up in turn, and give one every other round.
+A process charges every release before it sends it, and its next hello states the sum. A release of
+an older life with a *larger* count than a newer hello therefore comes from another process, or
+from the store before an image was restored. Delays and repeats of a broker never produce this
+sign. A restored image produces one or two, from messages still in flight; two processes raise each
+other's lives in turn and produce one every other round.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 SIGNS = 3
-"""So many newer lives that an older one outlived, and it is two processes."""
+"""Signs after which an identity counts as cloned."""
 
 MEMORY = 7 * 86_400.0  # s after which a sign is forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class _Greeted:
-    """What the newest accepted hello of a device told.
+    """State of a device after its newest accepted hello.
 
     Attributes:
-        life: The life it proposed.
-        spent: Releases it had charged.
-        signs: When older lives outlived newer ones, monotonic seconds; at most once for each.
-        has_sign: Whether this life is one of them.
+        life: The proposed life.
+        spent: Releases charged by then.
+        signs: Times at which an older life outlived a newer one, monotonic seconds; one per life.
+        has_sign: True if this life is one of them.
     """
 
     life: int
@@ -35,11 +35,11 @@ class _Greeted:
 
 
 class CloneDetector:
-    """Signs of second processes, by device. In memory only: two that go on give new ones.
+    """Signs of cloned identities, by device. In memory only: two live processes give new signs.
 
     Example:
-        Life 2 began with 5 releases, so a sixth one in life 1 was made by somebody else; the fifth
-        one may have been on its way for an hour.
+        Life 2 began with 5 releases, so a sixth one in life 1 comes from another process; the
+        fifth one may have been in flight for an hour.
 
         >>> twins = CloneDetector()
         >>> twins.greeted("meter-1", life=2, spent=5)
@@ -48,16 +48,16 @@ class CloneDetector:
     """
 
     def __init__(self) -> None:
-        """Begin without a suspicion."""
+        """Start without signs."""
         self._known: dict[str, _Greeted] = {}
 
     def greeted(self, device: str, *, life: int, spent: int) -> None:
-        """Note a hello that was accepted just now."""
+        """Record an accepted hello."""
         before = self._known.get(device)
         self._known[device] = _Greeted(life, spent, before.signs if before else ())
 
     def outlived(self, device: str, *, life: int, spent: int, now: float) -> int:
-        """Look at a release; return how many signs there are if it is a new one, else 0."""
+        """Check a release; return the number of signs if it adds one, else 0."""
         known = self._known.get(device)
         if known is None or known.has_sign or life >= known.life or spent <= known.spent:
             return 0
@@ -66,5 +66,5 @@ class CloneDetector:
         return len(signs)
 
     def forget(self, device: str) -> None:
-        """The device was judged; whoever comes back with its name begins anew."""
+        """Delete the signs of a device, after its quarantine."""
         self._known.pop(device, None)

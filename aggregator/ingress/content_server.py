@@ -1,4 +1,4 @@
-"""Chunks of common bodies for who misses them: to each its own, or one slot for a whole crowd."""
+"""Serve chunks of models and bundles, to one device or as a broadcast to all."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from edge_sdk.wire.protocol.messages import ChunkMessage, HaveMessage, PartMessa
 
 
 class ContentServer:
-    """Who pulls what. In memory only: whoever is forgotten asks again."""
+    """Downloads in progress. In memory only: a device asks again after a restart."""
 
     def __init__(self, store: Store, *, voice: Voice, window: int, counts: Counter[str]) -> None:
-        """Begin with nobody.
+        """Start without downloads.
 
         Args:
-            store: Has the contents, and the slots of the common model.
-            voice: Says single chunks.
-            window: Most chunks on their way to one device.
-            counts: SLOTS_AGAIN is counted here.
+            store: Source of contents and of the common model's retained slots.
+            voice: Sealer of replies.
+            window: Largest number of chunks in flight to one device.
+            counts: Counter of SLOTS_AGAIN.
         """
         self._store = store
         self._voice = voice
@@ -31,29 +31,29 @@ class ContentServer:
         self._crowds = Crowds()
 
     def missing(self, device: str, have: HaveMessage, now: float, room: int) -> tuple[Reply, ...]:
-        """Return the chunks of a common body that a device is missing: at most ``room`` bytes.
+        """Return the chunks of a body that a device is missing, at most ``room`` bytes.
 
         Raises:
-            Refused: NOT_FOUND for a body that is not, or no longer, ours; MALFORMED.
+            Refused: NOT_FOUND for an unknown or expired body; MALFORMED.
         """
         chunks = self._downloads.wanted(device, have, now, room)
         said = (self._piece(device, chunk, now) for chunk in chunks)
         return tuple(answer for answer in said if answer is not None)
 
     def stop(self, device: str, ref: bytes | None) -> None:
-        """A device wants no more of a body."""
+        """Cancel a device's download of a body."""
         self._downloads.stop(device, ref)
 
     def drop(self, device: str) -> None:
-        """Forget the download of a device; it asks again."""
+        """Delete the download of a device; the device asks again."""
         self._downloads.drop(device)
 
     def forget(self, now: float) -> None:
-        """Forget the downloads of devices that went silent."""
+        """Delete downloads that have timed out."""
         self._downloads.forget(now)
 
     def _piece(self, device: str, chunk: ChunkMessage, now: float) -> Reply | None:
-        """Send one chunk; what a crowd misses is published once more in its slot instead."""
+        """Return one chunk, or its retained slot where many devices request it."""
         piece = chunk.id, chunk.i
         slot = self._slot(chunk) if self._crowds.grows(device, piece, now) else None
         if slot is None:
@@ -64,7 +64,7 @@ class ContentServer:
         return slot
 
     def _slot(self, chunk: ChunkMessage) -> Reply | None:
-        """Return the retained slot with this very chunk, if it is of the present common model."""
+        """Return the retained slot of this chunk, if it belongs to the present common model."""
         topic = topics.part(self._voice.fleet, chunk.i)
         payload = self._store.announced(topic)
         if not payload:

@@ -1,8 +1,8 @@
-"""Dead letters: messages whose handling met a defect, kept on disk for a person to look at.
+"""Store dead letters: messages whose handling met a defect, kept on disk for the operator.
 
-A folder with one file for each, readable by the owner only, and a list of the digests that must not
-be handled again. Both are bounded: beyond ``MOST`` letters or ``MOST_BYTES`` the oldest file goes,
-of one place in the code at most ``PER_SITE`` are kept, and ``DIGESTS`` are remembered.
+The folder has one file per letter, readable by the owner only, and a list of the digests that must
+not be handled again. Both are bounded: beyond ``MOST`` letters or ``MOST_BYTES`` the oldest file
+is deleted, at most ``PER_SITE`` letters are kept of one place in the code, and ``DIGESTS`` digests.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from edge_sdk.app.permissions import PermissionsError, make_private_folder, open
 
 MOST = 64  # letters
 MOST_BYTES = 32 * 1024 * 1024  # of all letters
-PER_SITE = 8  # letters of one place in the code
+PER_SITE = 8  # letters per place in the code
 DIGESTS = 4096
-TRACE = 16_384  # characters of a trace, its end
+TRACE = 16_384  # last characters kept of a trace
 HALTED = "halted"
-"""The file that says why the run was halted."""
+"""Name of the file with the reason why the run was halted."""
 
 
 class LetterError(Failure):
-    """There is no such dead letter."""
+    """A dead letter that does not exist."""
 
     exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message that was set aside, or a timer that met a defect and has no message.
+    """One message, or one timer, whose handling met a defect.
 
     Attributes:
-        name: Of its file, without the suffix.
+        name: File name without the suffix.
         at: Server time, Unix milliseconds.
-        where: What was being handled: the message's kind, or the timer's name.
+        where: Kind of the message, or name of the timer.
         site: Type of the error, and file and line where it was raised.
-        error: What it said.
+        error: Message of the error.
         trace: The trace, at most ``TRACE`` characters.
-        version: Of this program.
-        device: Who sent it; empty for a timer.
-        topic: Where it arrived; empty for a body that came in chunks.
-        payload: The message, or that body.
-        proof: Of that body; empty for a message, which brings its own.
-        number: Life and sequence number of an update that was refused for good.
-        digests: What must not be handled again, as hex.
+        version: Version of this program.
+        device: The sender; empty for a timer.
+        topic: Topic of arrival; empty for a body sent in chunks.
+        payload: The message, or the body sent in chunks.
+        proof: Signature of that body; empty for a message, which contains its own.
+        number: Life and sequence number of an update that was finally refused.
+        digests: Digests that must not be handled again, as hex.
     """
 
     name: str
@@ -71,13 +71,13 @@ class Letter:
     digests: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return what a list shows of it."""
+        """Return the fields that a listing shows."""
         shown = ("name", "at", "where", "device", "site", "error")
         return {key: getattr(self, key) for key in shown} | {"bytes": len(self.payload)}
 
 
 def arrival_digest(topic: str, payload: bytes) -> bytes:
-    """Return the identity of a message as it arrived, or of a device and the digest of a body.
+    """Return the digest that identifies a message on a topic, or a body of a device.
 
     >>> arrival_digest("meter-1", b"x") == arrival_digest("meter-2", b"x")
     False
@@ -98,7 +98,7 @@ def trace_of(error: BaseException) -> str:
 
 
 class DeadLetters:
-    """The folder. It is made when the first letter is kept; a command may read it meanwhile.
+    """Folder of dead letters, created with the first one; a command may read it meanwhile.
 
     Example:
         >>> import tempfile
@@ -114,23 +114,23 @@ class DeadLetters:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the digests and how many letters each place in the code has."""
+        """Read the digests and the number of letters per place in the code."""
         self.folder = folder
         self._digests: dict[str, None] = dict.fromkeys(self._read_digests())
         self._sites = Counter(letter.site for letter in self.letters())
         self._lines = len(self._digests)
 
     def holds(self, source: str, content: bytes) -> bool:
-        """Whether this was set aside: a topic and its payload, or a device and a body's digest."""
+        """Return whether a payload of a topic, or a body's digest of a device, was set aside."""
         return bool(self._digests) and arrival_digest(source, content).hex() in self._digests
 
     @property
     def count(self) -> int:
-        """How many letters are kept."""
+        """Return the number of letters kept."""
         return self._sites.total()
 
     def letters(self) -> list[Letter]:
-        """Return what is kept, oldest first; a file that is no letter is passed over."""
+        """Return all letters, oldest first; a file that is no letter is skipped."""
         found = [_read(path) for path in self._paths()]
         return [letter for letter in found if letter is not None]
 
@@ -148,10 +148,10 @@ class DeadLetters:
         return found
 
     def keep(self, letter: Letter) -> bool:
-        """Remember its digests, and keep it as a file if its place in the code has few.
+        """Record a letter's digests, and write its file unless its place in the code has too many.
 
         Returns:
-            Whether there is a file of it. A disk that takes none is no reason to stop.
+            True if a file was written. A failed write is not an error.
         """
         try:
             self._remember(letter.digests)
@@ -165,7 +165,7 @@ class DeadLetters:
         return True
 
     def remove(self, name: str) -> None:
-        """Forget a letter: its bytes may be handled again.
+        """Delete a letter; its bytes may be handled again.
 
         Raises:
             LetterError: There is none of this name.
@@ -178,7 +178,7 @@ class DeadLetters:
         self._rewrite()
 
     def clear(self) -> int:
-        """Forget everything; return how many letters there were."""
+        """Delete all letters and digests; return the number of letters deleted."""
         count = 0
         for path in self._paths():
             path.unlink(missing_ok=True)
@@ -189,7 +189,7 @@ class DeadLetters:
 
     @property
     def halted(self) -> str:
-        """Why the run was halted; empty if it was not."""
+        """Return the reason why the run was halted; empty if it was not."""
         try:
             return (self.folder / HALTED).read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError):
@@ -202,7 +202,7 @@ class DeadLetters:
                 self._write(HALTED, why.encode())
             else:
                 (self.folder / HALTED).unlink(missing_ok=True)
-        except (OSError, PermissionsError):  # it is in the log, too
+        except (OSError, PermissionsError):  # the log has it as well
             return
 
     # --- files
@@ -239,7 +239,7 @@ class DeadLetters:
             self._write("digests", "".join(f"{one}\n" for one in self._digests).encode())
 
     def _write(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all, for the owner's eyes only."""
+        """Write a file atomically, readable by the owner only."""
         make_private_folder(self.folder)
         beside = self.folder / f".{name}.part"
         with open_private(beside, "wb") as file:
@@ -249,7 +249,7 @@ class DeadLetters:
         beside.replace(self.folder / name)
 
     def _make_room(self) -> None:
-        """Delete the oldest files beyond the bounds; their digests stay."""
+        """Delete the oldest files beyond the bounds; their digests remain."""
         paths = self._paths()
         sizes = [path.stat().st_size for path in paths]
         while len(paths) > MOST or sum(sizes) > MOST_BYTES:
@@ -259,7 +259,7 @@ class DeadLetters:
 
 
 def forget(letters: DeadLetters, name: str) -> int:
-    """Forget one letter, or with ``_all`` every one and every digest; return how many.
+    """Delete one letter, or all letters and digests with ``_all``; return how many were deleted.
 
     Raises:
         LetterError: There is none of this name.

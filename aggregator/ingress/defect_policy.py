@@ -1,4 +1,4 @@
-"""Defects that the daemon survives: which errors are ours, how often, and when to try again."""
+"""Rules for defects: which errors count as one, when a step is retried, when the run halts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from aggregator.store import DatabaseError, is_about_values, is_from_database
 
-FIRST_WAIT = 1.0  # s before a step that met a defect is tried again; doubles
+FIRST_WAIT = 1.0  # s before a step that met a defect is retried; doubles
 LONGEST_WAIT = 60.0  # s
-ATTEMPTS = 3  # in a row; then the run is halted
+ATTEMPTS = 3  # consecutive defects after which the run is halted
 
 
 def is_defect(error: BaseException) -> bool:
-    """Whether an error is a defect of this program, and not the disk, the memory or the operator.
+    """Return whether an error is a defect of this program, not of disk, memory or operator.
 
     Example:
         >>> is_defect(ZeroDivisionError()), is_defect(MemoryError()), is_defect(OSError())
@@ -27,7 +27,7 @@ def is_defect(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class Faults:
-    """How often each step of the daemon's loop met a defect in a row, and when it is due again.
+    """Consecutive defects of each step of the daemon's loop, and the time of its next attempt.
 
     Example:
         >>> faults = Faults()
@@ -42,7 +42,7 @@ class Faults:
         (True, False)
 
     Attributes:
-        sites: How often each place in the code was met.
+        sites: Number of defects by place in the code.
     """
 
     sites: Counter[str] = field(default_factory=Counter)
@@ -50,28 +50,28 @@ class Faults:
     _until: dict[str, float] = field(default_factory=dict)
 
     def may(self, step: str, now: float) -> bool:
-        """Whether a step may be tried now."""
+        """Return whether a step may run now."""
         return now >= self._until.get(step, now)
 
     def failed(self, step: str, now: float) -> int:
-        """Note a defect; return how many times in a row it was met."""
+        """Record a defect of a step; return the number of consecutive ones."""
         self._failures[step] += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (self._failures[step] - 1))
         self._until[step] = now + wait
         return self._failures[step]
 
     def worked(self, step: str) -> None:
-        """Note that a step met no defect."""
+        """Record that a step succeeded."""
         if step in self._failures:
             del self._failures[step]
             self._until.pop(step, None)
 
     def is_waiting(self, now: float) -> bool:
-        """Whether any step waits to be tried again."""
+        """Return whether any step waits for a retry."""
         return any(until > now for until in self._until.values())
 
     def is_news(self, site: str) -> bool:
-        """Note that a place in the code was met; whether it is the 1st, 2nd, 4th, 8th time."""
+        """Record a defect at a place; return True for the 1st, 2nd, 4th, 8th and so on."""
         self.sites[site] += 1
         count = self.sites[site]
         return count & (count - 1) == 0

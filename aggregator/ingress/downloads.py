@@ -1,4 +1,4 @@
-"""Common bodies on their way out: the model's content and the bundle, pulled chunk by chunk."""
+"""Downloads of model contents and bundles, chunk by chunk, driven by the receiver."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.messages import ChunkMessage, HaveMessage
 from edge_sdk.wire.protocol.transfer import IDLE, Sending
 
-_KEPT = 4  # contents in memory: current and last, of model and bundle
+_KEPT = 4  # contents in memory: the current and the previous model and bundle
 
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """A device's download, and when it last asked."""
+    """Download of one device, and the time of its last request."""
 
     sending: Sending
     at: float
 
 
 class Downloads:
-    """One download a device; the receiver drives, and a new request replaces the old one."""
+    """At most one download per device; a new request replaces the old one."""
 
     def __init__(self, find: Callable[[bytes], DownloadBody | None], window: int) -> None:
-        """Begin with nobody.
+        """Start without downloads.
 
         Args:
             find: Returns a content by the first 16 bytes of its digest.
-            window: Most chunks on their way to one device.
+            window: Largest number of chunks in flight to one device.
         """
         self._find = find
         self._window = window
@@ -38,10 +38,10 @@ class Downloads:
         self._contents: OrderedDict[bytes, DownloadBody] = OrderedDict()
 
     def wanted(self, device: str, have: HaveMessage, now: float, room: int) -> list[ChunkMessage]:
-        """Return the chunks to send a device that told what it has: at most ``room`` bytes.
+        """Return the chunks that a ``have`` message lacks, at most ``room`` bytes.
 
         Raises:
-            Refused: NOT_FOUND for a body that is not, or no longer, ours; MALFORMED.
+            Refused: NOT_FOUND for an unknown or expired body; MALFORMED.
         """
         content = self._content(have.id)
         pull = self._pulls.get(device)
@@ -57,22 +57,22 @@ class Downloads:
         return [ChunkMessage(have.id, i, blob=sending.piece(i)) for i in indices]
 
     def stop(self, device: str, ref: bytes | None) -> None:
-        """A device wants no more of a body."""
+        """Cancel a device's download of a body."""
         pull = self._pulls.get(device)
         if pull and pull.sending.id == ref:
             del self._pulls[device]
 
     def drop(self, device: str) -> None:
-        """Forget the download of a device, whatever it is of."""
+        """Delete the download of a device."""
         self._pulls.pop(device, None)
 
     def forget(self, now: float) -> None:
-        """Forget the downloads of devices that went silent."""
+        """Delete downloads that have timed out."""
         for device in [d for d, pull in self._pulls.items() if now - pull.at > IDLE]:
             del self._pulls[device]
 
     def _content(self, ref: bytes) -> DownloadBody:
-        """Return a content; all downloads of one share its bytes."""
+        """Return a content; all downloads of it share its bytes."""
         if ref not in self._contents:
             found = self._find(ref)
             if found is None:

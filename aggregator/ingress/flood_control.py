@@ -1,8 +1,8 @@
-"""Flood control: count what each client sends, drop what is beyond any use, and name who sends it.
+"""Flood control: measure the rate of each client, drop the excess, exclude persistent senders.
 
-The rate is judged before anything is decoded, by the client id in the topic. A client that goes on
-is no longer subscribed to for a while: the broker then has nobody to queue its messages for, and
-those of the others are not behind them. Mosquitto has no rate limit of its own.
+The rate is checked before anything is decoded, by the client id in the topic. The aggregator
+unsubscribes for a while from a client that continues: the broker then queues none of its messages,
+and those of other clients do not wait behind them. Mosquitto has no rate limit of its own.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from edge_sdk.wire.protocol import topics
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED: Final = 4_096  # clients whose rate is measured at a time, and past floods
-MOST_NAMED: Final = 20_000  # devices that are subscribed to one by one
+REMEMBERED: Final = 4_096  # clients measured at a time, and past floods
+MOST_NAMED: Final = 20_000  # devices with a subscription of their own
 
 
 @dataclass(frozen=True, slots=True)
 class FloodLimits:
-    """What a client may send before its messages are dropped unread.
+    """Rate above which a client's messages are dropped unread.
 
     A device that follows the protocol has at most 256 chunks of 32 kB on their way (PROTOCOL.md,
     section 13), and sends a burst of that size only to upload a whole body.
 
     Attributes:
-        burst: Messages at once.
-        rate: Messages a second after that.
-        burst_bytes: Bytes at once: four whole bodies.
-        rate_bytes: Bytes a second after that.
+        burst: Burst size, messages.
+        rate: Sustained rate, messages per second.
+        burst_bytes: Burst size, bytes: four whole bodies.
+        rate_bytes: Sustained rate, bytes per second.
         tolerated: Messages dropped within one flood before the client is excluded.
-        exclusion: Seconds of the first exclusion; each that follows is twice as long.
-        longest: Seconds of the longest.
+        exclusion: First exclusion, seconds; each further one is twice as long.
+        longest: Longest exclusion, seconds.
     """
 
     burst: int = 1_024
@@ -55,14 +55,14 @@ class FloodLimits:
 
 @dataclass(slots=True)
 class Flood:
-    """What is known of a client that sent too much.
+    """Flood record of one client.
 
     Attributes:
-        rate: Messages a second that arrived of it, when last measured; more may have been sent.
-        volume: Bytes a second, likewise.
+        rate: Last measured rate of arrival, messages per second; the sent rate may be higher.
+        volume: Last measured rate of arrival, bytes per second.
         dropped: Messages dropped unread since the daemon started.
-        until: Monotonic seconds until which it is excluded; 0 before the first time.
-        strikes: How often it has been excluded.
+        until: End of the exclusion, monotonic seconds; 0 before the first one.
+        strikes: Number of exclusions so far.
     """
 
     rate: float = 0.0
@@ -72,7 +72,7 @@ class Flood:
     strikes: int = 0
 
     def told(self, device: str, now: float) -> str:
-        """Return the sentence of the status, with what to do."""
+        """Return the status line of this client, with the remedy."""
         state = f", not heard for {self.until - now:.0f} s" if self.until > now else ""
         return (
             f"{self.rate:.0f} messages/s and {self.volume / 1e6:.1f} MB/s arrived, {self.dropped} "
@@ -89,10 +89,10 @@ class _Count:
 
 
 class FloodControl:
-    """Decides by client id and rate alone which messages are looked at.
+    """Rate filter of messages, by client id alone.
 
     Attributes:
-        dropped: Messages dropped unread, of all clients.
+        dropped: Messages dropped unread, of all clients together.
 
     Example:
         >>> control = FloodControl(FloodLimits(burst=2, rate=1.0, tolerated=1))
@@ -105,7 +105,7 @@ class FloodControl:
     """
 
     def __init__(self, limits: FloodLimits | None = None) -> None:
-        """Begin with nobody known."""
+        """Start without measurements."""
         self.dropped = 0
         self._limits = limits or FloodLimits()
         self._messages = TokenBuckets(self._limits.burst, self._limits.rate)
@@ -114,7 +114,7 @@ class FloodControl:
         self._floods: OrderedDict[str, Flood] = OrderedDict()
 
     def admits(self, device: str, size: int, now: float) -> bool:
-        """Book one message that arrived; False if it is to be dropped unread."""
+        """Count one message; return False if it must be dropped unread."""
         count = self._counts.get(device)
         if count is None:
             count = self._counts[device] = _Count(now)
@@ -123,7 +123,7 @@ class FloodControl:
         count.messages += 1
         count.size += size
         flood = self._floods.get(device)
-        is_out = flood is not None and flood.until > now  # what the broker had queued before
+        is_out = flood is not None and flood.until > now  # queued in the broker before
         if not is_out and self._messages.take(device, now) and self._bytes.take(device, now, size):
             return True
         self.dropped += 1
@@ -152,7 +152,7 @@ class FloodControl:
             self._floods[device] = Flood(until=now + self._limits.exclusion, strikes=1)
 
     def measure(self, now: float) -> None:
-        """Begin another second of counting; keep the rate of who was over the limit in this one."""
+        """Start a new counting second; record the rates of clients over the limit in the last."""
         for device, count in self._counts.items():
             flood = self._floods.get(device)
             if flood is not None and count.dropped and now > count.since:
@@ -163,31 +163,31 @@ class FloodControl:
         self._counts.clear()
 
     def excluded(self, now: float) -> frozenset[str]:
-        """Return the clients that are not to be heard now."""
+        """Return the clients excluded now."""
         return frozenset(name for name, flood in self._floods.items() if flood.until > now)
 
     def told(self, now: float) -> dict[str, str]:
-        """Return a sentence for each client that is excluded."""
+        """Return a status line for each excluded client."""
         return {name: self._floods[name].told(name, now) for name in sorted(self.excluded(now))}
 
 
 class Subscriptions:
-    """What the aggregator hears of devices: all, or each that does not flood, by its own topics.
+    """Subscriptions to devices: one wildcard, or one per device that is not excluded.
 
     Attributes:
-        excluded: Who is not heard.
+        excluded: The excluded devices.
 
-    Who is excluded is written to a file, so that the next process neither hears it at once, nor
-    leaves topics subscribed in the broker's session that nobody remembers.
+    The excluded devices are written to a file, so that the next process neither subscribes to them
+    at once nor leaves stale subscriptions in the broker's session.
     """
 
     def __init__(self, transport: Transport, fleet: str, file: Path) -> None:
-        """Begin as the last process ended.
+        """Start with the exclusions of the previous process.
 
         Args:
             transport: The link.
-            fleet: Whose topics.
-            file: Names who is excluded; missing where nobody is.
+            fleet: Id of the fleet.
+            file: List of excluded devices; missing if there are none.
         """
         self._transport = transport
         self._fleet = fleet
@@ -196,7 +196,7 @@ class Subscriptions:
         self.excluded: frozenset[str] = frozenset()
 
     def remembered(self) -> list[str]:
-        """Return who was excluded when the last process ended."""
+        """Return the devices excluded at the end of the previous process."""
         try:
             names = json.loads(self._file.read_text("utf-8"))
         except (OSError, ValueError):
@@ -206,11 +206,11 @@ class Subscriptions:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some device is not heard."""
+        """Return whether any device is excluded."""
         return self._named is not None
 
     def renew(self, devices: Collection[str]) -> None:
-        """Subscribe again, as after every ``LinkUp``; the broker may remember more or less."""
+        """Subscribe again after a ``LinkUp``, whatever the broker's session has kept."""
         if self._named is None:
             self._transport.subscribe(*topics.aggregator_filters(self._fleet))
             return
@@ -220,11 +220,11 @@ class Subscriptions:
         self._transport.unsubscribe(*self._filters(self.excluded))
 
     def follow(self, devices: Collection[str], excluded: frozenset[str]) -> None:
-        """Hear all devices but the excluded ones from now on.
+        """Subscribe to all devices except the excluded ones.
 
         Args:
-            devices: Who is enrolled. More than ``MOST_NAMED`` are heard all, whoever floods.
-            excluded: Who is not to be heard.
+            devices: Enrolled devices. Above ``MOST_NAMED`` no device is excluded.
+            excluded: Devices to exclude.
         """
         heard = frozenset(devices) - excluded
         wanted = heard if excluded and len(heard) <= MOST_NAMED else None
@@ -252,7 +252,7 @@ class Subscriptions:
         ]
 
     def _save(self) -> None:
-        """Write who is excluded; a full disk costs the next process a second of hearing it."""
+        """Write the exclusions; if the disk is full, the next process must measure them again."""
         with contextlib.suppress(OSError):
             if self.excluded:
                 self._file.write_text(json.dumps(sorted(self.excluded)), "utf-8")

@@ -1,8 +1,8 @@
-"""What devices say, turned into journal rows and answers. Knows the protocol and no method.
+"""Turn the messages of devices into journal entries and replies, independently of the method.
 
-Every message passes the same order: topic, size, envelope, deny list, quota, signature, form,
-number, judgement, one transaction, and only then the answer. Nothing here is counted twice and
-nothing is receipted that a crash could take back (`PROTOCOL.md` sections 5, 9 and 10).
+Every message passes the same steps: topic, size, envelope, deny list, quota, signature, schema,
+number, admission, one transaction, and then the reply. No update is counted twice, and nothing is
+receipted before it is durable (`PROTOCOL.md` sections 5, 9 and 10).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from edge_sdk.wire.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-GRANTED_AT_ONCE = 64  # offers taken from the queue in one turn of the loop
-RENUMBERED = 16  # commands that a device may have numbered again in one life
+GRANTED_AT_ONCE = 64  # offers taken from the queue in one iteration of the loop
+RENUMBERED = 16  # commands that are renumbered for a device in one life
 
 
 class AtHand(NamedTuple):
-    """The message that is being handled, as far as it is known."""
+    """The message being handled, as far as it is decoded."""
 
     device: str = ""
     kind: str = ""
@@ -71,18 +71,18 @@ class AtHand(NamedTuple):
 
 
 class MessageIngress:
-    """The receiving end of the protocol. What must last is in the store; the rest may be lost.
+    """Receiving end of the protocol. Durable state is in the store; the rest may be lost.
 
     Attributes:
-        counts: How often what happened: reasons by name, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
-            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; SLOTS_AGAIN for a crowd that
-            got a piece of the model at once; OUTLIVED for a life that went on behind a newer one;
-            IGNORED for a name under which too much was forged, STRAY for what no device of this
-            fleet says to us.
-        is_full: Whether the last attempt to record something found the disk full.
-        is_set_aside: Whether a device's body of this digest met a defect before.
-        at_hand: The message that is being handled, or was last.
-        signals: What perishes, as it is being put together; the daemon says what is wanted.
+        counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
+            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; SLOTS_AGAIN for a chunk of
+            the model broadcast again; OUTLIVED for a life that continued behind a newer one;
+            IGNORED for a name with too many forged signatures; STRAY for a message that no device
+            of this fleet sends to the aggregator.
+        is_full: True if the last write found the disk full.
+        is_set_aside: Returns whether a device's body of this digest met a defect before.
+        at_hand: The message being handled, or the last one.
+        signals: Assembler of transient signals; the daemon sets which ones are wanted.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class MessageIngress:
         terms: WelcomeTerms | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Begin with no run open and no transfer known.
+        """Start without an open run and without transfers.
 
         Args:
-            store: Where everything that counts goes.
-            registry: Who may speak.
-            fleet: From the configuration; no message says it.
+            store: Store of all durable state.
+            registry: Enrolled devices and their keys.
+            fleet: Id of the fleet, from the configuration; no message contains it.
             signer: The aggregator's online key.
             clock: Wall time for welcomes, monotonic time for everything else.
-            terms: What devices are promised.
-            rng: Jitter of waits and timers; no result depends on it.
+            terms: Terms of a welcome.
+            rng: Random jitter of waits and timers; no result depends on it.
         """
         self.counts: Counter[str] = Counter()
         self.is_full = False
@@ -144,21 +144,21 @@ class MessageIngress:
 
     @property
     def turn(self) -> AdmissionContext | None:
-        """What is open now."""
+        """Return the open admission context, or None."""
         return self._turn
 
     def open(self, turn: AdmissionContext) -> None:
-        """From now on judge updates against this turn."""
+        """Admit updates in this context from now on."""
         self._turn = turn
 
     def keep_to(self, terms: WelcomeTerms) -> None:
-        """Judge and promise by these terms from now on."""
+        """Apply these terms from now on."""
         self._terms = terms
         self._guard.follow(terms.quotas)
         self._uploads.resize(terms.room)
 
     def take(self, message: Arrival) -> Taken:
-        """Take one message from the broker; when it returns, the message may be acknowledged."""
+        """Handle one message from the broker; it may be acknowledged when this returns."""
         self.at_hand = AtHand()
         address = topics.parse(message.topic)
         is_ours = address is not None and address.fleet == self._fleet and message.payload
@@ -168,19 +168,19 @@ class MessageIngress:
         return self._take(address.id, address.kind, message.payload)
 
     def take_whole(self, whole: Sealed) -> Taken:
-        """Take a body that once came in chunks and was set aside.
+        """Handle a body that was sent in chunks and set aside before.
 
         Raises:
-            Refused: As for a body whose last chunk has come.
+            Refused: As for a body whose last chunk arrives.
         """
         self.at_hand = AtHand(whole.sender, whole.kind)
         return self._complete(whole)
 
     def fail(self, reason: Reason) -> Taken:
-        """Answer the message at hand, whose handling was undone; what is in memory of it is lost.
+        """Refuse the message at hand after its transaction was undone, and drop its transfer.
 
         Args:
-            reason: INTERNAL after a defect; an update is then settled with it. Else NO_SPACE.
+            reason: INTERNAL after a defect, which settles an update; else NO_SPACE.
         """
         device, kind, sealed, said = self.at_hand
         self.signals.forget(device)
@@ -197,7 +197,7 @@ class MessageIngress:
         return self._refuse(device, reason, sealed, said)
 
     def refuse_unseen(self, topic: str) -> Taken:
-        """Refuse a message by its topic alone: the same bytes met a defect before."""
+        """Refuse a message without reading it: the same bytes met a defect before."""
         self.at_hand = AtHand()
         address = topics.parse(topic)
         if address is None or address.fleet != self._fleet or address.kind == SignalMessage.kind:
@@ -206,7 +206,7 @@ class MessageIngress:
         return self._refuse(address.id, Reason.INTERNAL, None, None)
 
     def tick(self) -> Taken:
-        """Ask for chunks that are overdue, forget transfers that went silent, grant new ones."""
+        """Request overdue chunks, drop timed-out transfers, and grant waiting offers."""
         now = self._clock.monotonic()
         self._serving.forget(now)
         due = self._uploads.due(now)
@@ -215,15 +215,15 @@ class MessageIngress:
 
     @property
     def next_due(self) -> float | None:
-        """When ``tick`` has something to do, in seconds of the monotonic clock."""
+        """Return the time of the next ``tick``, in seconds of the monotonic clock."""
         return float("-inf") if self._is_more_waiting else self._uploads.next_due
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Chunks that devices may have on their way now, and their bytes."""
+        """Return the chunks in flight to the aggregator, and their bytes."""
         return self._uploads.in_flight
 
-    # --- who says it
+    # --- authentication
 
     def _take(self, device: str, kind: str, payload: bytes) -> Taken:
         now = self._clock.monotonic()
@@ -235,7 +235,7 @@ class MessageIngress:
         said: Message | None = None
         try:
             if kind not in self._takers:
-                raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place answers
+                raise Refused(Reason.UNKNOWN_KIND, kind)  # noqa: TRY301 - one place replies
             sealed = self._unseal(device, kind, payload, now)
             self.at_hand = AtHand(device, kind, sealed)
             self._registry.heard(device, self._clock.wall())
@@ -248,7 +248,7 @@ class MessageIngress:
         except Refused as refused:
             if refused.reason is Reason.BAD_SIGNATURE:
                 self._guard.failed(device, now)
-            if kind == SignalMessage.kind:  # perishes: nobody waits to hear
+            if kind == SignalMessage.kind:  # transient: no reply
                 self.counts[refused.reason.name] += 1
                 return Taken()
             return self._refuse(device, refused.reason, sealed, said)
@@ -279,7 +279,7 @@ class MessageIngress:
     def _refuse(
         self, device: str, reason: Reason, sealed: Sealed | None, said: Message | None
     ) -> Taken:
-        """Count that nothing was recorded, and say so if that is no amplifier."""
+        """Count a refusal, and send it unless that would amplify traffic."""
         self.counts[reason.name] += 1
         if not self._guard.may_answer(device, reason, self._clock.monotonic()):
             return Taken()
@@ -300,7 +300,7 @@ class MessageIngress:
             return Taken((self._voice.say(device, FloorMessage(sealed.ref, ledger.top)),))
         if ledger != before:
             self._settling.greeted(device, hello, ledger)
-            self._uploads.leave(device)  # it offers again what it still has
+            self._uploads.leave(device)  # the device repeats its open offers
         run = self._turn.opened.run if self._turn else 0
         words = welcome(self._terms, hello, sealed.ref, ledger, run=run, time=self._clock.wall())
         said: list[Message] = [words, *self._store.issued(device)]
@@ -308,7 +308,7 @@ class MessageIngress:
         return Taken(answers, member=method.Member(device, True), greeted=device)
 
     def _status(self, sealed: Sealed, status: StatusMessage) -> Taken:
-        top = self._store.ledger(sealed.sender).top  # no life was confirmed above it
+        top = self._store.ledger(sealed.sender).top  # highest confirmed life
         status = replace(status, life=min(status.life, top))
         known = self._registry.presence(sealed.sender)
         if (status.life, status.conn) < (known.life, known.conn):
@@ -316,7 +316,7 @@ class MessageIngress:
         member = self._registry.follow(sealed.sender, status)
         if member is not None and not member.present:
             self._uploads.leave(sealed.sender)
-        is_early = member is not None and member.present and not status.life  # its hello follows
+        is_early = member is not None and member.present and not status.life  # before its hello
         return Taken(member=None if is_early else member)
 
     def _metrics(self, sealed: Sealed, metrics: MetricsMessage) -> Taken:
@@ -338,7 +338,7 @@ class MessageIngress:
         return Taken()
 
     def _number_again(self, device: str, ref: bytes) -> Taken:
-        """Give a command that its device takes for an old one a new number; a few in each life."""
+        """Renumber a command that the device refused as old, at most ``RENUMBERED`` times a life."""
         life = self._store.ledger(device).top
         last, count = self._renumbered.get(device, (life, 0))
         count = count if last == life else 0
@@ -358,7 +358,7 @@ class MessageIngress:
         return self._settling.update(sealed, update, self._turn)
 
     def _offer(self, sealed: Sealed, offer: OfferMessage) -> Taken:
-        """Answer a question of 300 bytes: settled, refused, go ahead, or nothing: it waits."""
+        """Answer an offer: a receipt, a refusal, a grant, or nothing while it is queued."""
         device = sealed.sender
         if offer.of != UpdateMessage.kind:
             raise Refused(Reason.UNKNOWN_KIND, offer.of)
@@ -369,10 +369,10 @@ class MessageIngress:
         return Taken() if grant is None else Taken((self._voice.say(device, grant),))
 
     def _settled(self, device: str, offer: OfferMessage) -> Taken | None:
-        """Return what settles an offer before any chunk of it is sent; None if it may come.
+        """Return the receipt of an offer with a settled number; None if it may be granted.
 
         Raises:
-            Refused: Its proof, or its number; PAUSED.
+            Refused: The proof or the number is invalid; PAUSED.
         """
         key = (offer.life, offer.seq)
         ledger = self._settling.number(self._proved(device, offer), key, offer.spent)
@@ -387,7 +387,7 @@ class MessageIngress:
         return self._settling.refuse(device, ledger, key, row)
 
     def _grant_waiting(self, now: float) -> list[Reply]:
-        """Grant offers that waited, as far as there is room; judge each anew before."""
+        """Grant waiting offers while there is room, after checking each again."""
         answers: list[Reply] = []
         self._is_more_waiting = False
         for _ in range(GRANTED_AT_ONCE):
@@ -408,7 +408,7 @@ class MessageIngress:
         return Taken((self._voice.say(device, self._uploads.grant(device, offer, now)),))
 
     def _proved(self, device: str, offer: OfferMessage) -> Sealed:
-        """Check that the device signed the whole body that is offered."""
+        """Verify the device's signature over the whole offered body."""
         envelope.check_proof(
             offer.digest,
             offer.sig,
@@ -430,7 +430,7 @@ class MessageIngress:
         return Taken() if came is None else Taken((self._voice.say(device, came),))
 
     def _complete(self, whole: Sealed) -> Taken:
-        """Every byte is here and is what was signed: go on as if it had come inline."""
+        """Handle a complete, verified body as if it had arrived inline."""
         if whole.body[:1] == bytes([messages.SEALED]):
             raise Refused(Reason.CANNOT_OPEN, "a sealed body")
         self.at_hand = AtHand(whole.sender, whole.kind, whole)
@@ -441,7 +441,7 @@ class MessageIngress:
         return self._settling.update(whole, update, self._turn)
 
     def _late_chunk(self, device: str, chunk: ChunkMessage) -> Taken:
-        """A chunk nobody waits for: its body is settled, or its grant is forgotten."""
+        """Answer a chunk without an upload: its body is settled, or its grant has expired."""
         if chunk.life and chunk.seq:
             key = (chunk.life, chunk.seq)
             row = self._store.row(device, key)
@@ -452,10 +452,10 @@ class MessageIngress:
                 return Taken((self._voice.receipt(device, key, row),))
         raise Refused(Reason.EXPIRED, f"{device}: a chunk that nobody waits for")
 
-    # --- what perishes, and what is pulled
+    # --- transient signals and downloads
 
     def _signal(self, sealed: Sealed, signal: SignalMessage) -> Taken:
-        """Take a piece of an answer that perishes; nothing is recorded, nothing is receipted."""
+        """Handle a fragment of a transient signal; nothing is recorded or receipted."""
         turn = wanted(self._turn)
         if signal.run != turn.opened.run:
             raise Refused(Reason.WRONG_RUN, f"run {signal.run}, now {turn.opened.run}")
@@ -465,10 +465,10 @@ class MessageIngress:
         return Taken(signal=self.signals.take(sealed.sender, signal))
 
     def _have(self, sealed: Sealed, have: HaveMessage) -> Taken:
-        """Send the chunks of a common body that a device is missing, as its quota allows.
+        """Send the chunks of a body that a device is missing, within its quota.
 
         Raises:
-            Refused: QUOTA, or BUSY, where nothing may be sent now; or as ``missing`` says.
+            Refused: QUOTA or BUSY if nothing may be sent now; else as ``missing``.
         """
         device, now = sealed.sender, self._clock.monotonic()
         if not self._guard.may_pull(device, now):

@@ -1,4 +1,4 @@
-"""How much one device may ask of us: token buckets, and answers that are no amplifier."""
+"""Rate limits per device: token buckets, and limits on replies against amplification."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What one device may use.
+    """Rate limits of one device.
 
     Attributes:
-        control: Messages a minute that are neither chunks nor pieces of signals.
-        volume: Bytes an hour.
-        failures: Bad signatures a minute under its name, before it is ignored.
-        ignore: Seconds it is then ignored.
-        pulls: Requests for content a second that are answered; as many chunks' worth may burst.
-        download: Bytes of content that are sent to one device at once.
-        refill: Bytes a second by which that grows again.
-        downlink: Bytes of content a second that are sent to all devices together.
+        control: Messages per minute, without chunks and signal fragments.
+        volume: Bytes per hour.
+        failures: Invalid signatures per minute under its name before it is ignored.
+        ignore: Time for which it is then ignored, seconds.
+        pulls: Answered content requests per second; bursts up to as many chunks.
+        download: Burst of content sent to one device, bytes.
+        refill: Refill rate of that burst, bytes per second.
+        downlink: Content sent to all devices together, bytes per second.
     """
 
     control: int = 60
@@ -36,16 +36,16 @@ class RateLimits:
 
 
 FLEET = "_all"
-"""The key of the bucket that all devices share."""
+"""Key of the bucket shared by all devices."""
 
-BURST = 4.0  # s of the fleet's downlink that may be sent at once
+BURST = 4.0  # s of the fleet's downlink that may burst
 
 _BULKY = frozenset(("chunk", "signal"))
-"""Kinds of which one answer has many: their bytes count, their number does not."""
+"""Kinds of which one reply has many: their bytes are limited, their number is not."""
 
 
 class TokenBuckets:
-    """Token buckets by key. A bucket nobody touched is full; the oldest are forgotten.
+    """Token buckets by key. An unused bucket is full; the oldest ones are evicted.
 
     Example:
         >>> two_a_minute = TokenBuckets(capacity=2, rate=2 / 60)
@@ -56,12 +56,12 @@ class TokenBuckets:
     """
 
     def __init__(self, capacity: float, rate: float, most: int = 65_536) -> None:
-        """Make empty books.
+        """Start with all buckets full.
 
         Args:
             capacity: Tokens of a full bucket.
-            rate: Tokens a second.
-            most: Buckets remembered; a forgotten one counts as full.
+            rate: Refill rate, tokens per second.
+            most: Largest number of buckets in memory; an evicted one counts as full.
         """
         self._capacity = capacity
         self._rate = rate
@@ -69,7 +69,7 @@ class TokenBuckets:
         self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def resize(self, capacity: float, rate: float) -> None:
-        """Change what a bucket holds; what is in it stays, or what fits.
+        """Change capacity and rate; each bucket keeps its tokens up to the new capacity.
 
         >>> bucket = TokenBuckets(capacity=5, rate=1)
         >>> bucket.resize(capacity=1, rate=1)
@@ -79,7 +79,7 @@ class TokenBuckets:
         self._capacity, self._rate = capacity, rate
 
     def take(self, key: Hashable, now: float, tokens: float = 1.0) -> bool:
-        """Take tokens if the bucket has them; False leaves it as it is."""
+        """Remove tokens if the bucket has them; return False and leave it unchanged otherwise."""
         level, at = self._levels.get(key, (self._capacity, now))
         level = min(self._capacity, level + max(0.0, now - at) * self._rate)
         is_enough = level >= tokens
@@ -90,12 +90,12 @@ class TokenBuckets:
         return is_enough
 
     def level(self, key: Hashable, now: float) -> float:
-        """Return the tokens of a bucket; negative where more was spent than it had."""
+        """Return the tokens of a bucket; negative after overspending."""
         level, at = self._levels.get(key, (self._capacity, now))
         return min(self._capacity, level + max(0.0, now - at) * self._rate)
 
     def spend(self, key: Hashable, now: float, tokens: float) -> None:
-        """Take tokens even if the bucket has fewer; what is missing is made up for later.
+        """Remove tokens even if the bucket has fewer; the deficit is refilled later.
 
         >>> bucket = TokenBuckets(capacity=10, rate=1)
         >>> bucket.spend("meter-1", now=0.0, tokens=12)
@@ -108,10 +108,10 @@ class TokenBuckets:
 
 
 class RateLimiter:
-    """The books of one intake: who has used what, and who was answered when."""
+    """Rate limiter of one message ingress: usage and replies by device."""
 
     def __init__(self, quotas: RateLimits) -> None:
-        """Open empty books."""
+        """Start without usage."""
         self._control = TokenBuckets(quotas.control, quotas.control / 60)
         self._volume = TokenBuckets(quotas.volume, quotas.volume / 3600)
         self._failures = TokenBuckets(quotas.failures, quotas.failures / 60)
@@ -125,21 +125,21 @@ class RateLimiter:
         self._ignored: dict[str, float] = {}
 
     def follow(self, quotas: RateLimits) -> None:
-        """Book by other quotas from now on; who is ignored stays so."""
+        """Apply other limits from now on; ignored devices stay ignored."""
         self._control.resize(quotas.control, quotas.control / 60)
         self._volume.resize(quotas.volume, quotas.volume / 3600)
         self._downloads.resize(quotas.download, quotas.refill)
         self._downlink.resize(BURST * quotas.downlink, quotas.downlink)
 
     def is_ignored(self, device: str, now: float) -> bool:
-        """Whether so many bad signatures came under this name that nothing is looked at."""
+        """Return whether messages of this name are ignored after too many invalid signatures."""
         until = self._ignored.get(device)
         if until is not None and now >= until:
             del self._ignored[device]
         return device in self._ignored
 
     def charge(self, device: str, kind: str, size: int, now: float) -> None:
-        """Book one message.
+        """Charge one message to its device.
 
         Raises:
             Refused: QUOTA.
@@ -150,19 +150,19 @@ class RateLimiter:
             raise Refused(Reason.QUOTA, f"{device}: too many bytes")
 
     def failed(self, device: str, now: float) -> None:
-        """Book a bad signature; too many and the name is ignored for a while."""
+        """Count an invalid signature; ignore the name for a while after too many."""
         if not self._failures.take(device, now):
             self._ignored[device] = now + self._ignore
 
     def may_pull(self, device: str, now: float) -> bool:
-        """Whether a request for content is answered now."""
+        """Return whether a request for content is answered now."""
         return self._pulls.take(device, now)
 
     def room_for_download(self, device: str, now: float) -> int:
-        """Return the bytes of content that may be sent to a device now.
+        """Return the number of content bytes that may be sent to a device now.
 
         Raises:
-            Refused: QUOTA where the device has used its own; BUSY where all devices together have.
+            Refused: QUOTA if the device's limit is used up; BUSY if the fleet's limit is.
         """
         own = self._downloads.level(device, now)
         if own < CHUNK_LIMIT:
@@ -173,15 +173,15 @@ class RateLimiter:
         return int(max(CHUNK_LIMIT, min(own, shared)))
 
     def downloaded(self, device: str, size: int, now: float) -> None:
-        """Book bytes of content that are sent to a device."""
+        """Charge content bytes sent to a device."""
         self._downloads.spend(device, now, size)
         self._downlink.spend(FLEET, now, size)
 
     def may_answer(self, device: str, reason: Reason, now: float) -> bool:
-        """Whether a refusal is said aloud: an answer must not be an amplifier.
+        """Return whether a refusal is sent; replies must not amplify traffic.
 
-        Codes 1 to 6, QUOTA and INTERNAL once a minute per device, REVOKED once an hour, what only
-        tells of a chunk that came too late once a second; all others always.
+        Codes 1 to 6, QUOTA and INTERNAL are sent once a minute per device, REVOKED once an hour,
+        refusals of late chunks once a second, all others always.
         """
         if reason is Reason.REVOKED:
             return self._hourly.take(device, now)

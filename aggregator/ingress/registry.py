@@ -1,4 +1,4 @@
-"""Who may speak, and who is there: enrolled devices, their keys, deny list, presence."""
+"""Registry of enrolled devices: keys, deny list, quarantine and presence."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from edge_sdk.wire.protocol.messages import MetricsMessage, StatusMessage
 logger = logging.getLogger(__name__)
 
 TWO_LIVES = f"{Reason.TWO_LIVES.name}: "
-"""How the reason of a quarantine begins under which neither process is even greeted."""
+"""Prefix of a quarantine reason under which a hello is refused as well."""
 
-_THERE = frozenset(("online", "sleeping", "draining"))  # a sleeping device has not left
+_THERE = frozenset(("online", "sleeping", "draining"))  # a sleeping device is present
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a device last said of itself, and when anything was last heard from it.
+    """Last status of a device, and the time of its last message.
 
     Attributes:
-        state: Of its last status; empty before the first.
-        life: Its life then.
-        conn: Its session counter then; the larger ``(life, conn)`` is the newer word.
-        seen: Server time of its last verified message, Unix milliseconds.
+        state: State in the last status; empty before the first.
+        life: Life in the last status.
+        conn: Session counter in the last status; the larger ``(life, conn)`` is newer.
+        seen: Server time of the last verified message, Unix milliseconds.
     """
 
     state: str = ""
@@ -39,18 +39,18 @@ class Presence:
 
     @property
     def is_there(self) -> bool:
-        """Whether the device takes part in the fleet now."""
+        """Return whether the device is present."""
         return self.state in _THERE
 
 
 class Registry:
-    """The enrolled devices, read from the store once; presence lives in memory only.
+    """Enrolled devices, read from the store once, and their presence, in memory only.
 
-    Statuses are retained by the broker, so presence is told again after every restart.
+    Statuses are retained by the broker, so presence is received again after every restart.
     """
 
     def __init__(self, store: Store) -> None:
-        """Read the clients."""
+        """Read the enrolled devices."""
         self._store = store
         self._clients: dict[str, EnrolledDevice] = {}
         self._keys: dict[tuple[str, bytes], bytes] = {}
@@ -59,7 +59,7 @@ class Registry:
         self.reload()
 
     def reload(self) -> None:
-        """Read the clients again, after another process enrolled or revoked one."""
+        """Read the enrolled devices again, after another process changed them."""
         self._clients = {client.id: client for client in self._store.clients()}
         self._keys = {
             (client.id, kid_of(public)): public
@@ -68,23 +68,23 @@ class Registry:
         }
 
     def __len__(self) -> int:
-        """How many devices are enrolled and not revoked."""
+        """Return the number of devices that are enrolled and not revoked."""
         return sum(client.state != "revoked" for client in self._clients.values())
 
     def enrolled(self) -> frozenset[str]:
-        """Return the devices that may speak; quarantined ones may."""
+        """Return the devices whose messages are accepted, quarantined ones included."""
         return frozenset(c.id for c in self._clients.values() if c.state != "revoked")
 
     def client(self, device: str) -> EnrolledDevice | None:
-        """Return an enrolled device."""
+        """Return the record of an enrolled device, or None."""
         return self._clients.get(device)
 
     def clients(self) -> list[EnrolledDevice]:
-        """Return all devices ever enrolled, by id."""
+        """Return all devices ever enrolled, sorted by id."""
         return [self._clients[name] for name in sorted(self._clients)]
 
     def key_of(self, device: str, kid: bytes) -> bytes | None:
-        """Return the key with this id that may sign for a device.
+        """Return a device's public key by its key id.
 
         Raises:
             Refused: REVOKED; UNKNOWN_CLIENT.
@@ -97,32 +97,32 @@ class Registry:
         return self._keys.get((device, kid))
 
     def signs_with(self, device: str) -> bytes | None:
-        """Return the newest key of a device that may speak; None where it may not."""
+        """Return the newest public key of a device; None if it is not enrolled or is revoked."""
         client = self._clients.get(device)
         if client is None or client.state != "enrolled" or not client.sign:
             return None
         return client.sign[-1]
 
     def enrol(self, client: EnrolledDevice) -> None:
-        """Take a device in, or give it other keys."""
+        """Enrol a device, or replace its keys."""
         self._store.put_client(client)
         self.reload()
 
     def revoke(self, device: str, why: str) -> None:
-        """Put a device on the deny list: from now on nothing it says is read."""
+        """Put a device on the deny list; its messages are no longer read."""
         self._mark(device, "revoked", why)
 
     def quarantine(self, device: str, why: str) -> None:
-        """Count nothing a device sends until an operator has looked at it."""
+        """Stop counting a device's updates until an operator releases it."""
         if not self.is_quarantined(device):
             self._shut(device, why)
 
     def part(self, device: str, why: str) -> None:
-        """Quarantine an identity that two processes use: both are told, and stop."""
+        """Quarantine an identity used by two processes; both are refused and stop."""
         self._shut(device, TWO_LIVES + why)
 
     def check_one_life(self, device: str) -> None:
-        """Refuse an identity that two processes use, until it is enrolled again.
+        """Refuse an identity used by two processes until it is enrolled again.
 
         Raises:
             Refused: TWO_LIVES.
@@ -132,33 +132,33 @@ class Registry:
             raise Refused(Reason.TWO_LIVES, device)
 
     def quarantined(self) -> dict[str, str]:
-        """Return who is quarantined, and why."""
+        """Return the quarantined devices with the reasons."""
         return {c.id: c.why for c in self.clients() if c.state == "quarantined"}
 
     def release(self, device: str) -> None:
-        """Let a quarantined or revoked device take part again."""
+        """Readmit a quarantined or revoked device."""
         self._mark(device, "enrolled", "")
 
     def is_quarantined(self, device: str) -> bool:
-        """Whether a device's updates are recorded and not used."""
+        """Return whether a device's updates are recorded and not used."""
         client = self._clients.get(device)
         return client is not None and client.state == "quarantined"
 
     def presence(self, device: str) -> Presence:
-        """Return what is known of a device's whereabouts."""
+        """Return the presence of a device."""
         return self._presence.get(device, Presence())
 
     def heard(self, device: str, wall: int) -> None:
-        """Note that a verified message came from a device."""
+        """Record the time of a verified message from a device."""
         self._presence[device] = replace(self.presence(device), seen=wall)
 
     def follow(self, device: str, status: StatusMessage) -> Member | None:
-        """Take a status; return who came or went because of it.
+        """Apply a status; return the membership change it causes, or None.
 
-        The first word since our own start is always news: nobody knows who left meanwhile. A will
-        may arrive long after the device is back: the smaller ``(life, conn)`` is the older word and
-        changes nothing. That of a process's first connection was written before its life was
-        confirmed: it counts while that connection is the last.
+        The first status after the aggregator's start is always a change, because departures in the
+        meantime are unknown. A will may arrive long after the device has returned: a smaller
+        ``(life, conn)`` is older and changes nothing. The will of a process's first connection was
+        written before its life was confirmed: it counts while that connection is the last.
         """
         before = self.presence(device)
         is_last_word = status.state == "lost" and status.conn == before.conn
@@ -172,15 +172,15 @@ class Registry:
         return Member(device, after.is_there)
 
     def states(self) -> Counter[str]:
-        """Count the devices by the state they last told."""
+        """Count the devices by the state in their last status."""
         return Counter(p.state for p in self._presence.values() if p.state)
 
     def there(self) -> set[str]:
-        """Return the devices that take part in the fleet now, and may."""
+        """Return the devices that are present and not shut out."""
         return {name for name, at in self._presence.items() if at.is_there} - self.shut_out()
 
     def shut_out(self) -> set[str]:
-        """Return the devices that an operator, or a forgery, has shut out."""
+        """Return the devices that are quarantined or revoked."""
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
 
     def _shut(self, device: str, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What comes of a message: words that are sealed and said back, and what is handed on."""
+"""Results of a handled message: sealed replies, journal entries and membership changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_sdk.wire.protocol.messages import (
 
 NO_SPACE_WAIT = 60_000  # ms
 LATER = 1_000  # ms
-MENDED = 900_000  # ms; before a mended version runs, it would be the same again
+MENDED = 900_000  # ms; a retry before a fixed version runs meets the same defect
 
 _WAITS = {
     Reason.NO_SPACE: NO_SPACE_WAIT,
@@ -34,7 +34,7 @@ _WAITS = {
 
 
 class Reply(NamedTuple):
-    """One message to publish; retained only where it is a slot of the common model."""
+    """One message to publish; retained only if it is a slot of the common model."""
 
     topic: str
     payload: bytes
@@ -43,14 +43,14 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of a message. Whatever it was, it may be acknowledged to the broker now.
+    """Result of a message, which may now be acknowledged to the broker.
 
     Attributes:
-        answers: What to publish, after the commit that they tell of.
-        entries: Updates that were journalled, for the fold; at most one.
-        member: Who came or went.
-        greeted: Who said hello and is to hear again what it should work on.
-        signal: An answer that perishes, whole.
+        answers: Replies to publish after the commit.
+        entries: Journalled updates for the round engine; at most one.
+        member: Membership change, if any.
+        greeted: Device that sent an accepted hello; its open task is sent again.
+        signal: A complete transient signal, if any.
     """
 
     answers: tuple[Reply, ...] = ()
@@ -62,10 +62,10 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """In whose name is spoken, and to which fleet.
+    """Sealer of the aggregator's messages to one fleet.
 
     Attributes:
-        fleet: From the configuration; no message says it.
+        fleet: Id of the fleet, from the configuration; no message contains it.
         signer: The aggregator's online key.
     """
 
@@ -85,12 +85,12 @@ class Voice:
         return Reply(topics.down(self.fleet, device, message.kind), payload)
 
     def receipt(self, device: str, key: Key, row: LedgerRow) -> Reply:
-        """Seal the receipt of a number that is settled on disk."""
+        """Seal the receipt of a settled number."""
         return self.say(device, receipt(key, row))
 
 
 def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
-    """Return what a device hears of a settled number: where it counts only if it does.
+    """Return the receipt of a settled number; run and round are set only if it counts.
 
     Example:
         >>> said = receipt((2, 7), LedgerRow(bytes(32), Reason.LATE, run=1, round=4))
@@ -112,7 +112,7 @@ def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:
 
 
 def subject(sealed: Sealed | None, said: Message | None) -> tuple[bytes | None, bytes | None]:
-    """Return what a refusal is about: a message, or a transfer by the id both ends know."""
+    """Return the reference of a refused message, and the id of a refused transfer."""
     if isinstance(said, OfferMessage):
         return None, envelope.ref(said.digest)
     if isinstance(said, (ChunkMessage, HaveMessage)):
@@ -121,7 +121,7 @@ def subject(sealed: Sealed | None, said: Message | None) -> tuple[bytes | None, 
 
 
 def pause(reason: Reason) -> int:
-    """Return how long a device should wait before it tries again, in milliseconds.
+    """Return the retry delay for a refused device, in milliseconds.
 
     >>> pause(Reason.SAY_HELLO), pause(Reason.NO_SPACE), pause(Reason.MALFORMED)
     (0, 60000, 1000)

@@ -1,8 +1,8 @@
-"""Answers that perish: put together from their pieces, judged, and forgotten with their turn.
+"""Assemble transient signals from their fragments, check them, and drop them after their step.
 
-The intake proves who said a piece; here is whether it is wanted now, and whether it is whole. What
-is refused is counted and answered with nothing: a round does not wait for it, and an answer to each
-of eight pieces would be an amplifier.
+The message ingress verifies the sender; this module checks that a signal is wanted now and is
+complete. A refused fragment is counted and not answered: no round waits for it, and a reply to
+each of eight fragments would amplify traffic.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from edge_sdk.wire.protocol import messages
 from edge_sdk.wire.protocol.array_fragments import Sheet
 
 Wants = Callable[[method.Signal, tuple[int, ...]], bool]
-"""Whether an answer of this sender, turn and shape may come now."""
+"""Predicate: whether a signal of this sender, step and shape is wanted now."""
 
 _NOTHING: Any = np.zeros(0, np.float32)
 
 
 def nothing_wanted(_said: method.Signal, _shape: tuple[int, ...]) -> bool:
-    """Want nothing: no round has turns that perish."""
+    """Refuse every signal: no split round is open."""
     return False
 
 
 @dataclass(slots=True)
 class SignalAssembler:
-    """What is being put together: at most one array for each question and device.
+    """Partial signals: at most one array for each question and device.
 
     Attributes:
-        contract: Of the run's method.
-        wants: What may come now.
+        contract: Contract of the run's method.
+        wants: Predicate of the signals wanted now.
     """
 
     contract: Mapping[str, method.Ask]
@@ -43,12 +43,12 @@ class SignalAssembler:
     _sheets: dict[tuple[str, str], tuple[tuple[object, ...], Sheet]] = field(default_factory=dict)
 
     def take(self, device: str, said: messages.SignalMessage) -> method.Signal | None:
-        """Take a piece in; return the whole answer when this was its last.
+        """Add a fragment; return the whole signal if it is complete, else None.
 
         Raises:
-            Refused: UNKNOWN_KIND for what is no such question of the method; BAD_SCALAR; MALFORMED
-                for an answer without a number that is needed; WRONG_ENCODING; LATE if it is not
-                wanted (any more); BAD_TENSOR, and what came of it so far is forgotten.
+            Refused: UNKNOWN_KIND for a question that the method does not have; BAD_SCALAR;
+                MALFORMED for a missing required scalar; WRONG_ENCODING; LATE if the signal is not
+                wanted now; BAD_TENSOR, which drops the fragments received so far.
         """
         ask = self.contract.get(said.ask)
         if ask is None or ask.up is not method.Up.SIGNAL:
@@ -68,7 +68,7 @@ class SignalAssembler:
         return self._added(device, said, answer) if said.shape else answer
 
     def forget(self, device: str) -> None:
-        """Drop what a device has sent of answers that are not whole."""
+        """Drop the incomplete signals of a device."""
         for key in [key for key in self._sheets if key[0] == device]:
             del self._sheets[key]
 

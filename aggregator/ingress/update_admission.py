@@ -1,7 +1,7 @@
-"""Numbered messages against the ledger: judged once, recorded, and receipted after (A2 to A5).
+"""Admit numbered messages against the ledger: check once, record, then receipt (A2 to A5).
 
-What was settled is said again, whatever is open now; only a new number is judged. A final refusal
-is recorded like an update: the same number never gets two verdicts.
+The receipt of a settled number is repeated, whatever round is open; only a new number is checked.
+A final refusal is recorded like an update, so that a number never gets two verdicts.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from edge_sdk.wire.protocol.messages import HelloMessage, UpdateMessage
 
 logger = logging.getLogger(__name__)
 
-ROWS = 4096  # settled numbers kept for a device; beyond, it must say hello, which prunes
+ROWS = 4096  # settled numbers kept per device; above, a new hello is required, which prunes them
 
 
 class UpdateAdmission:
-    """The books: the store's ledgers and rows, and what shows that two processes write in one.
+    """Admission of updates against the store's ledgers, with the detection of cloned identities.
 
-    In memory are only signs of second processes and the last number of each device; what is lost
-    of them with a crash comes again.
+    In memory are only signs of clones and the last number of each device; both reappear after a
+    crash.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class UpdateAdmission:
         clock: Clock,
         counts: Counter[str],
     ) -> None:
-        """Begin without a suspicion.
+        """Start without signs of clones.
 
         Args:
-            store: Where every verdict goes.
-            registry: Who is shut out.
-            voice: Says receipts.
+            store: Store of every verdict.
+            registry: Enrolled devices and quarantines.
+            voice: Sealer of receipts.
             clock: Monotonic time of a sign.
-            counts: Where verdicts are counted.
+            counts: Counters of verdicts.
         """
         self._store = store
         self._registry = registry
@@ -74,19 +74,19 @@ class UpdateAdmission:
         self._twins = CloneDetector()
 
     def greeted(self, device: str, hello: HelloMessage, ledger: Ledger) -> None:
-        """Save the ledger after a hello that changed it."""
+        """Save the ledger after an accepted hello."""
         self._store.save_ledger(device, ledger)
         self._last.pop(device, None)
         charged_so_far = ledger.spent if hello.lost else hello.spent
         self._twins.greeted(device, life=hello.life, spent=charged_so_far)
 
     def number(self, sealed: Sealed, key: Key, spent: int) -> Ledger | Taken:
-        """Return the ledger to judge with, or what settled the number already (A2, A3).
+        """Return the ledger to check a number with, or its receipt if it is settled (A2, A3).
 
         Args:
-            sealed: The whole message, or the proof of one that is offered.
+            sealed: The whole message, or the proof of an offered one.
             key: Its number.
-            spent: Releases the device had charged with it.
+            spent: Count of releases stated with it.
 
         Raises:
             Refused: SAY_HELLO for an unknown life, or if too many numbers are kept; TWO_LIVES.
@@ -116,15 +116,15 @@ class UpdateAdmission:
         return Taken((self._voice.receipt(device, key, LedgerRow(sealed.digest, code, 0, 0)),))
 
     def update(self, sealed: Sealed, update: UpdateMessage, turn: AdmissionContext | None) -> Taken:
-        """Judge a whole update and record the judgement; inline and in chunks end here.
+        """Check a whole update, inline or from chunks, and record the verdict.
 
         Args:
-            sealed: What proves it.
-            update: What it says.
-            turn: What is open now.
+            sealed: The signed body.
+            update: The decoded update.
+            turn: The open admission context.
 
         Raises:
-            Refused: Nothing was recorded: PAUSED, or as ``number`` says.
+            Refused: Nothing was recorded: PAUSED, or as ``number``.
         """
         device, key = sealed.sender, (update.life, update.seq)
         ledger = self.number(sealed, key, update.spent)
@@ -150,10 +150,10 @@ class UpdateAdmission:
         return taken if entry is None else replace(taken, entries=(entry,))
 
     def set_aside(self, sealed: Sealed, update: UpdateMessage) -> Taken:
-        """Settle an update whose handling met a defect, without looking at it again.
+        """Settle an update whose handling met a defect, without checking it again.
 
         Raises:
-            Refused: As ``number`` says.
+            Refused: As ``number``.
         """
         key = (update.life, update.seq)
         ledger = self.number(sealed, key, update.spent)
@@ -163,32 +163,32 @@ class UpdateAdmission:
         return self.refuse(sealed.sender, ledger, key, row)
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> Taken:
-        """Record a final refusal and tell it."""
+        """Record a final refusal and return its receipt."""
         self._store.refuse(device, ledger, key, row)
         return self._told(device, key, row)
 
     def repeat(self, device: str, key: Key, row: LedgerRow) -> Taken:
-        """Say again how a number was settled."""
+        """Return the receipt of a settled number again."""
         self._counts["REPLAYED"] += 1
         return Taken((self._voice.receipt(device, key, row),))
 
     def _told(self, device: str, key: Key, row: LedgerRow) -> Taken:
-        """Count what was recorded just now, and receipt it."""
+        """Count a verdict recorded just now, and return its receipt."""
         self._counts[Reason(row.code).name] += 1
         self._note_gap(device, key)
         return Taken((self._voice.receipt(device, key, row),))
 
     def _make_room(self, device: str, before: Ledger, ledger: Ledger) -> None:
         if self._store.held(device) >= ROWS and ledger != before:
-            self._store.save_ledger(device, ledger)  # a new life in use prunes
+            self._store.save_ledger(device, ledger)  # the first use of a new life prunes
         if self._store.held(device) >= ROWS:
             raise Refused(Reason.SAY_HELLO, f"{device} holds {ROWS} numbers")
 
     def _watch(self, device: str, key: Key, spent: int) -> None:
-        """Look for a second process under this identity.
+        """Check a release for signs of a cloned identity.
 
         Raises:
-            Refused: TWO_LIVES; from now on nothing of either process counts.
+            Refused: TWO_LIVES; from now on updates of neither process count.
         """
         life = key[0]
         signs = self._twins.outlived(device, life=life, spent=spent, now=self._clock.monotonic())
@@ -213,7 +213,7 @@ class UpdateAdmission:
             raise Refused(Reason.NOT_IN_COHORT, device)
 
     def _note_gap(self, device: str, key: Key) -> None:
-        """Gaps in the numbers mean nothing for learning; a rising count means loss (A7)."""
+        """Count a gap in the numbers; it has no effect on training, but indicates loss (A7)."""
         life, seq = self._last.get(device, (key[0], 0))
         if key[0] == life and key[1] > seq + 1:
             self._counts["SEQ_GAPS"] += 1
@@ -221,9 +221,9 @@ class UpdateAdmission:
 
 
 def check_asked(update: UpdateMessage, device: str, asked: PendingTask | None) -> None:
-    """Refuse an update that is not of the task its device was given last.
+    """Refuse an update that does not answer the newest task of its device.
 
-    A repeat under another number goes on, to be receipted as TWICE_IN_ROUND.
+    A repeat under another number passes, and is receipted as TWICE_IN_ROUND.
 
     Raises:
         Refused: LATE.
@@ -235,7 +235,7 @@ def check_asked(update: UpdateMessage, device: str, asked: PendingTask | None) -
 
 
 def compact(update: method.Update) -> method.Update:
-    """Keep the vector in float32 where that loses nothing: it is what a device sent.
+    """Return the update with its vector in float32, if the conversion is exact.
 
     >>> wide = method.Update("meter-1", 1, 0, np.array([0.5, 2.0]))
     >>> str(compact(wide).vector.dtype)

@@ -1,7 +1,7 @@
-"""Large bodies on their way in: who is served, who waits in the queue, and until when.
+"""Schedule uploads of large bodies: grants, the queue of offers, and time-outs.
 
-An offer that finds no room waits here, and is granted when room is there: the device need not
-come back. Nothing of this outlives the process; a device that hears nothing offers again.
+An offer that finds no room is queued and granted when there is room; the device need not repeat
+it. Nothing here is durable: a device that receives no reply offers again.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from edge_sdk.wire.protocol.transfer import (
     count_of,
 )
 
-KEEP = 30.0  # s without a new chunk, after which a place goes to a device that waits
-TURN = 120.0  # s after which even a slow upload gives way to a device that waits
-PATIENCE = 1800.0  # s that an offer waits without being repeated: twice the longest time-out
-MESSAGES = 200  # chunks on their way; a broker may keep 1,000 messages for us
+KEEP = 30.0  # s without a new chunk, after which a slot passes to a waiting device
+TURN = 120.0  # s after which even a slow upload yields its slot to a waiting device
+PATIENCE = 1800.0  # s that an offer stays queued without a repeat: twice the longest time-out
+MESSAGES = 200  # chunks in flight; a broker may queue 1,000 messages for the aggregator
 IN_FLIGHT = MESSAGES * CHUNK_LIMIT  # bytes
-LONGEST_WAIT = 900.0  # s ± 50 % that a refused device is told to wait, at most
+LONGEST_WAIT = 900.0  # s ± 50 %, longest retry delay sent to a refused device
 
-_TYPICAL = 2.0  # seconds an upload takes, before the first was seen
-_SLOWEST_GAP = 6.0  # s of silence before chunks are asked for; below the device's own 10 s
+_TYPICAL = 2.0  # s that an upload takes, until one is measured
+_SLOWEST_GAP = 6.0  # s without chunks before they are requested; below the device's own 10 s
 
 
 @dataclass(frozen=True, slots=True)
 class UploadCapacity:
-    """How much may be on its way at once.
+    """Capacity for uploads in flight.
 
     Attributes:
-        in_flight: Bytes of granted chunks that have not arrived, of all devices together.
+        in_flight: Granted chunks that have not arrived, of all devices together, bytes.
         messages: The same in chunks.
-        memory: Bytes reserved for bodies that are being put together.
-        chunks: Largest window of one upload.
-        waiting: Offers in the queue, at most one a device; about 1 kB each.
+        memory: Memory reserved for incomplete bodies, bytes.
+        chunks: Largest window of one upload, chunks.
+        waiting: Length of the queue of offers, at most one per device; about 1 kB each.
     """
 
     in_flight: int = IN_FLIGHT
@@ -62,16 +62,16 @@ class UploadCapacity:
 
 @dataclass(slots=True)
 class Upload:
-    """One device's body on its way.
+    """Upload of one device.
 
     Attributes:
-        device: Whose.
-        machine: The chunks that are here.
-        offer: What is being sent.
-        window: Chunks that may be on their way at most.
-        began: When it was granted first.
-        granted: When it got the place that it has; None once it lost it.
-        is_timed: Whether its first chunk tells how long an answer takes.
+        device: Id of the device.
+        machine: Receiver with the chunks that have arrived.
+        offer: The offer of the body.
+        window: Largest number of chunks in flight.
+        began: Time of the first grant.
+        granted: Time at which it got its present slot; None once it lost it.
+        is_timed: True if its first chunk measures the response time.
     """
 
     device: str
@@ -84,24 +84,24 @@ class Upload:
 
     @property
     def in_flight(self) -> int:
-        """Chunks that may be on their way now."""
+        """Return the number of chunks that may be in flight now."""
         return 0 if self.granted is None else min(self.window, self.machine.missing)
 
     def gives_way(self, now: float) -> bool:
-        """Whether its place goes to a device that waits."""
+        """Return whether it yields its slot to a waiting device."""
         if self.granted is None:
             return False
         return now >= self.gives_way_at
 
     @property
     def gives_way_at(self) -> float:
-        """When its place goes to a device that waits, if nothing more arrives."""
+        """Return the time at which it yields its slot, if nothing more arrives."""
         if self.granted is None:
             return float("inf")
         return min(max(self.machine.arrived, self.granted) + KEEP, self.granted + TURN)
 
     def progress(self, now: float) -> HaveMessage | None:
-        """Return what to tell the device of what is here, if it is time to tell."""
+        """Return the progress report for the device, if one is due."""
         if self.granted is None:
             return None
         report = self.machine.report(now)
@@ -110,10 +110,10 @@ class Upload:
         return HaveMessage(ref(self.offer.digest), report.having, report.window)
 
     def whole(self) -> Sealed:
-        """Return the body as it would have come in one piece.
+        """Return the complete body as a sealed message.
 
         Raises:
-            Refused: BAD_DIGEST if it is not what was signed.
+            Refused: BAD_DIGEST if it is not the signed body.
         """
         offer = self.offer
         return Sealed(offer.of, self.device, self.machine.body(), offer.digest, offer.sig)
@@ -121,14 +121,14 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An offer in the queue, and when it was heard last."""
+    """Queued offer, and the time of its last repeat."""
 
     offer: OfferMessage
     heard: float
 
 
 class AnswerTime:
-    """How long devices take to answer a grant: RFC 6298's estimator of round trips.
+    """Estimator of the time from a grant to its first chunk (RFC 6298).
 
     >>> times = AnswerTime()
     >>> times.gap
@@ -139,11 +139,11 @@ class AnswerTime:
     """
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Start without measurements."""
         self._mean = self._deviation = 0.0
 
     def add(self, seconds: float) -> None:
-        """Take one measurement in."""
+        """Add one measurement, in seconds."""
         if not self._mean:
             self._mean, self._deviation = seconds, seconds / 2
             return
@@ -152,24 +152,24 @@ class AnswerTime:
 
     @property
     def gap(self) -> float:
-        """Seconds of silence after which chunks count as lost; long until an answer was seen."""
+        """Return the time after which chunks count as lost, in seconds."""
         if not self._mean:
             return _SLOWEST_GAP
         return min(max(FIRST_GAP, self._mean + 4 * self._deviation), _SLOWEST_GAP)
 
 
 class Uploads:
-    """At most one upload and one place in the queue a device; the oldest offer is served first.
+    """At most one upload and one queued offer per device; the oldest offer is served first.
 
-    Chunk sets live in memory only: after a restart the next offer begins with nothing.
+    Chunks are kept in memory only: after a restart an upload begins again.
     """
 
     def __init__(self, room: UploadCapacity, rng: random.Random) -> None:
-        """Begin with nobody.
+        """Start without uploads.
 
         Args:
-            room: What fits.
-            rng: Spreads waits and timers; no result depends on it.
+            room: Capacity.
+            rng: Random jitter of waits and timers; no result depends on it.
         """
         self._room = room
         self._rng = rng
@@ -179,36 +179,36 @@ class Uploads:
         self._answers = AnswerTime()
 
     def resize(self, room: UploadCapacity) -> None:
-        """Let so many in from now on; who is being served stays."""
+        """Change the capacity; running uploads continue."""
         self._room = room
 
     def __len__(self) -> int:
-        """How many bodies are being put together, those that lost their place included."""
+        """Return the number of incomplete bodies, with and without a slot."""
         return len(self._active)
 
     @property
     def granted(self) -> int:
-        """How many devices have a place."""
+        """Return the number of uploads that have a slot."""
         return sum(upload.granted is not None for upload in self._active.values())
 
     @property
     def waiting(self) -> int:
-        """How many offers wait in the queue."""
+        """Return the number of queued offers."""
         return len(self._queue)
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Chunks that may be on their way now, and their bytes."""
+        """Return the chunks that may be in flight now, and their bytes."""
         going = [(upload.in_flight, upload.offer.chunk) for upload in self._active.values()]
         return sum(count for count, _ in going), sum(count * chunk for count, chunk in going)
 
     # --- offers
 
     def offered(self, device: str, offer: OfferMessage, now: float) -> GrantMessage | None:
-        """Serve an offer, or let it wait; a newer one replaces the older.
+        """Grant or queue an offer; a newer offer replaces an older one.
 
         Returns:
-            What may come now; None while it waits in the queue.
+            The grant; None while the offer is queued.
 
         Raises:
             Refused: BUSY if the queue is full; TOO_LARGE or MALFORMED for impossible sizes.
@@ -230,7 +230,7 @@ class Uploads:
         return None
 
     def next_waiting(self, now: float) -> tuple[str, OfferMessage] | None:
-        """Take the oldest offer out of the queue if there is room for it; ``grant`` it next."""
+        """Remove the oldest offer from the queue if there is room for it; ``grant`` it next."""
         if self._queue:
             self._recall(now)
         while self._queue:
@@ -244,41 +244,41 @@ class Uploads:
         return None
 
     def grant(self, device: str, offer: OfferMessage, now: float) -> GrantMessage:
-        """Give a device a place: say what is here of its body, and how much may come."""
+        """Assign a slot; return the chunks that have arrived and the window."""
         self._queue.pop(device, None)
         upload = self._active.get(device)
         if upload is None:
             upload = self._begun(device, offer, now)
         else:
-            upload.is_timed = False  # which grant a chunk answers is not known
+            upload.is_timed = False  # ambiguous which grant a chunk answers
             upload.granted = now if upload.granted is None else upload.granted
-        upload.machine.report(now)  # the grant is one: the next is due later
+        upload.machine.report(now)  # the grant counts as a report
         machine = upload.machine
         return GrantMessage(ref(offer.digest), machine.having, machine.window, int(1000 * KEEP))
 
     def leave(self, device: str) -> None:
-        """Take back the place of a device that is gone; what came of its body stays a while."""
+        """Release the slot of a departed device; its chunks are kept for a while."""
         self._queue.pop(device, None)
         if device in self._active:
             self._active[device].granted = None
 
     def wait(self) -> int:
-        """Return how long a device should wait for which the queue is full, in milliseconds."""
+        """Return the retry delay while the queue is full, in milliseconds."""
         seconds = len(self._queue) * self._typical / max(1, self.granted)
         return int(1000 * min(max(1.0, seconds), LONGEST_WAIT) * self._rng.uniform(0.5, 1.5))
 
     # --- chunks
 
     def expects(self, device: str, chunk: ChunkMessage) -> bool:
-        """Whether a chunk is of the body that this device was granted."""
+        """Return whether a chunk belongs to the device's granted body."""
         upload = self._active.get(device)
         return upload is not None and upload.machine.id == chunk.id
 
     def add(self, device: str, chunk: ChunkMessage, now: float) -> Sealed | HaveMessage | None:
-        """Take an expected chunk; return the whole body with the last one, or what to tell.
+        """Add an expected chunk; return the whole body after the last one, or a due report.
 
         Raises:
-            Refused: BAD_CHUNK; BAD_DIGEST for a body that nobody signed, which is then forgotten.
+            Refused: BAD_CHUNK; BAD_DIGEST for a body that was not signed, which is then dropped.
         """
         upload = self._active[device]
         is_new = upload.machine.add(chunk.id, chunk.i, chunk.blob, now)
@@ -299,7 +299,7 @@ class Uploads:
         return whole
 
     def abort(self, device: str, transfer: bytes | None) -> None:
-        """A device gives up the body that it was sending, or offered."""
+        """Drop a body whose device cancels its upload or offer."""
         upload, waiting = self._active.get(device), self._queue.get(device)
         if upload is not None and upload.machine.id == transfer:
             self._forget(device)
@@ -307,14 +307,14 @@ class Uploads:
             del self._queue[device]
 
     def drop(self, device: str) -> None:
-        """Give a device's memory and its place in the queue back."""
+        """Release a device's memory and remove its queued offer."""
         self._forget(device)
         self._queue.pop(device, None)
 
     # --- time
 
     def due(self, now: float) -> list[tuple[str, HaveMessage]]:
-        """Return what to ask whom for now; uploads that went silent are dropped."""
+        """Return the due chunk requests, by device; timed-out uploads are dropped."""
         for device in [d for d, u in self._active.items() if u.machine.is_expired(now)]:
             self._forget(device)
         return [
@@ -325,7 +325,7 @@ class Uploads:
 
     @property
     def next_due(self) -> float | None:
-        """When ``due`` or ``next_waiting`` should be asked again, on the clock they are asked."""
+        """Return the next time at which ``due`` or ``next_waiting`` has a result."""
         return min(self._dues(), default=None)
 
     def _dues(self) -> Iterator[float]:
@@ -337,10 +337,10 @@ class Uploads:
             if self._queue:
                 yield upload.gives_way_at
 
-    # --- how
+    # --- helpers
 
     def _begun(self, device: str, offer: OfferMessage, now: float) -> Upload:
-        """Reserve memory for a body, and begin to put it together."""
+        """Reserve memory for a body and create its upload."""
         window = self._window(offer)
         machine = Receiving(
             offer.digest,
@@ -356,12 +356,12 @@ class Uploads:
         return upload
 
     def _window(self, offer: OfferMessage) -> int:
-        """Return the largest window of one upload: all that is free may be less."""
+        """Return the largest window of one upload; the free capacity may be less."""
         room = self._room
         return max(1, min(room.chunks, room.messages, room.in_flight // offer.chunk))
 
     def _fits(self, device: str, offer: OfferMessage) -> bool:
-        """Whether there is room for a device's body, once bodies without a place make way."""
+        """Return whether a body fits, after dropping bodies without a slot if necessary."""
         upload, room = self._active.get(device), self._room
         wanted = min(self._window(offer), count_of(offer.size, offer.chunk))
         if upload is not None:
@@ -373,7 +373,7 @@ class Uploads:
         return upload is not None or self._makes_room(offer.size)
 
     def _makes_room(self, size: int) -> bool:
-        """Forget bodies without a place, the oldest first, until so many bytes are free."""
+        """Drop bodies without a slot, oldest first, until ``size`` bytes are free."""
         reserved = sum(upload.offer.size for upload in self._active.values())
         stalled = [upload for upload in self._active.values() if upload.granted is None]
         if reserved - sum(upload.offer.size for upload in stalled) + size > self._room.memory:
@@ -386,7 +386,7 @@ class Uploads:
         return True
 
     def _recall(self, now: float) -> None:
-        """Take places back; who is only slow goes to the end of the queue."""
+        """Release expired slots; a slow device moves to the end of the queue."""
         for upload in [u for u in self._active.values() if u.gives_way(now)]:
             is_slow = now - upload.machine.arrived < KEEP
             upload.granted = None
@@ -398,7 +398,7 @@ class Uploads:
 
 
 def _is_same(running: OfferMessage, offer: OfferMessage) -> bool:
-    """Whether a repeated offer continues the set; another chunk size starts a new one."""
+    """Return whether a repeated offer continues the upload; another chunk size starts a new one."""
     return (running.digest, running.size, running.chunk) == (
         offer.digest,
         offer.size,

@@ -1,1 +1,1 @@
-"""What operators need: enrolment, run set-up, reload, backup, metrics, status and alerts."""
+"""Operation of a fleet: enrolment, run set-up, reload, backup, status and alerts."""

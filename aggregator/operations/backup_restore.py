@@ -1,8 +1,8 @@
-"""Put a backup in the place of the database, and begin a run that nobody takes for a lost one.
+"""Restore a backup of the database, and start a run that cannot be confused with a lost one.
 
-What happened after the backup is known to the devices and not here: lives, runs, announcements and
-commands. So every number that only rises leaps ahead, and the run is another one; a device whose
-life is not known is told to say hello, and what it made for a lost run is refused as such.
+Devices have seen lives, runs, announcements and commands from after the backup, which the backup
+does not contain. Every increasing number therefore leaps ahead, and a new run begins; a device
+with an unknown life must send a hello, and its updates for a lost run are refused as such.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from edge_sdk.wire.protocol import topics
 
 
 class RestoreError(Failure):
-    """This file cannot take the database's place."""
+    """A file that cannot replace the database."""
 
     exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was put where.
+    """Result of a restore.
 
     Attributes:
-        run: The last run that the backup knows.
-        version: Its version of the common model.
-        aside: Where the database from before lies now; None if there was none.
+        run: Last run in the backup.
+        version: Version of its common model.
+        aside: Path of the previous database; None if there was none.
     """
 
     run: int
@@ -39,16 +39,16 @@ class Restored:
 
 
 def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restored:
-    """Put a checked backup in the place of the database, which is kept beside it.
+    """Check a backup and replace the database with it; the old database is kept beside it.
 
     Args:
-        config: Of the fleet.
-        backup: What ``gridfed-aggregator backup`` wrote.
-        now: Unix milliseconds, for the name of what is put aside.
+        config: Configuration of the fleet.
+        backup: File written by ``gridfed-aggregator backup``.
+        now: Unix milliseconds, for the name of the old database.
 
     Raises:
         RestoreError: No backup, a damaged one, or one of another fleet; nothing was changed.
-        StoreBusyError: The daemon runs; nothing was changed.
+        DatabaseBusyError: The daemon runs; nothing was changed.
     """
     with alone(config.database):
         fresh = config.database.with_name(f".{config.database.name}.restored")
@@ -59,7 +59,7 @@ def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restore
 
 
 def _copied(config: AggregatorConfig, backup: Path, fresh: Path) -> tuple[int, int]:
-    """Copy the backup if it is one, and return which run and version it knows."""
+    """Copy a backup after checking it; return its run and version."""
     if not backup.is_file():
         raise RestoreError(f"{backup}: no such backup")
     if config.database.exists() and backup.samefile(config.database):
@@ -81,7 +81,7 @@ def _copied(config: AggregatorConfig, backup: Path, fresh: Path) -> tuple[int, i
 
 
 def _put_aside(database: Path, now: int) -> Path | None:
-    """Rename the database, and with it what is not yet merged into it."""
+    """Rename the database and its write-ahead log."""
     if not database.exists():
         return None
     aside = database.with_name(f"{database.stem}-before-{now // 1000}{database.suffix}")

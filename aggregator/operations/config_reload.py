@@ -1,7 +1,8 @@
-"""SIGHUP: read the configuration again, and find what of it can be put into force as things are.
+"""Reload the configuration on SIGHUP, and decide whether it can be applied without a restart.
 
-All of it or nothing. What defines the run, or what somebody was promised, is not changed under
-a fleet that is at work: then the old configuration stays, and the log says which key and why.
+It is applied completely or not at all. A key that defines the run, or a limit that devices were
+granted, does not change while the fleet is running: the old configuration stays in force, and the
+log names the key and the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LIVE: Mapping[str, str] = {
     "store.keep_rounds": "with the next closed round",
     "run.deadline": "with the next round",
 }
-"""What may change while the daemon runs, and when that counts."""
+"""Keys that may change while the daemon runs, each with the time at which a change applies."""
 
 RESTART: Mapping[str, str] = {
     "fleet": "every topic and signature names it",
@@ -48,14 +49,14 @@ RESTART: Mapping[str, str] = {
     "run.share": "who takes part in the open round was drawn with it",
     "run.seed": "who takes part in the open round was drawn with it",
 }
-"""What needs a restart, and why; a section stands for all of its keys that are not in ``LIVE``."""
+"""Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""
 
 _DEFINES = "it defines the run; another one begins with: gridfed-aggregator announce"
 _TURNS = "the turns of the open round keep time with it"
 
 
 class ReloadError(Failure):
-    """A configuration that is well, and cannot be put into force without a restart."""
+    """A valid configuration that cannot be applied without a restart."""
 
     exit_code = USAGE
 
@@ -76,7 +77,7 @@ def changed(before: AggregatorConfig, after: AggregatorConfig) -> list[str]:
 
 
 def why_not(key: str) -> str:
-    """Say why a key cannot change while the daemon runs; empty if it can.
+    """Return the reason why a key cannot change while the daemon runs; empty if it can.
 
     >>> why_not("run.deadline"), why_not("page.listen")
     ('', 'the page listens there')
@@ -89,17 +90,17 @@ def why_not(key: str) -> str:
 
 
 def again(run: BoundRun, store: SqliteStore, environ: Mapping[str, str] = os.environ) -> BoundRun:
-    """Read the configuration again; return the run as it goes on under it.
+    """Read the configuration again; return the run bound to it.
 
-    Everything is checked as at a start. Nothing is changed here, whatever comes of it.
+    Everything is checked as at a start. Nothing is changed here.
 
     Args:
-        run: As it is in force.
-        store: With what the run was begun with.
-        environ: Settings from outside the file; a running process's never change.
+        run: The run in force.
+        store: Store with the definition of the run.
+        environ: Environment settings, which are constant in a running process.
 
     Raises:
-        Failure: The file is wrong, or needs a restart; one sentence.
+        Failure: The file is invalid or needs a restart.
     """
     wanted = AggregatorConfig.load(run.config.file, environ)
     keys = changed(run.config, wanted)
@@ -112,7 +113,7 @@ def again(run: BoundRun, store: SqliteStore, environ: Mapping[str, str] = os.env
 
 
 def is_foreseen(error: Exception) -> bool:
-    """Whether a configuration was refused for a reason; anything else is a defect of ours.
+    """Return whether an error is a regular refusal of a configuration, not a defect.
 
     >>> is_foreseen(ReloadError("fleet: no")), is_foreseen(KeyError("fleet"))
     (True, False)
@@ -121,7 +122,7 @@ def is_foreseen(error: Exception) -> bool:
 
 
 def sentence(error: Exception) -> str:
-    """Say why a configuration was refused; what nobody foresaw is named as such.
+    """Return the reason for which a configuration was refused; a defect is marked as unexpected.
 
     >>> sentence(ReloadError("fleet: no")), sentence(KeyError("fleet"))
     ('fleet: no', "unexpected KeyError: 'fleet'")
@@ -142,32 +143,32 @@ def _check(keys: Iterable[str], run: BoundRun) -> None:
 
 
 class HangUps:
-    """Whether SIGHUP came since it was last asked."""
+    """Flag for received SIGHUP signals."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start unset."""
         self._heard = False
 
     def set(self) -> None:
-        """Note one."""
+        """Set the flag."""
         self._heard = True
 
     def take(self) -> bool:
-        """Whether one came; several are one."""
+        """Clear the flag; return whether it was set."""
         heard, self._heard = self._heard, False
         return heard
 
 
 @contextmanager
 def hang_ups(stopping: StopSignal) -> Iterator[HangUps]:
-    """Hear SIGHUP as a wish to read the configuration again.
+    """Handle SIGHUP as a request to reload the configuration.
 
-    Where it comes because the terminal is gone, it asks to stop, as it does to any program: a
-    closed window must not leave a daemon behind. Must be entered in the main thread.
+    If the signal follows the loss of the terminal, it requests a stop, as in any program, so that a
+    closed window leaves no daemon behind. Must be entered in the main thread.
     """
     heard = HangUps()
     before = signal.getsignal(signal.SIGHUP)
-    is_seen = before != signal.SIG_IGN and _has_terminal()  # ignored by nohup: stay
+    is_seen = before != signal.SIG_IGN and _has_terminal()  # ignored under nohup
 
     def hung_up(_number: int, _frame: FrameType | None) -> None:
         if is_seen and not _has_terminal():

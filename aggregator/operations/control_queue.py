@@ -1,7 +1,7 @@
-"""How a command reaches a daemon that holds its database: one small file each, in a folder.
+"""Queue of control orders from commands to a running daemon: one small file each, in a folder.
 
-An order is written whole or not at all, applied in the daemon's own loop, and then removed. A
-crash between applying and removing applies it twice, so every order can be applied twice.
+An order is written atomically, applied in the daemon's loop, and then removed. A crash between
+applying and removing applies it twice, so every order is idempotent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Rel
 from edge_sdk.wire.schema import Length, SchemaError, build
 
 OPS = ("stop", "resume", "reenrol", "report", "budget", "hello", "wipe")
-"""What an operator may tell a device."""
+"""Commands that an operator may send to a device."""
 
-LIMIT = 65_536  # bytes of one order
+LIMIT = 65_536  # bytes per order
 
 
 class OrderError(Failure):
@@ -34,18 +34,18 @@ class OrderError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ControlOrder:
-    """Something an operator wants of the database.
+    """One order of an operator.
 
     Attributes:
-        do: ``enrol`` or ``revoke`` a device, or ``command`` it; ``pause`` or ``resume`` the fleet;
+        do: ``enrol``, ``revoke`` or ``command`` a device; ``pause`` or ``resume`` the fleet;
             ``retry`` or ``clear`` a dead letter.
-        device: Which; ``_all`` for the fleet, or for every dead letter.
-        public: Its raw public key as hex, for ``enrol``.
-        op: What it should do, for ``command``.
-        why: For the record, with ``revoke``.
-        args: Numbers of the command.
-        until: Useless after this server time, Unix milliseconds.
-        spent: With ``enrol`` of another key: releases that the new ledger begins with.
+        device: Id of the device; ``_all`` for the fleet, or for every dead letter.
+        public: Raw public key as hex, for ``enrol``.
+        op: Command for the device, for ``command``.
+        why: Recorded reason, for ``revoke``.
+        args: Numeric arguments of the command.
+        until: Expiry, server time in Unix milliseconds.
+        spent: Initial count of releases in the new ledger, for ``enrol`` with another key.
     """
 
     do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear"]
@@ -59,7 +59,7 @@ class ControlOrder:
 
 
 def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store that also issues commands
-    """Carry an order out and say in one sentence what was done.
+    """Carry out an order and return a one-line result.
 
     Raises:
         OrderError: The device is not enrolled, or the command is unknown.
@@ -98,10 +98,10 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
 
 
 def check_args(op: str, args: Mapping[str, float]) -> None:
-    """Refuse numbers of a command that its device would refuse.
+    """Refuse arguments of a command that the device would refuse.
 
     Raises:
-        OrderError: With the number, its bounds, and where it belongs.
+        OrderError: An argument is out of bounds; the message names it and its bounds.
 
     Example:
         >>> check_args("budget", {"releases": 40.0})
@@ -136,7 +136,7 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
-    """Return what begins anew with an enrolment, to be said to the operator; nothing if empty."""
+    """Return a note on the state that an enrolment resets, for the operator; empty if none."""
     known = {client.id: client for client in store.clients()}
     before = known.get(order.device)
     if order.do != "enrol" or before is None or before.sign == (bytes.fromhex(order.public),):
@@ -153,7 +153,7 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
 
 
 def leave(folder: Path, order: ControlOrder) -> Path:
-    """Write an order for the daemon: whole, or not at all."""
+    """Write an order for the daemon atomically."""
     make_private_folder(folder)
     path = folder / f"{secrets.token_hex(8)}.json"
     told = {name: getattr(order, name) for name in order.__dataclass_fields__}
@@ -175,9 +175,9 @@ def waiting(folder: Path) -> Iterator[tuple[Path, ControlOrder | None]]:
 
 
 def carry_out(folder: Path, do: Callable[[ControlOrder], str], tell: Callable[[str], None]) -> int:
-    """Apply and remove every order; return how many were applied.
+    """Apply and remove every order; return the number applied.
 
-    One that cannot be carried out is told and removed: it would not get better.
+    An order that cannot be carried out is reported and removed.
     """
     done = 0
     for path, order in waiting(folder):

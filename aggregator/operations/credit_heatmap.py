@@ -1,7 +1,7 @@
-"""Who trusted whom, round by round: a method's credit weights as a table and as a picture.
+"""Render a method's credit weights per device and round as a table and as an SVG heatmap.
 
-The picture is plain SVG, so that a page, a browser and a report show the same, and nothing is
-installed for it. Its colours are attributes, not styles: the page's security policy allows none.
+Plain SVG looks the same on the page, in a browser and in a report, and needs no dependency. Its
+colours are attributes, because the page's security policy allows no styles.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 Rows = Mapping[str, Mapping[str, float]]
 Credits = Mapping[int, Rows]
-"""By version, what each device made of each other and of itself; what is left out is zero."""
+"""By version, the weight of each device's model for each device; a missing weight is zero."""
 
 COLUMNS = 12
-"""Rounds that a table shows: as many as fit on a terminal."""
+"""Largest number of rounds in a table, which fits on a terminal."""
 
 _CELL, _ROW, _EDGE = 12, 18, 24
 _DARK, _LIGHT = np.array([12, 74, 110]), np.array([226, 238, 246])
@@ -27,13 +27,13 @@ _OUT, _ABSENT = "#b42318", "none"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heat:
-    """Weights of some devices over some rounds.
+    """Weights of several devices over several rounds.
 
     Attributes:
-        title: What a cell means.
-        devices: Of the rows, in order of id.
-        versions: Of the columns, rising.
-        weights: Shape ``(devices, versions)``; NaN where a device took no part.
+        title: Meaning of a cell.
+        devices: Row labels, sorted by id.
+        versions: Column labels, increasing.
+        weights: Shape ``(devices, versions)``; NaN if a device did not participate.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Heat:
 
     @property
     def outcasts(self) -> tuple[str, ...]:
-        """Devices whose last weight is zero, exactly: half of the others leave them out."""
+        """Return the devices whose last weight is exactly zero: half of the others exclude them."""
         last = [row[np.isfinite(row)][-1:] for row in self.weights]
         return tuple(
             one for one, row in zip(self.devices, last, strict=True) if len(row) and row[0] == 0.0
@@ -51,15 +51,15 @@ class Heat:
 
     @property
     def top(self) -> float:
-        """The largest weight: where a colour scale ends."""
+        """Return the largest weight, which ends the colour scale."""
         return float(np.nanmax(self.weights, initial=0.0))
 
 
 def received(weighed: Credits) -> Heat:
-    """Return what the middle one of the others makes of each device's model, round by round.
+    """Return the median weight that the other devices give each device's model, by round.
 
-    A median, not a mean: liars that send alike are each other's nearest, and what they make of one
-    another must not hide that nobody else lets them in.
+    A median, not a mean: colluding Byzantine devices give each other large weights, which must not
+    mask that all other devices exclude them.
 
     >>> first = {"a": {"a": 0.5, "b": 0.5}, "b": {"a": 0.5, "b": 0.5}}
     >>> heat = received({1: first, 2: {"a": {"a": 1.0}, "b": {"a": 0.4, "b": 0.6}}})
@@ -75,10 +75,10 @@ def received(weighed: Credits) -> Heat:
 
 
 def given(weighed: Credits, by: str) -> Heat:
-    """Return what one device makes of every other and of itself, round by round.
+    """Return the weights that one device gives every model, its own included, by round.
 
     Raises:
-        KeyError: There is no round with this device.
+        KeyError: The device is in no round.
     """
     if not any(by in rows for rows in weighed.values()):
         raise KeyError(by)
@@ -100,7 +100,7 @@ def _heat(title: str, weighed: Credits, weigh: Callable[[Rows, str], float]) -> 
 
 
 def table(heat: Heat, columns: int = COLUMNS) -> str:
-    """Lay it out as text: a line a device, a column a round, the newest and others between.
+    """Format weights as text: one line per device, one column per round, up to the newest.
 
     >>> print(table(received({1: {"a": {"b": 0.25}, "b": {"a": 0.5}}, 2: {"a": {}, "b": {}}})))
     version    1    2
@@ -116,7 +116,7 @@ def table(heat: Heat, columns: int = COLUMNS) -> str:
 
 
 def _short(weight: float) -> str:
-    """Write a weight in three places; only what is exactly nothing is written 0.
+    """Format a weight in three characters; only an exact zero is written 0.
 
     >>> _short(0.0), _short(0.004), _short(0.256), _short(1.0), _short(float("nan"))
     ('0', '.00', '.26', '1.0', '-')
@@ -129,7 +129,7 @@ def _short(weight: float) -> str:
 
 
 def _spread(count: int, most: int) -> Sequence[int]:
-    """Choose at most so many columns, the first and the last among them.
+    """Choose at most ``most`` columns, including the first and the last.
 
     >>> _spread(3, 12), _spread(100, 4)
     ([0, 1, 2], [0, 33, 66, 99])
@@ -140,7 +140,7 @@ def _spread(count: int, most: int) -> Sequence[int]:
 
 
 def svg(heat: Heat) -> str:
-    """Draw it: a row a device, a column a round; red is exactly nothing, the darker the more.
+    """Draw the heatmap: one row per device, one column per round; red is zero, dark is large.
 
     >>> picture = svg(received({1: {"a": {"b": 0.25}, "b": {}}}))
     >>> picture.startswith("<svg"), picture.count("<rect"), "#b42318" in picture
@@ -178,7 +178,7 @@ def _line(heat: Heat, at: int, left: int) -> str:
 
 
 def _colour(weight: float, top: float) -> str:
-    """Red for exactly nothing, so that an outcast cannot be taken for somebody little liked."""
+    """Return the colour of a weight: red for an exact zero, distinct from a small weight."""
     if np.isnan(weight):
         return _ABSENT
     if weight == 0.0:

@@ -1,7 +1,7 @@
-"""Who belongs to the fleet: keys of its root, its aggregator, and its devices.
+"""Enrol devices, and manage the keys of the root, the aggregator and the devices.
 
-Nothing is secret in what a device hands over, but something must be proved: that it holds the
-private half of the key it names, for this fleet and under this id.
+A claim contains nothing secret, but must prove that the device has the private key of the
+public key it names, for this fleet and under this id.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from edge_sdk.wire.small_order import weakness
 
 CONTEXT = b"gridfed/1/enrol\0"
 NO_KEY = bytes(PUBLIC_SIZE)
-"""Stands for the sealing key of a device that has none."""
+"""Placeholder for the sealing key of a device without one."""
 
 
 class EnrolError(Failure):
-    """A claim that is not proved, or an id or key that cannot be one."""
+    """A claim with an invalid proof, id or key."""
 
     exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a device, or the operator for it, says before it belongs.
+    """Claim of a device to join the fleet.
 
     Attributes:
-        device: The id it wants: certificate name, user name, topic and sender in one.
-        public: Its raw Ed25519 public key.
-        proof: Signature of ``statement`` by that key, or empty: the operator vouches then.
+        device: The requested id: certificate name, user name, topic and sender at once.
+        public: Raw Ed25519 public key.
+        proof: Signature of ``statement`` by that key; empty if the operator vouches for the key.
     """
 
     device: str
@@ -57,14 +57,14 @@ class Claim:
 def statement(
     fleet: str, device: str, public: bytes, open_: bytes = NO_KEY, csr: bytes = b""
 ) -> bytes:
-    """Return the bytes a device signs to prove that it holds its key.
+    """Return the bytes that a device signs to prove possession of its key.
 
     Args:
-        fleet: The fleet it wants to join.
-        device: Under which id.
-        public: Its raw signing key.
-        open_: Its raw sealing key; 32 zero bytes without one.
-        csr: Its certificate request; empty without one.
+        fleet: Id of the fleet to join.
+        device: Requested id.
+        public: Raw public signing key.
+        open_: Raw public sealing key; 32 zero bytes without one.
+        csr: Certificate request; empty without one.
 
     Example:
         >>> key = SigningKey.from_seed(bytes(32))
@@ -77,11 +77,11 @@ def statement(
 
 
 def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
-    """Return the claim if it may be enrolled.
+    """Return the claim if it is valid.
 
     Raises:
-        EnrolError: An id that is none, a key of the wrong size or of small order, or
-            a proof by another key.
+        EnrolError: The id is malformed, the key is of the wrong size or of small order, or the
+            proof is by another key.
     """
     if not is_device_id(claim.device):
         raise EnrolError(
@@ -105,10 +105,10 @@ def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
 
 
 def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol") -> Claim:
-    """Read a claim as people write it: 64 hex digits or a file; 128 hex digits or nothing.
+    """Parse a claim: the key as 64 hex digits or a file, the proof as 128 hex digits or nothing.
 
     Raises:
-        EnrolError: It cannot be read.
+        EnrolError: The claim cannot be parsed.
     """
     try:
         raw = read_public(public)
@@ -124,10 +124,10 @@ def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol")
 
 
 def read_claims(path: Path) -> Iterator[Claim]:
-    """Read a CSV file with the columns ``id``, ``public`` and, if wanted, ``proof``.
+    """Read a CSV file with the columns ``id``, ``public`` and, optionally, ``proof``.
 
     Raises:
-        EnrolError: No such file, a missing column, or a line that cannot be read; with its number.
+        EnrolError: The file or a column is missing, or a line, given by number, cannot be parsed.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -147,20 +147,20 @@ def read_claims(path: Path) -> Iterator[Claim]:
 def keys_of(
     folder: Path, online: Path, public: Path, root_key: Path | None = None
 ) -> tuple[SigningKey, SigningKey]:
-    """Make the keys of a fleet, or load those that are there.
+    """Create the keys of a fleet, or load the existing ones.
 
     Args:
-        folder: The state folder; a new root key is made in it.
-        online: The aggregator's private key; made if missing.
-        public: The root's public half; written if missing.
-        root_key: The root's private key, if it was moved away.
+        folder: The state folder, in which a new root key is created.
+        online: Path of the aggregator's private key; created if missing.
+        public: Path of the root's public key; written if missing.
+        root_key: Path of the root's private key, if it was moved away.
 
     Returns:
-        The root's key and the aggregator's.
+        The root's and the aggregator's key.
 
     Raises:
-        EnrolError: The root's private key is needed and has been moved away, or is another one:
-            no second root is ever made in its place.
+        EnrolError: The root's private key is needed and is missing or differs; a second root key
+            is never created.
     """
     root_file = root_key or folder / "root.key"
     if not root_file.exists() and (public.exists() or root_key is not None):

@@ -1,8 +1,8 @@
-"""The loopback page: is it alive, is it ready, what is it doing, and its metrics.
+"""Serve liveness, readiness, status and metrics over HTTP.
 
-Its threads only ever read one frozen snapshot; they cannot touch the daemon. One of them reads all
-requests, each with a deadline, so a client that sends a byte a minute holds no thread, and no
-descriptor for more than five seconds.
+The threads only read a frozen snapshot and cannot change the daemon. One thread reads all
+requests, each with a deadline, so that a slow client blocks no thread, and no file descriptor for
+more than five seconds.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from socketserver import BaseServer
 
 SCHEMA = 1
-"""Version of the status document; it rises when a key changes its meaning or goes away."""
+"""Version of the status document, raised when a key is removed or changes its meaning."""
 
-STALE = 60.0  # s without a turn of the loop: the process lives, the daemon does not
-DEADLINE = 5.0  # s for a whole request, header included
+STALE = 60.0  # s without an iteration of the loop after which the daemon counts as dead
+DEADLINE = 5.0  # s for a whole request, including the header
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self'"
-AT_ONCE = 4  # requests being answered
-MOST = 256  # connections whose request is not complete; as many complete ones may wait
+AT_ONCE = 4  # requests answered concurrently
+MOST = 256  # connections with an incomplete request; as many complete ones may be queued
 LARGEST = 8192  # bytes of a request
-POLL = 0.1  # s between two looks at deadlines
+POLL = 0.1  # s between two checks of the deadlines
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +50,20 @@ Nothing: Mapping[str, Any] = MappingProxyType({})
 
 
 class PageError(Failure):
-    """The page cannot be served where the configuration says."""
+    """A status page that cannot be served on the configured address."""
 
     exit_code = TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the daemon last said of itself.
+    """Status of the daemon at one time.
 
     Attributes:
-        ticked: Monotonic seconds of the loop's last turn.
-        checks: What readiness needs, each with whether it holds.
+        ticked: Time of the loop's last iteration, monotonic seconds.
+        checks: Conditions of readiness, each with its result.
         status: The status document, without its schema number.
-        credits: Returns who trusted whom in which round; drawn only when somebody looks.
+        credits: Returns the credit weights by round; called only on request.
     """
 
     ticked: float = 0.0
@@ -73,11 +73,11 @@ class Snapshot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to be ready, and all of it is."""
+        """Return whether there is at least one check and all checks hold."""
         return bool(self.checks) and all(self.checks.values())
 
     def is_alive(self, now: float) -> bool:
-        """Whether the loop turned lately.
+        """Return whether the loop ran recently.
 
         >>> Snapshot(ticked=100.0).is_alive(150.0), Snapshot(ticked=100.0).is_alive(170.0)
         (True, False)
@@ -85,7 +85,7 @@ class Snapshot:
         return now - self.ticked < STALE
 
     def document(self) -> dict[str, Any]:
-        """Return the status document: the same for the page, the command and a program."""
+        """Return the status document of the page and of the ``status`` command."""
         return {
             "schema": SCHEMA,
             "ready": self.is_ready,
@@ -95,7 +95,7 @@ class Snapshot:
 
 
 def round_line(version: Version) -> dict[str, Any]:
-    """Return what status and page tell of a closed round."""
+    """Return the entry of a closed round in the status document."""
     report = version.report
     return {
         "round": version.round,
@@ -108,15 +108,15 @@ def round_line(version: Version) -> dict[str, Any]:
 
 
 class Page:
-    """Serves the newest snapshot on one address until it is closed.
+    """HTTP server of the newest snapshot, on one address.
 
     Args:
-        listen: ``host:port``; port 0 takes a free one.
-        snapshot: Called for every request, from other threads.
-        metrics: Returns the Prometheus page; as above.
+        listen: ``host:port``; port 0 selects a free one.
+        snapshot: Returns the snapshot; called for every request, from other threads.
+        metrics: Returns the Prometheus page; called likewise.
 
     Raises:
-        PageError: The address cannot be had.
+        PageError: The address cannot be bound.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Page:
 
     @property
     def address(self) -> str:
-        """Where the page is, as ``host:port``."""
+        """Return the bound address, as ``host:port``."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
 
@@ -143,13 +143,13 @@ class Page:
 
 
 def split(listen: str) -> tuple[str, int]:
-    """Take ``host:port`` apart.
+    """Split ``host:port`` into host and port.
 
     >>> split("127.0.0.1:9464"), split("[::1]:0")
     (('127.0.0.1', 9464), ('::1', 0))
 
     Raises:
-        PageError: It is not that.
+        PageError: The text has another form.
     """
     host, _, port = listen.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
@@ -159,24 +159,24 @@ def split(listen: str) -> tuple[str, int]:
 
 @dataclass(slots=True)
 class _Reading:
-    """A connection whose request is not complete: what came of it, and until when it may."""
+    """Connection with an incomplete request: the bytes received, and the deadline."""
 
     until: float
     head: bytearray = field(default_factory=bytearray)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the blank line that ends a request without a body has come."""
+        """Return whether the blank line that ends a request without a body has arrived."""
         return b"\r\n\r\n" in self.head or b"\n\n" in self.head
 
 
 class _Server:
-    """One thread accepts and reads all requests; ``AT_ONCE`` others answer the complete ones.
+    """Server with one thread that reads all requests, and ``AT_ONCE`` threads that answer them.
 
-    A connection that has not yet sent a request holds no thread, so however many of them are
-    opened and renewed, a request that is complete waits only for those before it. At most ``MOST``
-    connections are read at a time, beyond which the oldest is closed, and at most ``MOST`` complete
-    requests wait, beyond which new connections stay in the listener's backlog.
+    A connection without a complete request occupies no thread, so however many of them are opened,
+    a complete request waits only for those before it. At most ``MOST`` connections are read at a
+    time, above which the oldest one is closed; at most ``MOST`` complete requests are queued, above
+    which new connections stay in the listener's backlog.
     """
 
     def __init__(
@@ -201,12 +201,12 @@ class _Server:
             thread.start()
 
     def close(self) -> None:
-        """Stop accepting, answer what is complete, and free the port."""
+        """Stop accepting, answer the complete requests, and free the port."""
         self._is_closing.set()
         for thread in self._threads:
             thread.join(DEADLINE)
 
-    # --- the thread that reads
+    # --- reader thread
 
     def _read_all(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -216,7 +216,7 @@ class _Server:
                 for key, _ in selector.select(POLL):
                     if key.fileobj is self._listener:
                         self._accept(selector)
-                    elif key.fileobj in self._reading:  # else it was closed to make room
+                    elif key.fileobj in self._reading:  # else it was closed for a newer one
                         self._read(selector, key.fileobj)
                 now = time.monotonic()
                 for late in [one for one, what in self._reading.items() if what.until <= now]:
@@ -228,7 +228,7 @@ class _Server:
             self._complete.put(None)
 
     def _accept_if_room(self, selector: selectors.BaseSelector) -> None:
-        """Leave new connections in the backlog while too many requests wait for an answer."""
+        """Accept a connection, or leave it in the backlog while too many requests are queued."""
         is_full = self._complete.qsize() >= MOST
         is_accepting = self._listener in selector.get_map()
         if is_full and is_accepting:
@@ -239,9 +239,9 @@ class _Server:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._listener.accept()
-        except BlockingIOError:  # it left again
+        except BlockingIOError:  # the client has closed it
             return
-        except OSError:  # no descriptors: those that are open end within their deadline
+        except OSError:  # no descriptors: open ones close at their deadline
             time.sleep(POLL)
             return
         connection.setblocking(False)
@@ -271,12 +271,12 @@ class _Server:
         del self._reading[connection]
         connection.close()
 
-    # --- the threads that answer
+    # --- answering threads
 
     def _answer_all(self) -> None:
         while (request := self._complete.get()) is not None:
             connection, head = request
-            with connection, contextlib.suppress(OSError):  # a client that has left is no news
+            with connection, contextlib.suppress(OSError):  # a departed client is no error
                 connection.settimeout(DEADLINE)
                 _Request(connection, head, self)
                 connection.shutdown(socket.SHUT_WR)
@@ -337,11 +337,11 @@ class _Request(BaseHTTPRequestHandler):
         return HTTPStatus.OK, kind, body()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Say nothing: a scrape every few seconds is not news."""
+        """Log nothing: scrapes every few seconds are routine."""
 
 
 def _verdict(*checks: tuple[str, bool]) -> tuple[HTTPStatus, str, bytes]:
-    """Nothing to check yet is not good."""
+    """Return the response to a health request; no check at all counts as a failure."""
     is_good = bool(checks) and all(ok for _, ok in checks)
     code = HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE
     return code, "text/plain", "".join(f"{_mark(ok)} {name}\n" for name, ok in checks).encode()
@@ -352,7 +352,7 @@ def _mark(ok: object) -> str:
 
 
 def html(document: Mapping[str, Any]) -> str:
-    """Render the status document for a person; every value is escaped."""
+    """Render the status document as HTML; every value is escaped."""
     checks = document["checks"]
     missing = ", ".join(name for name, ok in checks.items() if not ok)
     alarms = {f"ALARM {name}": why for name, why in document.get("alarms", {}).items()}
@@ -379,7 +379,7 @@ _CREDIT = (
 
 
 def _upkeep(document: Mapping[str, Any]) -> str:
-    """A table of what a person has to see to, where there is something."""
+    """Render the table of operator alerts; empty if there are none."""
     named = {"halted": "run halted", "dead_letters": "dead letters"}
     said = {told: document[name] for name, told in named.items() if name in document}
     said |= {"configuration": document["configuration"]} if "configuration" in document else {}
@@ -390,7 +390,7 @@ def _upkeep(document: Mapping[str, Any]) -> str:
 
 
 def _sizes(clusters: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """A fleet's names do not fit a page; the status document has them."""
+    """Return the size of each cluster; the status document has the names."""
     return {f"cluster {label}": len(names) for label, names in clusters.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a person has to see to while the daemon runs: files that expire, a configuration refused."""
+"""Track what needs the operator's attention: expiring TLS files, a refused configuration."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _RENEW = {
 
 
 def tls_files(config: AggregatorConfig) -> tuple[File, ...]:
-    """Return every file of the configuration that expires."""
+    """Return every configured file with an expiry date."""
     said = config.broker
     return files(said.url, said.ca_file, said.cert_file, said.crl)
 
 
 def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
-    """Read every file that expires; return how each is.
+    """Read every file with an expiry date; return their states.
 
     Args:
-        config: Names the files.
+        config: Configuration that names the files.
         now: Unix seconds.
 
     Raises:
-        SettingsError: One cannot be read, or with one that has expired nobody gets in any more.
+        SettingsError: A file cannot be read, or an expired one prevents all connections.
     """
     found = []
     for file in tls_files(config):
@@ -54,12 +54,12 @@ def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
 
 
 def horizon_of(config: AggregatorConfig) -> float:
-    """Return how many seconds before an end it is warned of."""
+    """Return the time before expiry at which warnings begin, in seconds."""
     return seconds(config.alerts.expiry)
 
 
 def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict[str, Any]]:
-    """Return what status tells of files that expire; ``soon`` within ``horizon`` seconds."""
+    """Return the status entries of expiring files; ``soon`` means within ``horizon`` seconds."""
     return [
         {
             "kind": seen.file.kind,
@@ -74,19 +74,19 @@ def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict
 
 
 def offline(config: AggregatorConfig) -> list[dict[str, Any]]:
-    """Return the same where no daemon runs."""
+    """Return the status entries without a running daemon."""
     return rows(look(tls_files(config)), SystemClock().wall() / 1000, horizon_of(config))
 
 
 @dataclass(slots=True)
 class OperatorAlerts:
-    """Watches for as long as the daemon runs.
+    """Alerts of a running daemon.
 
     Attributes:
         clock: Wall time.
-        watch: The files that expire.
-        refused: Why the configuration that was read last is not in force; empty if it is.
-        loaded: When the one in force was put there, Unix seconds.
+        watch: Monitor of the files with an expiry date.
+        refused: Reason why the last configuration read is not in force; empty if it is.
+        loaded: Time at which the configuration in force was applied, Unix seconds.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -96,19 +96,19 @@ class OperatorAlerts:
     _shown: frozenset[tuple[str, str]] = frozenset()
 
     def follow(self, config: AggregatorConfig) -> None:
-        """Take note of a configuration that is in force from now on."""
+        """Record a configuration that is in force from now on."""
         self.watch.files = tls_files(config)
         self.watch.horizon = horizon_of(config)
         self.refused, self.loaded = "", self._now
 
     def warn(self) -> None:
-        """Log what ends soon, once a day."""
+        """Log the files that expire soon, once a day."""
         for seen in self.watch.warnings(self._now):
             told = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(self._now)}
             logger.warning("certificate expires %s", fields(**told))
 
     def measure(self, metrics: Metrics) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         found = {(str(seen.file.path), seen.file.kind): seen.until for seen in self.watch.look()}
         for labels in self._shown - found.keys():
             metrics.expires.remove(*labels)
@@ -119,7 +119,7 @@ class OperatorAlerts:
         metrics.reloaded_at.set(self.loaded)
 
     def status(self) -> dict[str, Any]:
-        """Return what the status document has of it."""
+        """Return the alerts for the status document."""
         found = rows(self.watch.look(), self._now, self.watch.horizon)
         told: dict[str, Any] = {"certificates": found} if found else {}
         return told | ({"configuration": f"refused: {self.refused}"} if self.refused else {})

@@ -1,7 +1,7 @@
-"""Begin a fleet and its runs: what the root signs once, so that the daemon never needs its key.
+"""Set up a fleet and its runs: sign with the root key once, so that the daemon never needs it.
 
-A run is defined by what a replay of its journal depends on. Whoever changes that begins another
-run, which takes the common model along if its layout still fits.
+A run is defined by everything that a replay of its journal depends on. A change of that begins
+another run, which continues from the common model if its layout still fits.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, BundleMessage, KeysMess
 M = TypeVar("M", bound=Message)
 
 RUN_LEAP = 1_000
-"""After a restore: beyond every run that was begun since the backup and that devices know."""
+"""Step of the run number after a restore, beyond every run begun since the backup."""
 
 
 class FoundingError(Failure):
-    """The store's signed announcements are missing, or are not for this configuration."""
+    """Signed announcements that are missing or do not match the configuration."""
 
     exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Founded:
-    """What founding did.
+    """Result of a run set-up.
 
     Attributes:
-        number: The run that is in force now.
-        is_new: Whether it began just now.
-        continued: Whether it took the model of the run before along.
+        number: The run now in force.
+        is_new: True if it was just begun.
+        continued: True if it continues from the model of the previous run.
     """
 
     number: int
@@ -57,9 +57,9 @@ class Founded:
 
 
 def definition(run: config.BoundRun) -> str:
-    """Return, as JSON, what a replay of the run depends on besides its bundle.
+    """Return, as JSON, everything that a replay of the run depends on besides its bundle.
 
-    The deadline is not in it: what a deadline did is in the journal.
+    The deadline is not included: its effects are in the journal.
     """
     said = run.config.run
     method = config.settings_of(run.config)
@@ -81,7 +81,7 @@ def definition(run: config.BoundRun) -> str:
 
 
 def said_norm(run: config.BoundRun) -> float | None:
-    """Return the largest norm, or None where there is none: JSON has no infinity."""
+    """Return the norm limit, or None without one: JSON has no infinity."""
     return float(run.limits.max_norm) if np.isfinite(run.limits.max_norm) else None
 
 
@@ -94,15 +94,15 @@ def found(
     now: int,
     fresh: bool = False,
 ) -> Founded:
-    """Sign keys and bundle into the store; begin a run if the configuration wants another one.
+    """Sign keys and bundle into the store; begin a run if the configuration defines another one.
 
     Args:
         run: The bound configuration.
-        store: Opened for writing.
+        store: The store, opened for writing.
         root: The root's private key.
         online: The aggregator's public key.
         now: Unix milliseconds.
-        fresh: Begin another run in any case, from the bundle's first vector.
+        fresh: Begin another run in any case, from the bundle's initial vector.
     """
     ends = announce.Ends(run.config.fleet, root)
     before = store.run()
@@ -128,7 +128,7 @@ def found(
 
 
 def differences(run: config.BoundRun, store: SqliteStore, begun: types.RunRecord) -> list[str]:
-    """Return what the configuration wants otherwise than the run that was begun, as sentences."""
+    """Return the differences between the configuration and the run in force, as sentences."""
     said = _announced(run, store, "bundle", BundleMessage)
     wanted = announce.bundle_message(run, number=begun.run, serial=1)
     found = [
@@ -144,7 +144,7 @@ def signer(said: config.AggregatorConfig) -> SigningKey:
     """Read the online key.
 
     Raises:
-        FoundingError: It is missing or is no key; the hint says how to get one.
+        FoundingError: It is missing or is no key; the hint names the remedy.
         PermissionsError: Other users can read it.
     """
     try:
@@ -158,10 +158,10 @@ def signer(said: config.AggregatorConfig) -> SigningKey:
 
 
 def check(run: config.BoundRun, store: SqliteStore, online: SigningKey) -> types.RunRecord:
-    """Return the run that the daemon continues, if store, keys and configuration agree.
+    """Return the run that the daemon continues, after checking store, keys and configuration.
 
     Raises:
-        FoundingError: They do not; the hint is the command that mends it.
+        FoundingError: They do not agree; the hint is the command to run.
     """
     begun = store.run()
     where = run.config.file
@@ -191,7 +191,7 @@ def check(run: config.BoundRun, store: SqliteStore, online: SigningKey) -> types
 
 
 def _check_quorum(run: config.BoundRun, store: SqliteStore) -> None:
-    """Refuse an S of S-of-M that is above M: it would wait for devices that nobody knows."""
+    """Refuse a quorum larger than the number of enrolled devices."""
     enrolled = sum(client.state != "revoked" for client in store.clients())
     if run.ask.personal and run.rounds.enough > enrolled:
         raise FoundingError(
@@ -215,7 +215,7 @@ def _record(run: config.BoundRun, number: int) -> types.RunRecord:
 def _start(
     run: config.BoundRun, store: SqliteStore, before: types.RunRecord | None
 ) -> tuple[Course, bool]:
-    """Take the last run's model along where the shared layout is the same."""
+    """Continue from the last run's model if the shared layout is the same."""
     first = run.first_state()
     if before is None or before.spec != run.spec.digest:
         return first, False
@@ -226,10 +226,10 @@ def _start(
 def resumed(
     run: config.BoundRun, store: SqliteStore, number: int
 ) -> tuple[Course, types.SavedState]:
-    """Return a run's saved state, and the record it came from.
+    """Return a run's state and its saved record.
 
     Raises:
-        WireError: The saved leaves are damaged, or not of this method.
+        WireError: The saved leaves are damaged, or belong to another method.
     """
     saved = store.load(number)
     return rebuild(run.first_state(), saved.leaves), saved

@@ -1,4 +1,4 @@
-"""What the daemon shows of itself: gauges for Prometheus, one snapshot for the page."""
+"""Collect the daemon's status: gauges for Prometheus and a snapshot for the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aggregator.store import SqliteStore
 from aggregator.store.types import Version
 from edge_sdk.wire.link.transport import Transport
 
-DISK_FLOOR = 64 * 1024 * 1024  # bytes free below which the daemon is not ready
+DISK_FLOOR = 64 * 1024 * 1024  # free bytes below which the daemon is not ready
 REMEMBERED = 10  # closed rounds on the page
 
 _STATES = ("online", "sleeping", "draining", "offline", "lost")
@@ -46,19 +46,19 @@ _KINDS = frozenset(
 
 @dataclass(frozen=True)
 class StatusView:
-    """The parts that have something to tell, and nothing that could change them.
+    """Read-only view of the daemon's parts.
 
     Attributes:
-        fold: The run.
-        intake: The door.
-        registry: The devices.
-        store: The database.
-        link: To the broker.
-        backlog: Journalled events that wait for space on the disk.
-        upkeep: What a person has to see to.
-        letters: Messages that were set aside.
-        floods: Who sends more than any device should.
-        metrics: What is counted.
+        fold: Round engine.
+        intake: Message ingress.
+        registry: Enrolled devices.
+        store: Database.
+        link: Link to the broker.
+        backlog: Journalled events that wait for disk space.
+        upkeep: Operator alerts.
+        letters: Dead letters.
+        floods: Flood control.
+        metrics: Metrics.
         closed: The newest closed rounds.
     """
 
@@ -82,7 +82,7 @@ class StatusView:
                 self.metrics.moved_at.set(version.time / 1000)
 
     def count(self, version: Version) -> None:
-        """Take note of a round that closed."""
+        """Record a closed round."""
         self.closed.append(restored(version))
         self.metrics.rounds.labels("moved" if version.moved else "abandoned").inc()
         self.metrics.cohort.set(len(version.report.get("cohort", ())))
@@ -94,13 +94,13 @@ class StatusView:
             self.metrics.quorum_failed.inc()
 
     def heard(self, kind: str, size: int) -> None:
-        """Take note of a message; kinds that devices make up share one label."""
+        """Count a message; all unknown kinds share one label."""
         self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
         self.metrics.payload.labels("up").inc(size)
         self.metrics.volume.labels("up", kind if kind in _KINDS else "other").inc(size)
 
     def measure(self) -> None:
-        """Bring every gauge up to date."""
+        """Update every gauge."""
         metrics, state = self.metrics, self.fold.state
         metrics.follow({**self.intake.counts, "DROPPED_UNREAD": self.floods.dropped})
         metrics.flooding.set(len(self.floods.excluded(self.upkeep.clock.monotonic())))
@@ -136,7 +136,7 @@ class StatusView:
             metrics.devices.labels(name).set(states[name])
 
     def snapshot(self) -> Snapshot:
-        """Return what page and status tell now."""
+        """Return the current status."""
         fold, state = self.fold, self.fold.state
         free = shutil.disk_usage(self.store.path.parent).free
         checks = {
@@ -180,19 +180,19 @@ class StatusView:
         return Snapshot(time.monotonic(), checks, status, self._credits())
 
     def _credit(self) -> dict[str, dict[str, float]]:
-        """Return what each device made of each other last, where the method weighs them so."""
+        """Return the newest credit weights, if the method has them."""
         state: object = self.fold.state
         if not isinstance(state, Credited):
             return {}
         return {client: dict(row) for client, row in state.credit.items()}
 
     def _credits(self) -> Callable[[], Credits]:
-        """Return what reads the kept history out of the state as it is now."""
+        """Return a function that reads the credit history from the present state."""
         state: object = self.fold.state
         return partial(getattr, state, "credits") if isinstance(state, Credited) else dict
 
     def _clusters(self) -> dict[str, list[str]]:
-        """Return who belongs to which cluster, where the method has clusters."""
+        """Return the devices of each cluster, if the method has clusters."""
         state: object = self.fold.state
         if not isinstance(state, Clustered):
             return {}
@@ -200,7 +200,7 @@ class StatusView:
 
 
 def from_others(credit: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return what the others make of each client's model on average.
+    """Return the mean weight that the other devices give each device's model.
 
     >>> from_others({"a": {"a": 0.6, "b": 0.4}, "b": {"b": 1.0}, "c": {"b": 0.2, "c": 0.8}})
     {'a': 0.0, 'b': 0.30000000000000004, 'c': 0.0}

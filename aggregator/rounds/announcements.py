@@ -1,7 +1,7 @@
-"""What everybody is told: keys and bundle under the root's signature, model and time under ours.
+"""Build the retained announcements: keys and bundle signed by the root, model and time by us.
 
-Pure: messages and payloads out, nothing published and nothing saved. Serials come in as arguments,
-because they must rise for ever and only a store knows how far they got.
+Pure functions: they return messages and payloads, and publish and save nothing. Serials are
+arguments, because they must never repeat and only the store has the last one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edge_sdk.wire.protocol.messages import (
 from edge_sdk.wire.protocol.transfer import count_of
 
 OVERLAP = 400 * 86_400_000
-"""Milliseconds an online key is announced for: a device that slept a year still knows it."""
+"""Validity of an online key in milliseconds: long enough for a device offline for a year."""
 
 Phase = Literal["train", "pause", "stop"]
 
@@ -47,7 +47,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Who speaks and where: what every envelope of ours needs."""
+    """Signer and fleet of the aggregator's envelopes."""
 
     fleet: str
     signer: Signer
@@ -66,19 +66,19 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The content of one version of the common model, as devices fetch it."""
+    """Content of one version of the common model, as devices download it."""
 
     version: int
     data: bytes
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the content body (32 bytes)."""
+        """Return the SHA-256 of the content body (32 bytes)."""
         return digest(self.data)
 
     @property
     def id(self) -> bytes:
-        """The 16 bytes that its parts carry, and that a device asks for."""
+        """Return the 16-byte id in its parts and in download requests."""
         return ref(self.digest)
 
 
@@ -86,10 +86,10 @@ def keys(root: Ends, online: bytes, *, serial: int, now: int) -> Publication:
     """Announce the online key, signed by the root.
 
     Args:
-        root: With the root's signer.
-        online: The raw public key that may sign as ``_agg``.
-        serial: Larger than every one before.
-        now: Unix milliseconds; the key is in force a day before, so that no clock is too early.
+        root: Signer of the root key, and fleet.
+        online: Raw public key that may sign as ``_agg``.
+        serial: Larger than every previous one.
+        now: Unix milliseconds; the key is valid from a day earlier, for slow clocks.
     """
     message = KeysMessage(
         serial=serial,
@@ -103,7 +103,7 @@ def keys(root: Ends, online: bytes, *, serial: int, now: int) -> Publication:
 
 
 def bundle_message(run: BoundRun, *, number: int, serial: int) -> BundleMessage:
-    """Say which bundle the fleet runs, and what run ``number`` does with it."""
+    """Build the announcement of the bundle and the method of run ``number``."""
     manifest = run.bundle.manifest
     return BundleMessage(
         serial=serial,
@@ -126,7 +126,7 @@ def bundle(root: Ends, message: BundleMessage) -> Publication:
 
 
 def is_same_run(said: BundleMessage, wanted: BundleMessage) -> bool:
-    """Whether a signed announcement still says what the configuration wants; serials may differ."""
+    """Return whether two bundle announcements describe the same run; serials may differ."""
     return all(
         getattr(said, name) == getattr(wanted, name)
         for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
@@ -134,7 +134,7 @@ def is_same_run(said: BundleMessage, wanted: BundleMessage) -> bool:
 
 
 def body(run: BoundRun, task: Task, *, number: int) -> Body:
-    """Write the content of the model a task carries."""
+    """Encode the model of a task as a content body."""
     content = ContentBody(
         run=number,
         version=task.base,
@@ -147,7 +147,7 @@ def body(run: BoundRun, task: Task, *, number: int) -> Body:
 
 
 def slots(ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT) -> tuple[Publication, ...]:
-    """Cut a content body into its retained parts."""
+    """Split a content body into retained parts."""
     pieces = (
         PartMessage(id=content.id, i=i, blob=content.data[i * chunk : (i + 1) * chunk])
         for i in range(count_of(len(content.data), chunk))
@@ -156,7 +156,7 @@ def slots(ends: Ends, content: Body, *, chunk: int = CHUNK_LIMIT) -> tuple[Publi
 
 
 def cleared(fleet: str, kept: int, before: int) -> tuple[Publication, ...]:
-    """Clear the slots that a longer model left behind.
+    """Clear the slots that a longer model leaves behind.
 
     >>> [p.topic for p in cleared("north", kept=1, before=3)]
     ['gf/1/north/_all/part/1', 'gf/1/north/_all/part/2']
@@ -166,14 +166,14 @@ def cleared(fleet: str, kept: int, before: int) -> tuple[Publication, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a manifest says beyond the task itself; saved, so that a restart says the same.
+    """Fields of a manifest besides the task; saved, so that a restart announces the same.
 
     Attributes:
-        serial: Of the manifest.
-        until: End of the round, server time in milliseconds.
-        spread: Window of the random wait, milliseconds.
-        inline: Largest body a device sends unasked.
-        chunk: Bytes of one part.
+        serial: Serial of the manifest.
+        until: Deadline of the round, server time in milliseconds.
+        spread: Window of the random delay, milliseconds.
+        inline: Largest body sent without an offer, bytes.
+        chunk: Size of one part, bytes.
     """
 
     serial: int
@@ -192,7 +192,7 @@ def manifest(
     number: int,
     phase: Phase = "train",
 ) -> ModelMessage:
-    """Write the manifest that opens the task's round; the numbers of the contract are its vals."""
+    """Build the manifest that opens a task's round; its vals are the contract's scalars."""
     declared = {one.name for one in run.ask.numbers}
     share = run.config.run.share
     return ModelMessage(
@@ -229,7 +229,7 @@ def time(ends: Ends, *, serial: int, now: int) -> Publication:
 
 
 def salt(seed: int, run: int, number: int) -> bytes:
-    """Return the 16 bytes that decide who takes part in a round; the same after a restart.
+    """Return the 16-byte salt of a round's participation draw; the same after a restart.
 
     >>> salt(0, 1, 1) == salt(0, 1, 1), salt(0, 1, 1) == salt(0, 1, 2)
     (True, False)
@@ -239,10 +239,10 @@ def salt(seed: int, run: int, number: int) -> bytes:
 
 
 def spread(devices: int, size: int, *, down_rate: float, up_rate: float) -> int:
-    """Return the window, in milliseconds, over which a herd takes its turn.
+    """Return the window of the devices' random delay, in milliseconds.
 
-    At least ten seconds; else what the broker needs to hand out ``size`` bytes to every device, or
-    this daemon to take one update of each.
+    It is the time in which the broker sends ``size`` bytes to every device, or in which this daemon
+    processes one update of each, whichever is longer, and at least ten seconds.
 
     >>> spread(5_000, 23_200, down_rate=5e6, up_rate=200)
     25000

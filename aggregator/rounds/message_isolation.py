@@ -1,8 +1,8 @@
-"""Each message and each step of the loop in one transaction, undone whole where it meets a defect.
+"""Isolate defects: run each message and each step in a transaction that a defect rolls back.
 
-What is undone: the store, the run's state and timers, the turns inside its round, the events that
-wait for the disk, and what was queued to be said. What a message brought is then kept as a dead
-letter, so that the same bytes are never handled again by the same code.
+Rolled back are the store, the run's state and timers, the split driver, the events that wait for
+the disk, and queued replies. The message is then kept as a dead letter, so that the same bytes are
+never handled again by the same code.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Isolation:
-    """What is undone together, and where the evidence goes.
+    """Transaction over store and memory, with dead letters for the messages that fail.
 
     Attributes:
-        store: Rolled back.
-        fold: Set back; so are the five below, of which the registry is read again.
-        stage: The turns.
-        outgoing: What waits to be said.
-        backlog: What waits for space on the disk.
-        registry: The devices.
-        intake: The door, which knows what is being handled.
-        letters: Where messages are set aside.
-        metrics: Where defects are counted.
+        store: Database, rolled back.
+        fold: Round engine, rewound.
+        stage: Split driver, rewound.
+        outgoing: Publish queue, rewound.
+        backlog: Events that wait for disk space, rewound.
+        registry: Enrolled devices, read again.
+        intake: Message ingress, which has the message at hand.
+        letters: Dead letters.
+        metrics: Counters of defects.
         clock: Server time.
-        faults: Which steps of the loop failed, and when.
+        faults: Consecutive defects of each step.
     """
 
     store: SqliteStore
@@ -62,10 +62,10 @@ class Isolation:
     faults: Faults = field(default_factory=Faults)
 
     def attempt(self, action: Callable[[], None]) -> Exception | None:
-        """Do something in one transaction; return the defect for which it was undone, if any.
+        """Run an action in one transaction; return the defect that rolled it back, or None.
 
         Raises:
-            Exception: What is no defect (disk, memory, a broken file), after the same undoing.
+            Exception: An error that is no defect (disk, memory, a broken file), after the rollback.
         """
         fold, stage, length = self.fold.mark(), self.stage.mark(), len(self.outgoing)
         backlog = tuple(self.backlog)
@@ -88,15 +88,15 @@ class Isolation:
     def step(
         self, name: str, action: Callable[[], None], *, in_transaction: bool = True
     ) -> tuple[Exception, int] | None:
-        """Do a step of the loop if it is due; after a defect it waits, longer each time.
+        """Run a step of the loop if it is due; after a defect it is delayed, longer each time.
 
         Args:
-            name: Of the step.
-            action: Does it.
-            in_transaction: False where it does several things that are each complete.
+            name: Name of the step.
+            action: Function that performs it.
+            in_transaction: False if the step consists of several complete transactions.
 
         Returns:
-            The defect and how many times in a row it was met; None if there was none.
+            The defect and the number of consecutive ones; None if there was none.
         """
         now = self.clock.monotonic()
         if not self.faults.may(name, now):
@@ -121,20 +121,20 @@ class Isolation:
         return error, self.faults.failed(name, now)
 
     def note_full(self, error: DatabaseFullError) -> None:
-        """Note that the disk is full, and log it once."""
+        """Record that the disk is full, and log it once."""
         if not self.intake.is_full:
             logger.error("store full %s", fields(why=error))
         self.intake.is_full = True
 
     def set_aside(self, message: Message, error: Exception) -> None:
-        """Keep the message whose handling was undone: its bytes are not handled again."""
+        """Keep a message whose transaction was rolled back; its bytes are not handled again."""
         at = self.intake.at_hand
         digests = [arrival_digest(message.topic, message.payload)]
         topic, payload, proof, number = message.topic, message.payload, b"", None
         if at.sealed is not None:
             digests.append(arrival_digest(at.device, at.sealed.digest))
             address = topics.parse(message.topic)
-            if address is not None and address.kind == ChunkMessage.kind:  # the last one of a body
+            if address is not None and address.kind == ChunkMessage.kind:  # last chunk of a body
                 topic, payload, proof = "", at.sealed.body, at.sealed.proof
                 del digests[0]
         if isinstance(at.said, UpdateMessage):
@@ -162,7 +162,7 @@ class Isolation:
         number: tuple[int, int] | None = None,
         digests: tuple[str, ...] = (),
     ) -> None:
-        """Count a defect, keep what it was met with, and log it: the 1st, 2nd, 4th … of a place."""
+        """Count a defect, keep its dead letter, and log the 1st, 2nd, 4th … of a place."""
         self.metrics.errors.labels(where).inc()
         site, now = site_of(error), self.clock.wall()
         letter = Letter(

@@ -1,4 +1,4 @@
-"""What waits to be published: first come, first served, within the link's own window."""
+"""Queue of messages to publish: first in, first out, within the link's own window."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from edge_sdk.wire.protocol import topics
 logger = logging.getLogger(__name__)
 
 PERISHABLE = frozenset(("chunk", "grant", "have", "part"))
-"""Kinds that a broker may forget after ``EXPIRY``."""
+"""Kinds with a message expiry interval of ``EXPIRY``."""
 
 EXPIRY = 600  # s
-MOST = 50_000  # answers that wait; a device that gets none asks again
+MOST = 50_000  # queued replies; a device that receives none asks again
 UNKEPT = frozenset(("time",))  # quality of service 0
 
 
 class PublishQueue:
-    """A queue in front of a link. Order is kept: slots leave before the manifest that names them.
+    """FIFO queue in front of a link: slots are published before the manifest that names them.
 
-    Whatever is lost here is asked for again: nothing correct rests on a publish.
+    A lost message is requested again: correctness never depends on a publish.
     """
 
     def __init__(self, transport: Transport, metrics: Metrics) -> None:
-        """Begin empty."""
+        """Start empty."""
         self._transport = transport
         self._metrics = metrics
         self._waiting: deque[tuple[str, bytes, bool]] = deque()
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Return the number of queued messages."""
         return len(self._waiting)
 
     def answer(self, answers: Iterable[Reply]) -> None:
-        """Queue answers for single devices; a crowd beyond ``MOST`` is dropped and asks again."""
+        """Queue replies to single devices; replies beyond ``MOST`` are dropped."""
         for one in answers:
             if len(self._waiting) < MOST:
                 self._waiting.append((one.topic, one.payload, one.retain))
@@ -51,16 +51,16 @@ class PublishQueue:
         self._waiting.extend((one.topic, one.payload, True) for one in publications)
 
     def rewind(self, length: int) -> None:
-        """Take back what was queued since there were so many."""
+        """Remove the messages queued after the first ``length``."""
         while len(self._waiting) > length:
             self._waiting.pop()
 
     def forget(self) -> None:
-        """The link is gone, and with it whatever waited; ``LinkUp`` starts anew."""
+        """Clear the queue after the loss of the link; ``LinkUp`` publishes again."""
         self._waiting.clear()
 
     def flush(self) -> None:
-        """Publish as much as the link takes now."""
+        """Publish as much as the link accepts now."""
         while self._waiting and self._transport.is_up:
             topic, payload, retain = self._waiting[0]
             try:

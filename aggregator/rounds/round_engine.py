@@ -1,8 +1,8 @@
-"""One run's state and its journal: an event in, the next state saved, what to announce out.
+"""Apply journalled events to a run's state, save it, and return what to announce.
 
-The event is in the journal before it comes here. What it changes is saved with everything that
-will be said because of it, in one transaction; so a process that is killed at any line and started
-again applies the rest of the journal and stands where it would have stood.
+An event is journalled before it is applied. Its changes are saved with the announcements that
+follow from it, in one transaction. A process that is killed at any line and restarted therefore
+applies the rest of the journal and reaches the same state.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from edge_sdk.wire.protocol.messages import CHUNK_LIMIT, SPAN_LIMIT, TIME_LIMIT,
 
 logger = logging.getLogger(__name__)
 
-SHOW_EVERY = 10.0  # s between two manifests of a model that only informs
+SHOW_EVERY = 10.0  # s between two informative manifests
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What an event brought about; already saved.
+    """Saved result of an event.
 
     Attributes:
-        publications: To be announced, in this order.
+        publications: Announcements to publish, in this order.
         closed: The round it closed, if any.
-        asked: Tasks for single devices, to be said.
+        asked: Tasks to send to single devices.
     """
 
     publications: tuple[Publication, ...] = ()
@@ -65,27 +65,27 @@ class Folded:
 
 @dataclass(slots=True)
 class _Alarm:
-    """A wake-up: when it is due on the monotonic clock of this process, and how it is saved."""
+    """A timer: its due time on this process's monotonic clock, and its saved form."""
 
     at: float
     timer: Timer
 
 
 class RoundEngine:
-    """The run that is going on. One state; it moves only in ``take``.
+    """Engine of the open run. Its state changes only in ``take``.
 
     Args:
         run: The bound configuration.
-        number: Of the run.
-        state: As last saved.
-        timers: Wake-ups that were pending.
-        store: Where it is saved.
-        ends: Our voice.
+        number: Number of the run.
+        state: The last saved state.
+        timers: The saved pending timers.
+        store: Database of state and journal.
+        ends: Signer and fleet of announcements.
         clock: Wall and monotonic time.
-        devices: Returns how many devices are enrolled, to pace a herd.
+        devices: Returns the number of enrolled devices, which sets their pacing.
 
     Attributes:
-        halted: Why the run is halted until an operator resumes it; empty if it is not.
+        halted: Reason for which the run is halted until an operator resumes it; else empty.
     """
 
     def __init__(
@@ -120,27 +120,27 @@ class RoundEngine:
 
     @property
     def is_done(self) -> bool:
-        """Whether the half wants no answer any more: it has moved as often as it should."""
+        """Return whether the run has completed its configured number of rounds."""
         return self.state.round > 0 and not self.state.is_open
 
     @property
     def phase(self) -> Phase:
-        """What devices are told: to train, to wait, or that the run is over."""
+        """Return the announced phase: train, pause or stop."""
         if self.is_done:
             return "stop"
         return "pause" if self._is_paused or self.halted else "train"
 
     def mark(self) -> Mapping[str, Any]:
-        """Return what ``rewind`` needs; every value is replaced, never changed in place."""
+        """Return a mark for ``rewind``; every value in it is replaced, never changed in place."""
         return dict(vars(self))
 
     def rewind(self, mark: Mapping[str, Any]) -> None:
-        """Be again as at the mark; the store must be so, too."""
+        """Restore the state at the mark; the caller rolls back the store."""
         vars(self).update(mark)
 
     @property
     def turn(self) -> AdmissionContext:
-        """What the intake judges updates against."""
+        """Return the context against which updates are admitted."""
         said, state = self.run.config.run, self.state
         salt = announce.salt(said.seed, self.number, state.round) if said.share < 1.0 else None
         opened = OpenRound(self.number, state.round, state.version, is_open=state.is_open)
@@ -157,21 +157,21 @@ class RoundEngine:
 
     @property
     def next_due(self) -> float | None:
-        """When the next wake-up is due, on the monotonic clock."""
+        """Return the due time of the next timer, on the monotonic clock."""
         if self.phase == "pause":
             return None
         return min((alarm.at for alarm in self._alarms), default=None)
 
     def begin(self, upto: int) -> list[Folded]:
-        """Apply what the journal has beyond the saved state, or open the first round.
+        """Apply the journal entries after the saved state, or open the first round.
 
-        Where the signing key was replaced since, everything we sign is said anew.
+        After a replacement of the signing key, all announcements are signed again.
         """
         done = [self.take(entry) for entry in self._store.journal(self.number, after=upto)]
         if self.state.round == 0:
             done.append(self.take(self._store.record(self.number, OPEN)))
         elif self.run.half.play is not None and self.state.is_open:
-            again = Due(self.state.round, AGAIN)  # what perished with the last process
+            again = Due(self.state.round, AGAIN)  # transient state of the last process
             done.append(self.take(self._store.record(self.number, again)))
         if self._spoken() is None:
             self.announced()
@@ -179,43 +179,43 @@ class RoundEngine:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is time to show a model that moved since it was last announced."""
+        """Return whether an informative manifest of a newer model is due."""
         moved = self.state.version != self._shown
         return moved and self._clock.monotonic() - self._shown_at >= SHOW_EVERY
 
     def due(self) -> list[Event]:
-        """Return the wake-ups that are due; each stays until it is journalled."""
+        """Return the timers that are due; each stays pending until it is journalled."""
         if self.phase == "pause":
             return []
         now = self._clock.monotonic()
         return [alarm.timer.due for alarm in self._alarms if alarm.at <= now]
 
     def wake(self, due: Event) -> JournalEntry:
-        """Journal a wake-up; ``take`` it next."""
+        """Journal a due timer; ``take`` it next."""
         entry = self._store.record(self.number, due)
         self._alarms = [alarm for alarm in self._alarms if alarm.timer.due != due]
         return entry
 
     def abandon(self) -> JournalEntry:
-        """Journal that the open round is given up; ``take`` it next."""
+        """Journal that the open round is abandoned; ``take`` it next."""
         return self._store.record(self.number, Due(self.state.round, ABANDON))
 
     def meet(self, event: Event) -> JournalEntry | None:
-        """Journal an event if it changes something; ``take`` it next."""
+        """Journal an event if it changes the state; ``take`` it next."""
         state, effects = self.run.half.apply(self.state, event)
         if state is self.state and not self._needed(event, effects):
             return None
         return self._store.record(self.number, event)
 
     def record(self, event: Event) -> JournalEntry:
-        """Journal an event that this process brought about; ``take`` it next."""
+        """Journal an event that this process produced; ``take`` it next."""
         return self._store.record(self.number, event)
 
     def take(self, entry: JournalEntry) -> Folded:
-        """Apply a journalled event; save and return what it brought about.
+        """Apply a journalled event, and save and return its result.
 
         Raises:
-            StoreError: It could not be saved. Then nothing has happened, and it may be tried again.
+            DatabaseError: It could not be saved. Nothing has changed, and it may be retried.
         """
         if entry.event is None:
             return Folded()
@@ -226,7 +226,7 @@ class RoundEngine:
         return folded
 
     def announced(self) -> tuple[Publication, ...]:
-        """Announce the present state again, signed and cut anew; saved."""
+        """Sign, save and return the announcements of the present state again."""
         task = self._task(self.state)
         task = replace(task, values={**self._values, **task.values})
         said, contents = self._said(task, self.phase, self._remaining(), anew=True)
@@ -235,9 +235,9 @@ class RoundEngine:
         return said
 
     def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
-        """Make the fleet wait, or go on; the open round's time begins anew when it goes on.
+        """Pause or resume the fleet; the open round's deadline starts again on resuming.
 
-        The announcement is what remembers it over a restart.
+        The saved announcement preserves the pause over a restart.
         """
         if self._is_paused and not is_paused:
             self._alarms = [self._awaited(alarm.timer.due) for alarm in self._alarms]
@@ -245,7 +245,7 @@ class RoundEngine:
         return self.announced()
 
     def _last_values(self) -> Scalars:
-        """Return the numbers of the newest common task, whoever signed it."""
+        """Return the scalars of the newest common task, under any signing key."""
         payload = self._store.announcements().get(
             topics.common(self._ends.fleet, ModelMessage.kind), b""
         )
@@ -256,7 +256,7 @@ class RoundEngine:
         return said.vals if said.run == self.number else {}
 
     def _spoken(self) -> ModelMessage | None:
-        """Return the last manifest of this run, if it was signed by the key we have now."""
+        """Return the last manifest of this run, if the current key signed it."""
         ends, kind = self._ends, ModelMessage.kind
         payload = self._store.announcements().get(topics.common(ends.fleet, kind), b"")
         try:
@@ -300,9 +300,9 @@ class RoundEngine:
         return Folded(said, version, asked)
 
     def _needed(self, event: Event, effects: Effects) -> Effects:
-        """Leave out the task of a device that came back to one it is working on.
+        """Omit the new task of a returning device that still has an open one.
 
-        The open one is said again; a newer one would make it give up what it has trained so far.
+        The open task is sent again; a newer one would make the device discard its training so far.
         """
         if not isinstance(event, Member):
             return effects
@@ -315,7 +315,7 @@ class RoundEngine:
     def _told(
         self, state: Course, effects: Effects, closed: Closed | None
     ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
-        """Return what everybody is told: the common task, or where the model stands now."""
+        """Return the announcements: the common task, or an informative manifest of the model."""
         task = next((e for e in effects if isinstance(e, Task) and e.to == ALL), None)
         if task is not None:
             dues = [e.after for e in effects if isinstance(e, Due)]
@@ -323,7 +323,7 @@ class RoundEngine:
             return self._said(task, "train", dues[0] if dues else self.run.rounds.deadline)
         if closed is None:
             return (), ()
-        if self.run.ask.personal and state.is_open:  # only informs: not oftener than need be
+        if self.run.ask.personal and state.is_open:  # informative only: rate-limited
             is_due = self._clock.monotonic() - self._shown_at >= SHOW_EVERY
             return self._said(self._task(state), "train", 0.0) if is_due else ((), ())
         return self._said(self._task(state), "stop", 0.0)
@@ -340,7 +340,7 @@ class RoundEngine:
     def _said(
         self, task: Task, phase: Phase, after: float, *, anew: bool = False
     ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
-        """Return slots, then the manifest; slots only where the model is another one."""
+        """Return the slots, if the model has changed, and then the manifest."""
         body = announce.body(self.run, task, number=self.number)
         lasts = OVERLAP if self.run.ask.personal else int(after * 1000)
         opening = Opening(
@@ -371,7 +371,7 @@ class RoundEngine:
         )
 
     def _task(self, state: Course) -> Task:
-        """Return what is published of a state: the vector, and numbers of the task beside it."""
+        """Return the published task of a state: its vector and its scalars."""
         name, ask = answered(CONTRACTS[self.run.config.run.method])
         told = self.run.half.model(state)
         values = {one.name: float(told[one.name]) for one in ask.numbers if one.name in told}
@@ -393,7 +393,7 @@ class RoundEngine:
         )
 
     def _kept(self, closed: Closed | None) -> list[_Alarm]:
-        """A closed round needs no waking."""
+        """Return the pending timers without those of a closed round."""
         return [a for a in self._alarms if closed is None or a.timer.due.round > closed.round]
 
     def _awaited(self, due: Due) -> _Alarm:
@@ -401,7 +401,7 @@ class RoundEngine:
         return _Alarm(self._clock.monotonic() + due.after, Timer(due, at))
 
     def _alarm(self, timer: Timer) -> _Alarm:
-        """A saved wake-up on this process's clock; a wall clock that jumped changes little."""
+        """Convert a saved timer to the monotonic clock; a jump of the wall clock matters little."""
         left = (timer.at - self._clock.wall()) / 1000
         left = min(max(left, 0.0), timer.due.after)
         return _Alarm(self._clock.monotonic() + left, timer)
@@ -412,7 +412,7 @@ class RoundEngine:
 
 
 def restored(version: Version) -> Version:
-    """Return a version without its vectors' report, small enough to keep many in memory."""
+    """Return a version without its report, which is small enough to keep many in memory."""
     kept = ("cohort", "why", "loss", "seconds")
     return replace(version, report={k: v for k, v in version.report.items() if k in kept})
 

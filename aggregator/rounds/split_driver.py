@@ -1,7 +1,7 @@
-"""What happens inside rounds: the play of the run's half, its wake-ups, and the words it makes.
+"""Drive the steps inside split rounds: signals in, task messages out, and their timers.
 
-Nothing here outlives the process. The play begins anew whenever the half's round, attempt or
-settlement is another one.
+Nothing here is durable. The play starts again whenever the half's round, attempt or settlement
+changes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from edge_sdk.wire.protocol import messages
 from edge_sdk.wire.protocol.array_fragments import cut
 
 Words = tuple[tuple[str, messages.TaskMessage], ...]
-"""Messages, each with the device it is for."""
+"""Task messages, each with the device that receives it."""
 
 
 @dataclass(slots=True)
 class SplitDriver:
-    """Where the play of one run is driven.
+    """Driver of one run's split rounds.
 
     Attributes:
-        play: The machine; None where rounds have no turns.
-        contract: Of the run's method.
-        run: Its number.
-        spec: Layout digest that every task names.
+        play: State machine of the rounds; None if rounds have no steps.
+        contract: Contract of the run's method.
+        run: Number of the run.
+        spec: Layout digest in every task.
         clock: Monotonic time.
-        owed: What a round came to, until it is in the journal.
-        mute: Tasks that could not be said, for a scalar in them was not finite.
+        owed: Result of a round that is not yet journalled.
+        mute: Number of tasks not sent because a scalar in them was not finite.
     """
 
     play: Play[Any] | None
@@ -58,15 +58,15 @@ class SplitDriver:
     _said_to: Counter[str] = field(default_factory=Counter)
 
     def mark(self) -> tuple[Any, ...]:
-        """Return what ``rewind`` needs."""
+        """Return a mark for ``rewind``."""
         return (self.owed, self.mute, self._act, self._key, self._alarms, Counter(self._said_to))
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
-        """Be again as at the mark."""
+        """Restore the state at the mark."""
         self.owed, self.mute, self._act, self._key, self._alarms, self._said_to = mark
 
     def follow(self, state: Any) -> Words:  # noqa: ANN401 - the half's own
-        """Begin anew where the half stands elsewhere than it did; return what is to be said."""
+        """Start the play again if the half has moved; return the messages to send."""
         if self.play is None:
             return ()
         key = (state.round, state.attempt, state.settled, state.is_open, tuple(state.slots.items()))
@@ -74,7 +74,7 @@ class SplitDriver:
             return ()
         is_same, is_same_round = self._key[:4] == key[:4], self._key[:2] == key[:2]
         self._key = key
-        if is_same:  # only somebody's slot is another
+        if is_same:  # only a slot has changed
             self._act = self.play.placed(self._act, state)
             return ()
         self._act, self.owed = self.play.begin(state, self._act), None
@@ -84,17 +84,17 @@ class SplitDriver:
         return self._apply(Due(state.round, "begin"))
 
     def hear(self, event: Signal | Member) -> Words:
-        """Take an answer, or who came and went."""
+        """Apply a signal or a membership change; return the messages to send."""
         return self._apply(event) if self._act is not None else ()
 
     def wants(self, said: Signal, shape: tuple[int, ...]) -> bool:
-        """Whether an answer may come now."""
+        """Return whether a signal is wanted now."""
         if self.play is None or self._act is None:
             return False
         return self.play.wants(self._act, said, shape)
 
     def wake(self) -> Words:
-        """Take every wake-up that is due."""
+        """Apply every timer that is due; return the messages to send."""
         now = self.clock.monotonic()
         words: list[tuple[str, messages.TaskMessage]] = []
         for alarm in [one for one in self._alarms if one[0] <= now]:
@@ -105,7 +105,7 @@ class SplitDriver:
 
     @property
     def next_due(self) -> float | None:
-        """When the next wake-up is due, on the monotonic clock."""
+        """Return the due time of the next timer, on the monotonic clock."""
         return min((at for at, _ in self._alarms), default=None)
 
     def _apply(self, event: Event) -> Words:
@@ -121,13 +121,13 @@ class SplitDriver:
             elif isinstance(effect, Due):
                 kept = [one for one in self._alarms if (one[1].round == 0) != (effect.round == 0)]
                 alarm = (self.clock.monotonic() + effect.after, effect)
-                self._alarms = (*kept, alarm)  # one for the round, one for what is served
+                self._alarms = (*kept, alarm)  # one for the round, one for the served step
             elif isinstance(effect, Played):
                 self.owed = effect
         return tuple(words)
 
     def _said(self, task: Task) -> list[tuple[str, messages.TaskMessage]]:
-        """Write a task; inside a round it says how many were said to that device before it."""
+        """Encode a task; inside a round it is numbered by the device's previous tasks."""
         if task.round:
             self._said_to[task.to] += 1
             task = replace(task, values={**task.values, "order": float(self._said_to[task.to])})
@@ -139,7 +139,7 @@ class SplitDriver:
 
 
 def written(task: Task, contract: Contract, about: SplitDriver) -> Iterator[messages.TaskMessage]:
-    """Write a perishable task: once without an array, else in pieces of whole rows.
+    """Encode a transient task: one message without an array, else fragments of whole rows.
 
     Raises:
         Refused: BAD_TENSOR.

@@ -1,9 +1,9 @@
-"""What single devices are asked: which words, and when they are said again.
+"""Dispatch the tasks of single devices: build their messages and repeat them until answered.
 
-The store keeps every device's newest task and the content it brings. A task is said when it is
-made, after every hello, and now and then without its vectors to a device that is there and has not
-answered: a broker may have lost it, and the device asks for the vectors it lacks. Nothing is
-retained, nothing here outlives the process.
+The store keeps every device's newest task and its content. A task is sent when it is created,
+after every hello, and periodically without its vectors to a present device that has not answered:
+a broker may have lost it, and the device requests the vectors it lacks. Nothing is retained, and
+nothing here is durable.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from edge_sdk.wire.protocol.codec import encode, pack_tensor
 from edge_sdk.wire.protocol.envelope import digest, ref
 from edge_sdk.wire.protocol.messages import HEADER_LIMIT
 
-REMIND = 15.0  # s without an answer before a task is said again; doubles
-RARELY = 900.0  # s, where the doubling ends
+REMIND = 15.0  # s without an answer before a task is repeated; doubles
+RARELY = 900.0  # s, upper bound of the doubling
 
 
 def content_of(task: Task, ask: Ask, spec: ParamSpec, run: int) -> bytes:
-    """Return the content body of a task: its vectors one after the other, or nothing.
+    """Return the content body of a task: its concatenated vectors, or nothing.
 
-    A task with one vector has the very body of a model that consists of it, so that it is kept
-    once, and fetched once by a device that needs both.
+    The body of a task with one vector equals that of a model with the same vector, so it is stored
+    once, and downloaded once by a device that needs both.
     """
     arrays = [task.arrays[name] for name in ask.down if name in task.arrays]
     blobs = [pack_tensor(np.ravel(array), "f4") for array in arrays]
@@ -51,14 +51,14 @@ def content_of(task: Task, ask: Ask, spec: ParamSpec, run: int) -> bytes:
 def recorded(
     tasks: Iterable[Task], contract: Mapping[str, Ask], spec: ParamSpec, *, run: int, chunk: int
 ) -> tuple[tuple[PendingTask, ...], tuple[DownloadBody, ...]]:
-    """Return tasks as they are kept, and every content they bring once.
+    """Return tasks in their stored form, and each of their contents once.
 
     Args:
-        tasks: To one device each.
-        contract: Of the run's method.
+        tasks: Tasks, each for one device.
+        contract: Contract of the run's method.
         spec: Layout of every vector.
-        run: The run.
-        chunk: Bytes of one chunk of a content.
+        run: Number of the run.
+        chunk: Size of one chunk of a content, bytes.
     """
     asked: list[PendingTask] = []
     contents: dict[bytes, DownloadBody] = {}
@@ -88,7 +88,7 @@ def recorded(
 
 
 class Peers(NamedTuple):
-    """A device's neighbours, as a task names them."""
+    """Neighbours of a device, as listed in a task."""
 
     peers: tuple[str, ...] = ()
     keys: tuple[bytes, ...] = ()
@@ -106,7 +106,7 @@ def message(
     whole: bool,
     peers: Peers = NOBODY,
 ) -> messages.TaskMessage:
-    """Write a task's words; ``whole`` puts the content into them where it is small enough."""
+    """Build the message of a task; ``whole`` includes the content if it is small enough."""
     body = content.body if content is not None else b""
     chunk = content.chunk if content is not None else 0
     fits = whole and len(body) <= chunk - HEADER_LIMIT
@@ -131,17 +131,17 @@ def message(
 class _Reminder:
     at: float
     wait: float
-    anyway: bool = False  # also to who is not known to be there
+    anyway: bool = False  # also to devices whose presence is unknown
 
 
 class Asking:
-    """The open tasks of one run: what to say now, and to whom to say it again.
+    """Open tasks of one run, and the schedule of their reminders.
 
     Args:
-        store: Where they are kept.
-        run: The run.
+        store: Store of the tasks.
+        run: Number of the run.
         spec: Layout digest of their vectors.
-        now: Seconds of the monotonic clock, at the start.
+        now: Start time, seconds of the monotonic clock.
         peers: Returns a device's neighbours, where the method has some.
     """
 
@@ -162,7 +162,7 @@ class Asking:
         self.said: dict[str, int] = {}
 
     def tell(self, device: str, now: float, *, whole: bool = True) -> messages.TaskMessage | None:
-        """Return what a device should work on, if it has not answered it yet."""
+        """Return the message of a device's open task; None if it has none."""
         asked = self._store.asked(device, self._run)
         if asked is None or not asked.is_open:
             self._reminders.pop(device, None)
@@ -176,9 +176,9 @@ class Asking:
         return message(asked, content, self._spec, whole=whole, peers=peers)
 
     def _is_fresh(self, asked: PendingTask, now: float) -> bool:
-        """Whether the vectors may ride along: not so soon again, for whoever says hello and hello.
+        """Return whether the message may include the vectors: not again soon after repeated hellos.
 
-        A device that truly lost them asks.
+        A device that has lost them requests them.
         """
         turn, at = self._whole.get(asked.device, ((0, 0, 0), -REMIND))
         if turn == asked.turn and now - at < REMIND:
@@ -187,21 +187,22 @@ class Asking:
         return True
 
     def hurry(self, now: float) -> None:
-        """The link was away, and with it whatever waited to be said: remind everybody soon.
+        """Schedule early reminders for all devices, after the loss of the link and its queue.
 
-        Once also who is not known to be there. After a restart nobody is, until its retained status
-        comes; a broker that kept our session need not send that again, and who waits says nothing.
+        One reminder also goes to devices whose presence is unknown. After a restart it is unknown
+        until the retained status arrives; a broker that kept the session need not send that again,
+        and a waiting device sends nothing.
         """
         for device in self._reminders:
             self._reminders[device] = _Reminder(now, REMIND, anyway=True)
 
     def returned(self, device: str, now: float) -> None:
-        """A device is back without having said hello: remind it soon."""
+        """Schedule an early reminder for a device that returned without a hello."""
         if device in self._reminders:
             self._reminders[device] = _Reminder(now, REMIND)
 
     def again(self, now: float, there: Container[str]) -> list[tuple[str, messages.TaskMessage]]:
-        """Return the reminders that are due, for devices that are there."""
+        """Return the due reminders, for devices that are present."""
         due = [
             name
             for name, one in self._reminders.items()

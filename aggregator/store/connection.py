@@ -58,7 +58,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         A connection that begins no transaction by itself.
 
     Raises:
-        StoreNewerError: A newer version wrote it.
+        DatabaseNewerError: A newer version wrote it.
         DatabaseError: It is no database of ours, or cannot be opened.
         PermissionsError: Other users may read it, and that cannot be changed.
     """

@@ -52,12 +52,12 @@ def spoken(error: sqlite3.Error, path: Path) -> DatabaseError:
 
 
 def is_from_database(error: BaseException) -> bool:
-    """Whether SQLite raised this."""
+    """Return whether SQLite raised this."""
     return isinstance(error, sqlite3.Error)
 
 
 def is_about_values(error: BaseException) -> bool:
-    """Whether SQLite complains of the values or the statement, not of the file or the disk.
+    """Return whether SQLite complains of the values or the statement, not of the file or the disk.
 
     >>> is_about_values(sqlite3.IntegrityError()), is_about_values(sqlite3.OperationalError())
     (True, False)

@@ -55,7 +55,7 @@ class Block:
         )
 
     def is_full(self, limits: Retention) -> bool:
-        """Whether the next round begins a new block."""
+        """Return whether the next round begins a new block."""
         return (
             self.vectors * _BLOCKS >= limits.vectors
             or self.facts * _BLOCKS >= limits.journal

@@ -94,7 +94,7 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
 
 
 def has_pruned(db: sqlite3.Connection) -> bool:
-    """Whether the file has the table of what was deleted; an older one is read as it is."""
+    """Return whether the file has the table of what was deleted; an older one is read as it is."""
     return int(db.execute("PRAGMA user_version").fetchone()[0]) >= SCHEMA
 
 

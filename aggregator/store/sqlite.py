@@ -84,8 +84,8 @@ class SqliteStore:
             read_only: Look only, beside a running daemon; takes no lock and makes nothing.
 
         Raises:
-            StoreBusyError: Another process holds it.
-            StoreNewerError: A newer version wrote it.
+            DatabaseBusyError: Another process holds it.
+            DatabaseNewerError: A newer version wrote it.
             DatabaseError: It is no database of ours, or cannot be opened.
         """
         with ExitStack() as held:
@@ -198,7 +198,7 @@ class SqliteStore:
 
     @property
     def was_restored(self) -> bool:
-        """Whether this file is a backup that nobody has adopted yet (A9)."""
+        """Return whether this file is a backup that nobody has adopted yet (A9)."""
         return bool(fact(self._db, connection.RESTORED))
 
     def adopt(self) -> None:

@@ -189,7 +189,7 @@ class Horizon:
         return sum(one.updates for one in self.pruned.values())
 
     def covers(self, number: tuple[str, int, int]) -> bool:
-        """Whether an update of this number may have been deleted.
+        """Return whether an update of this number may have been deleted.
 
         >>> Horizon(pruned={"m": Pruned(2, 5, 9)}).covers(("m", 2, 6))
         False
@@ -253,7 +253,7 @@ class PendingTask:
 
     @property
     def is_open(self) -> bool:
-        """Whether it still waits for its answer."""
+        """Return whether it still waits for its answer."""
         return self.state == "open"
 
 
