@@ -1,1 +1,1 @@
-"""Analyses that no daemon imports."""
+"""Offline analyses, which the daemon does not import."""

@@ -1,12 +1,12 @@
-"""An upper bound on how fast a model's loss can change with its data, from the weights alone.
+"""Bound the Lipschitz constant of a model's loss in its data, from the weights alone.
 
 BAFDP's Proposition 1 bounds the worst risk over a Wasserstein ball of radius rho around the data by
 the risk plus rho times a Lipschitz constant of the loss in (x, y). The training graph's ``slope``
-estimates that constant from below, at the readings at hand; this is the side that a certificate
-needs: no readings, never too small. It is a product of norms, so it is loose, and looser the more
-steps a recurrent layer takes.
+estimates that constant from below, at given readings; a certificate needs this upper bound, which
+uses no readings. It is a product of norms and therefore loose, the more so the more steps a
+recurrent layer takes.
 
-Which layer follows which is not guessed from names: the bundle's author says it (``paths`` of the
+The order of the layers is not inferred from names: the bundle's author gives it (``paths`` of the
 manifest), and the exporter measures that the bound holds.
 """
 
@@ -25,21 +25,21 @@ Floats = NDArray[np.float64]
 Weights = Mapping[str, Floats]
 
 SQUARINGS = 20
-"""Of the Gram matrix: the excess is at most ``n ** 2**-21``, a millionth for 64 columns."""
+"""Squarings of the Gram matrix; excess at most ``n ** 2**-21``, a millionth for 64 columns."""
 
 
 class LipschitzBoundError(Exception):
-    """A model or a loss for which no finite bound can be given."""
+    """A model or a loss without a finite bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Lipschitz constants, Euclidean, in scaled units.
+    """Euclidean Lipschitz constants, in scaled units.
 
     Attributes:
-        forecast: Of the forecast ``[H]`` in the window ``[L, C]``.
-        loss: Of an example's loss in its forecast.
-        data: Of an example's loss in window and targets together, as ``slope`` has it.
+        forecast: Constant of the forecast ``[H]`` in the window ``[L, C]``.
+        loss: Constant of an example's loss in its forecast.
+        data: Constant of an example's loss in window and targets together, as in ``slope``.
     """
 
     forecast: float
@@ -48,16 +48,16 @@ class Certificate:
 
 
 def certificate(manifest: Manifest, vector: Floats, *, error: float | None = None) -> Certificate:
-    """Bound a model.
+    """Bound the Lipschitz constants of a model.
 
     Args:
-        manifest: With ``paths``.
-        vector: All of its parameters, shape ``(P,)``.
-        error: The largest ``|yhat - y|`` that can occur, in scaled units: a squared error is steep
-            without end, so it needs one; a Huber loss does not, and gains if it is below delta.
+        manifest: Manifest with ``paths``.
+        vector: All parameters, shape ``(P,)``.
+        error: Largest possible ``|yhat - y|``, scaled units. A squared error requires it, because
+            its slope is unbounded; a Huber loss does not, and its bound improves below delta.
 
     Raises:
-        LipschitzBoundError: No ``paths``, a stage without its layer, or a squared error without range.
+        LipschitzBoundError: No ``paths``, a missing layer, or a squared error without a range.
     """
     if manifest.paths is None:
         raise LipschitzBoundError(
@@ -68,12 +68,12 @@ def certificate(manifest: Manifest, vector: Floats, *, error: float | None = Non
         math.prod(stage_bound(stage, weights) for stage in path) for path in manifest.paths
     )
     loss = loss_bound(manifest.loss, manifest.window.horizon, error)
-    told = len(manifest.loss.levels or (0.5,))  # one target moves the errors of all its quantiles
+    told = len(manifest.loss.levels or (0.5,))  # one target changes the errors of all its quantiles
     return Certificate(forecast, loss, loss * math.hypot(math.sqrt(told), forecast))
 
 
 def named(manifest: Manifest, vector: Floats) -> Weights:
-    """Cut a whole vector into its layers, float64."""
+    """Split a whole vector into its layers, float64."""
     ends = np.cumsum([math.prod(dims) for _, dims in manifest.layers])
     parts = np.split(np.asarray(vector, np.float64), ends[:-1])
     return {
@@ -82,7 +82,7 @@ def named(manifest: Manifest, vector: Floats) -> Weights:
 
 
 def loss_bound(loss: Loss, horizon: int, error: float | None = None) -> float:
-    """Return the steepest an example's loss gets in its forecast.
+    """Return the largest slope of an example's loss in its forecast.
 
     Most losses are a mean over the horizon, so their slope ``l'(e) / H`` has a norm of at most
     ``max |l'| / sqrt(H)``. A pinball loss is a sum, and is nowhere steeper than ``max(q, 1 - q)``.
@@ -110,7 +110,7 @@ def loss_bound(loss: Loss, horizon: int, error: float | None = None) -> float:
 
 
 def stage_bound(stage: LipschitzStage, weights: Weights) -> float:
-    """Return one stage's factor. ReLU, tanh and sigmoid are at most 1 and need no stage.
+    """Return the factor of one stage. ReLU, tanh and sigmoid are at most 1 and need no stage.
 
     Raises:
         LipschitzBoundError: The model has no such layer.
@@ -130,9 +130,9 @@ def stage_bound(stage: LipschitzStage, weights: Weights) -> float:
 
 
 def spectral_norm(matrix: Floats, squarings: int = SQUARINGS) -> float:
-    """Return the largest singular value, from above.
+    """Return an upper bound on the largest singular value.
 
-    A power iteration on vectors comes from below and is no certificate. Squaring the Gram matrix
+    A power iteration on vectors converges from below and proves no bound. Squaring the Gram matrix
     instead, ``|A|_2 <= |(A'A)^(2^k)|_F ^ (1 / 2^(k+1))``, comes from above, for every k
     (Delattre et al. 2023, arXiv:2305.16173, theorem 2), and doubles the correct digits each time.
 
@@ -142,7 +142,7 @@ def spectral_norm(matrix: Floats, squarings: int = SQUARINGS) -> float:
     True
     """
     gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
-    log_scale = 0.0  # of what has been divided out, per power of the first Gram matrix
+    log_scale = 0.0  # logarithm of the divided-out scale, per power of the first Gram matrix
     for k in range(squarings + 1):
         size = float(np.linalg.norm(gram))
         if size == 0.0:
@@ -154,7 +154,7 @@ def spectral_norm(matrix: Floats, squarings: int = SQUARINGS) -> float:
 
 
 def _recurrent(stage: LipschitzStage, weights: Weights) -> float:
-    """Chain the step-to-step bounds of stacked layers: all are lower triangular, non-negative."""
+    """Chain the step-to-step bounds of stacked layers, all lower triangular and non-negative."""
     chained = np.eye(stage.steps)
     for depth in range(_depth(stage.layer, weights)):
         into, back = (weights[f"{stage.layer}.weight_{way}_l{depth}"] for way in ("ih", "hh"))

@@ -1,7 +1,7 @@
-"""The history check: was a receipted update lost, was one applied twice, is the ledger all of it?
+"""Audit deliveries: find updates that were lost, applied twice, or missing from the ledger.
 
-Pure: what every device's link saw comes in beside what the aggregator's database says, and what
-does not agree comes out. ``audit`` recomputes the models; the two together are the whole check.
+Pure functions: they compare the link traces of the devices with the aggregator's database and
+return the differences. ``recompute`` checks the models; both together are the whole audit.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from aggregator.store.types import Applied, Horizon, Version
 from edge_sdk.wire.link.link_trace import Line, Number, Receipted, Sent
 
 SHOWN = 20
-"""Of one kind of fault, so many are spelt out."""
+"""Faults of one kind that are listed in full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What the aggregator's database says.
+    """Records of the aggregator's database.
 
     Attributes:
-        rows: How each number was settled. Numbers of lives that are over may have been pruned.
+        rows: Verdict of each number. Numbers of past lives may have been pruned.
         applied: Every update in the journal, in order. Vectors of old rounds may have been pruned.
         versions: Closed rounds of all runs, by run and round.
         spent: The second privacy ledger: releases charged, by device.
-        horizon: What the journal no longer has.
+        horizon: Extent of the entries deleted from the journal.
     """
 
     rows: Mapping[Number, LedgerRow] = field(default_factory=dict)
@@ -39,20 +39,21 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryVerdict:
-    """What the check counted and found.
+    """Counts and faults of a delivery audit.
 
     Attributes:
-        devices: Heard of in the lines.
-        sent: Different updates that left.
-        repeats: Times that one of them was sent again.
-        receipted: Different updates with a receipt that says they count.
-        refused: Different updates with a final refusal, by code.
-        unsettled: Sent, and no receipt seen.
+        devices: Devices in the traces.
+        sent: Distinct updates sent.
+        repeats: Repeated transmissions of them.
+        receipted: Distinct updates receipted as accepted.
+        refused: Distinct updates with a final refusal, by code.
+        unsettled: Distinct updates sent without a receipt.
         applied: Updates in the journal.
-        pruned: Receipted as counting, and too old to be compared: their events were deleted.
-        unproved: Of the applied, how many could not be compared with what was sent, because only
-            an offer was seen or the vector was pruned.
-        faults: What does not agree, a sentence each; empty if all is well.
+        pruned: Updates receipted as accepted whose journal entries were deleted, so that they
+            cannot be compared.
+        unproved: Applied updates that could not be compared with the sent bytes, because only an
+            offer was recorded or the vector was pruned.
+        faults: Differences, a sentence each; empty if there are none.
     """
 
     devices: int = 0
@@ -68,20 +69,20 @@ class DeliveryVerdict:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether nothing was lost, doubled, altered or made up."""
+        """Return whether no update was lost, applied twice, altered or added."""
         return not self.faults
 
 
 def judge(lines: Iterable[Line], books: Books) -> DeliveryVerdict:
-    """Hold what the links saw against the books.
+    """Compare link traces with the database's records.
 
-    The order of the lines does not matter, nor does how often one is there.
+    The order of the lines and repeated lines do not matter.
 
-    Example: a receipt that says "counts", and an empty journal.
+    Example: a receipt of an accepted update, and an empty journal.
         >>> sent = Sent("m", 1, 1, "ab" * 32, run=1, round=1, spent=1)
         >>> judge([sent, Receipted("m", 1, 1, "ab" * 16, code=0)], Books(spent={"m": 1})).faults
         ('lost: update 1/1 of m was receipted and is not in the journal',)
-        >>> judge([sent], Books()).is_sound  # never receipted: nobody was promised anything
+        >>> judge([sent], Books()).is_sound  # never receipted, so not lost
         True
     """
     sent: dict[Number, list[Sent]] = defaultdict(list)
@@ -123,7 +124,7 @@ def _named(number: Number) -> str:
 
 
 def _sent_twice(sent: Mapping[Number, list[Sent]]) -> Iterator[str]:
-    """One number names one body, for ever."""
+    """Find numbers that were sent with two bodies."""
     for number, lines in sorted(sent.items()):
         if len({line.digest for line in lines}) > 1:
             yield f"forked: {_named(number)} left with two different bodies"
@@ -132,7 +133,7 @@ def _sent_twice(sent: Mapping[Number, list[Sent]]) -> Iterator[str]:
 def _receipts(
     sent: Mapping[Number, list[Sent]], told: Mapping[Number, list[Receipted]]
 ) -> Iterator[str]:
-    """A receipt is final, and for bytes that were sent."""
+    """Find receipts that contradict each other, or are for bytes that were not sent."""
     for number, receipts in sorted(told.items()):
         if len({receipt.code for receipt in receipts}) > 1:
             codes = sorted({receipt.code for receipt in receipts})
@@ -143,7 +144,7 @@ def _receipts(
 
 
 def _lost(counted: Iterable[Number], books: Books) -> Iterator[str]:
-    """What a device was told counts is in the journal."""
+    """Find accepted updates without a journal entry."""
     kept = {applied.number for applied in books.applied}
     for number in sorted(counted):
         if number not in kept and not books.horizon.covers(number):
@@ -151,7 +152,7 @@ def _lost(counted: Iterable[Number], books: Books) -> Iterator[str]:
 
 
 def _journal(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
-    """What is in the journal was sent, as it is there, and is there once."""
+    """Find journal entries that were not sent, were altered, or occur twice."""
     numbers = Counter(applied.number for applied in books.applied)
     rounds = Counter((a.device, a.run, a.turn) for a in books.applied)
     for number, count in sorted(numbers.items()):
@@ -171,12 +172,12 @@ def _journal(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
 
 
 def _proofs(lines: Iterable[Sent], applied: Applied) -> set[str]:
-    """Return what the sent bytes say the vector is, where both sides still know."""
+    """Return the vector digests of the sent bytes, where both sides can still be compared."""
     return {line.vector for line in lines if line.vector} if applied.vector else set()
 
 
 def _rows(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
-    """What was settled was sent, with that digest, and the journal has what counts and no more."""
+    """Find verdicts that differ from the sent digests or from the journal."""
     kept = {applied.number for applied in books.applied}
     for number, row in sorted(books.rows.items()):
         if row.digest.hex() not in {line.digest for line in sent.get(number, ())}:
@@ -189,7 +190,7 @@ def _rows(sent: Mapping[Number, list[Sent]], books: Books) -> Iterator[str]:
 
 
 def _rounds(versions: Iterable[Version]) -> Iterator[str]:
-    """Rounds rise within a run; the model's version rises by one where a round moved it."""
+    """Find rounds that do not increase, and versions that do not match the rounds."""
     before: dict[int, Version] = {}
     for one in sorted(versions, key=lambda v: (v.run, v.position)):
         last = before.get(one.run)
@@ -205,7 +206,7 @@ def _rounds(versions: Iterable[Version]) -> Iterator[str]:
 def _spent(
     sent: Mapping[Number, list[Sent]], counted: Iterable[Number], books: Books
 ) -> Iterator[str]:
-    """The second account is never below what a receipted update said was charged."""
+    """Find devices whose count of releases is below that of a receipted update."""
     told: dict[str, int] = defaultdict(int)
     for number in counted:
         for line in sent.get(number, ()):
@@ -217,7 +218,7 @@ def _spent(
 
 
 def _few(faults: Iterable[str]) -> Iterator[str]:
-    """Spell out a number of each kind, and count the rest."""
+    """Yield the first ``SHOWN`` faults, and the number of the others."""
     kinds: Counter[str] = Counter()
     for fault in faults:
         kind = fault.partition(":")[0]

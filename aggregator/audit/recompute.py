@@ -1,4 +1,4 @@
-"""The history check: fold the journal again and compare every round with what was announced."""
+"""Audit a run: replay its journal and compare every round with the recorded one."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 
 
 class History(Protocol):
-    """What an audit reads of a store."""
+    """Read access of an audit to a store."""
 
     def run(self) -> RunRecord | None:
         """Return the latest run."""
 
     def first(self, run: int) -> SavedState:
-        """Return the oldest state from which the journal is whole."""
+        """Return the oldest state after which the journal is complete."""
 
     def load(self, run: int) -> SavedState:
         """Return the state as last committed."""
 
     def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
-        """Return a run's events behind a position, in order."""
+        """Return a run's journal entries after a position, in order."""
 
     def closed_by(self, run: int, position: int) -> int:
-        """Return the last round of a run that had closed by a position; 0 before the first."""
+        """Return the last round of a run closed at or before a position; 0 before the first."""
 
     def versions(self, run: int, last: int | None = None) -> list[Version]:
         """Return a run's closed rounds."""
@@ -36,16 +36,16 @@ class History(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the check found.
+    """Result of an audit.
 
     Attributes:
-        run: The run that was checked; 0 if there is none.
-        since: Round after which it begins: the vectors of older ones were dropped; 0 for all.
-        events: Events folded.
-        rounds: Rounds compared.
-        moved: Rounds among them that moved the model.
-        updates: Answers used, by device: every one of them once.
-        faults: What does not agree, a sentence each; empty if all is well.
+        run: The audited run; 0 if there is none.
+        since: Round after which the audit begins, because older vectors were deleted; 0 for all.
+        events: Number of events applied.
+        rounds: Number of rounds compared.
+        moved: Number of these rounds that changed the model.
+        updates: Number of updates used, by device, each counted once.
+        faults: Differences, a sentence each; empty if there are none.
     """
 
     run: int = 0
@@ -58,24 +58,24 @@ class Audit:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether every round was recomputed to the same bits."""
+        """Return whether every round was reproduced bit for bit."""
         return not self.faults
 
 
 def recompute(store: History, half: Half[Any], initial: Vector, run: int | None = None) -> Audit:
-    """Fold a run's journal through its half and compare every closed round's state.
+    """Replay a run's journal and compare the state after every closed round.
 
-    Begins at the oldest state kept (the store's retention drops what came before) and ends at the
-    last one committed. Reads only.
+    The replay begins at the oldest state kept by the store's retention and ends at the last one
+    committed. It only reads.
 
     Args:
-        store: The history.
-        half: The server half with the run's rule and settings.
-        initial: Any vector of the run's shape: it gives the states their form.
-        run: Which run; the latest if None.
+        store: Store of journal, states and versions.
+        half: Server half with the run's rule and settings.
+        initial: Any vector of the run's shape, which gives the states their layout.
+        run: Number of the run; the latest if None.
 
     Raises:
-        LeafError: The saved state is not one of this half.
+        LeafError: The saved state does not belong to this half.
     """
     number = run if run is not None else (latest.run if (latest := store.run()) else 0)
     if not number:
@@ -108,7 +108,7 @@ def _fold(
     upto: int,
     told: dict[int, Version],
 ) -> tuple[Any, Audit]:
-    """Apply the events up to a position; takes from ``told`` every round it recomputes."""
+    """Apply the events up to a position; remove every recomputed round from ``told``."""
     events = rounds = moved = 0
     updates: dict[str, int] = {}
     faults: list[str] = []

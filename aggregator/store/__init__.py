@@ -1,8 +1,8 @@
-"""Everything the aggregator must not forget, in one SQLite file with one journal order.
+"""Persistent state of the aggregator, in one SQLite file with one ordered journal.
 
-``SqliteStore`` is the door: it alone begins and ends a transaction. Behind it are the file
-(``file``, ``schema``) and what is written in it, a module for each concept: functions of a
-connection, none of which knows another. What belongs together is said where the transaction is.
+``SqliteStore`` is the interface, and alone begins and ends transactions. Behind it are the file
+(``connection``, ``schema``) and one module per table group: functions of a connection, which do not
+import each other. ``SqliteStore`` defines the writes that form one transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said to all: retained topics, the numbers they carry, and bodies that may be pulled."""
+"""Store retained announcements, their serial numbers, and downloadable bodies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from aggregator.store.schema import fact, put_fact
 from aggregator.store.types import DownloadBody
 
-_SERIAL = "serial"  # the fact: no number above it was ever handed out
-_SERIALS = 256  # announcement numbers taken at a time
-_CONTENTS = 2  # bodies of a kind kept for pulls: the current one, and the one before
+_SERIAL = "serial"  # fact: the highest serial ever reserved
+_SERIALS = 256  # serials reserved at a time
+_CONTENTS = 2  # bodies kept per kind for download: the current and the previous one
 
 
 def retained(db: sqlite3.Connection) -> dict[str, bytes]:
@@ -25,12 +25,12 @@ def get(db: sqlite3.Connection, topic: str) -> bytes:
 
 
 def put(db: sqlite3.Connection, published: Mapping[str, bytes]) -> None:
-    """Keep what is published under its topic; an empty payload clears one."""
+    """Store published payloads by topic; an empty payload deletes one."""
     db.executemany("INSERT OR REPLACE INTO announcements VALUES (?, ?)", list(published.items()))
 
 
 def reserve(db: sqlite3.Connection) -> range:
-    """Take the next numbers; whoever opens the file after a crash gets later ones.
+    """Reserve the next serials; a process that opens the file after a crash gets later ones.
 
     Example:
         >>> from pathlib import Path
@@ -46,20 +46,20 @@ def reserve(db: sqlite3.Connection) -> range:
 
 
 def leap(db: sqlite3.Connection, by: int) -> None:
-    """Leave numbers out."""
+    """Skip ``by`` serials."""
     put_fact(db, _SERIAL, fact(db, _SERIAL) + by)
 
 
 def content(db: sqlite3.Connection, ref: bytes) -> DownloadBody | None:
-    """Return a body that may be pulled, by the first 16 bytes of its digest."""
+    """Return a downloadable body by the first 16 bytes of its digest."""
     found = db.execute("SELECT kind, id, body, chunk FROM contents WHERE id = ?", (ref,)).fetchone()
     return None if found is None else DownloadBody(*found)
 
 
 def put_contents(db: sqlite3.Connection, contents: Iterable[DownloadBody]) -> None:
-    """Keep bodies for pulls, and drop older ones of their kind that nobody may ask for.
+    """Store bodies for download, and delete older ones of their kind that are not needed.
 
-    The last two of a kind stay, and every one that an open task points to.
+    The last two of a kind are kept, and every one that an open task refers to.
     """
     for one in contents:
         if one.kind == "task":
@@ -83,7 +83,7 @@ def _put_common(db: sqlite3.Connection, content: DownloadBody) -> None:
 
 
 def _put_task(db: sqlite3.Connection, content: DownloadBody) -> None:
-    """Keep one body for all who are told the same, as long as one of them works on it."""
+    """Store one body for all tasks with the same content, while one of them is open."""
     db.execute(
         "INSERT OR IGNORE INTO contents (id, kind, rank, chunk, body) VALUES (?, ?, 0, ?, ?)",
         (content.id, content.kind, content.chunk, content.body),

@@ -1,4 +1,4 @@
-"""The file: one process holds it, what is no database of ours is not opened, a copy is whole."""
+"""Open, lock, copy and check the database file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aggregator.store.schema import prepare, put_fact
 from edge_sdk.app.permissions import make_private_file, make_private_folder, tighten
 
 RESTORED = "restored"
-"""The fact of a copy that nobody has adopted yet."""
+"""Fact that marks a backup copy until it is adopted."""
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Keep every other process away from a database without opening it.
+    """Lock a database against other processes without opening it.
 
     Raises:
         DatabaseBusyError: Another process holds it.
@@ -48,23 +48,23 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open a file of ours, or make one.
+    """Open a database, or create one.
 
     Args:
         path: The database file.
-        read_only: Look only; makes nothing.
+        read_only: Read only, and create nothing.
 
     Returns:
-        A connection that begins no transaction by itself.
+        A connection without implicit transactions.
 
     Raises:
         DatabaseNewerError: A newer version wrote it.
-        DatabaseError: It is no database of ours, or cannot be opened.
-        PermissionsError: Other users may read it, and that cannot be changed.
+        DatabaseError: It is no aggregator database, or cannot be opened.
+        PermissionsError: Other users can read it, and its mode cannot be changed.
     """
     mode = "ro" if read_only else "rwc"
     if not read_only:
-        make_private_file(path)  # SQLite gives its log and its index the same mode
+        make_private_file(path)  # SQLite gives its log and index the same mode
         tighten_all(path)
     try:
         uri = f"{path.resolve().as_uri()}?mode={mode}"
@@ -80,7 +80,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def copy(db: sqlite3.Connection, path: Path) -> None:
-    """Write a consistent copy, which knows that it is one; it is there whole or not at all."""
+    """Write a consistent, marked copy of the database atomically."""
     beside = path.with_name(f".{path.name}.part")
     beside.unlink(missing_ok=True)
     make_private_file(beside)
@@ -92,7 +92,7 @@ def copy(db: sqlite3.Connection, path: Path) -> None:
 
 
 def tighten_all(path: Path) -> None:
-    """Take the permissions of other users off a database and the files that belong to it.
+    """Remove the permissions of other users from a database and its accompanying files.
 
     Raises:
         PermissionsError: They cannot be changed.
@@ -102,15 +102,15 @@ def tighten_all(path: Path) -> None:
 
 
 def faults(db: sqlite3.Connection) -> list[str]:
-    """Return what SQLite finds wrong with the file; nothing if it is sound."""
+    """Return the faults that SQLite finds in the file; empty if it is sound."""
     try:
         found = [str(line) for (line,) in db.execute("PRAGMA integrity_check")]
-    except sqlite3.DatabaseError as error:  # too damaged even to look at
+    except sqlite3.DatabaseError as error:  # too damaged to check
         return [str(error)]
     return [line for line in found if line != "ok"]
 
 
 def size(path: Path) -> int:
-    """Return the bytes of the file and of its write-ahead log."""
+    """Return the size of the file and of its write-ahead log, in bytes."""
     log = path.with_name(f"{path.name}-wal")
     return sum(p.stat().st_size for p in (path, log) if p.exists())

@@ -1,4 +1,4 @@
-"""Who is enrolled, and what each device was told to do and has not receipted yet."""
+"""Store enrolled devices, and their commands until they are receipted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol.codec import encode
 from edge_sdk.wire.protocol.messages import CommandMessage
 
-_COMMANDS = 64  # receipted commands kept of a device
+_COMMANDS = 64  # receipted commands kept per device
 
 
 def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
@@ -24,7 +24,7 @@ def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
 
 
 def put(db: sqlite3.Connection, client: EnrolledDevice) -> None:
-    """Enrol a device, or change what is known of it."""
+    """Insert or replace a device."""
     sign = json.dumps([key.hex() for key in client.sign])
     db.execute(
         "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)",
@@ -33,7 +33,7 @@ def put(db: sqlite3.Connection, client: EnrolledDevice) -> None:
 
 
 def put_command(db: sqlite3.Connection, device: str, command: CommandMessage) -> None:
-    """Keep a command until the device receipts it.
+    """Store a command until the device receipts it.
 
     Example:
         >>> from pathlib import Path
@@ -59,7 +59,7 @@ def put_command(db: sqlite3.Connection, device: str, command: CommandMessage) ->
 
 
 def open_commands(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
-    """Return the commands a device has not yet receipted, oldest first; only what can be sent."""
+    """Return a device's unreceipted commands that a message can carry, oldest first."""
     return [command for command in _waiting(db, device) if is_sound(command)]
 
 
@@ -77,7 +77,7 @@ def unusable(db: sqlite3.Connection) -> dict[str, tuple[int, ...]]:
 
 
 def is_sound(command: CommandMessage) -> bool:
-    """Return whether a message can carry a command.
+    """Return whether a command's values fit a message.
 
     >>> is_sound(CommandMessage(1, "budget", {"releases": 40.0})), is_sound(CommandMessage(2**63, "stop"))
     (True, False)
@@ -100,7 +100,7 @@ def _waiting(db: sqlite3.Connection, device: str) -> list[CommandMessage]:
 
 
 def finish_command(db: sqlite3.Connection, device: str, num: int, code: int) -> bool:
-    """Note a command's receipt; False if there is no such open command."""
+    """Record a command's receipt; return False if there is no such open command."""
     changed = db.execute(
         "UPDATE commands SET done = 1 + ? WHERE device = ? AND num = ? AND done = 0",
         (code, device, num),

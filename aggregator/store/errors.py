@@ -1,4 +1,4 @@
-"""What can be wrong with the database, and how what SQLite says of it is told."""
+"""Errors of the database, and their translation from SQLite's errors."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from edge_sdk.app.cli import MIGRATION, TEMPORARY, Failure
 
 
 class DatabaseError(Failure):
-    """The database cannot be used."""
+    """A database that cannot be used."""
 
 
 class DatabaseBusyError(DatabaseError):
-    """Another process holds the database."""
+    """A database that another process has locked."""
 
     exit_code: ClassVar[int] = TEMPORARY
 
 
 class DatabaseNewerError(DatabaseError):
-    """The database was written by a newer version of this program."""
+    """A database written by a newer version of this program."""
 
     exit_code: ClassVar[int] = MIGRATION
 
 
 class DatabaseFullError(DatabaseError):
-    """The disk is full or failing; nothing was recorded."""
+    """A write that failed because the disk is full or failing; nothing was recorded."""
 
     exit_code: ClassVar[int] = TEMPORARY
 
 
 def spoken(error: sqlite3.Error, path: Path) -> DatabaseError:
-    """Return what to raise instead of an error of SQLite's.
+    """Return the error to raise instead of an SQLite error.
 
     Example:
         >>> full = sqlite3.OperationalError("database or disk is full")
@@ -52,12 +52,12 @@ def spoken(error: sqlite3.Error, path: Path) -> DatabaseError:
 
 
 def is_from_database(error: BaseException) -> bool:
-    """Return whether SQLite raised this."""
+    """Return whether SQLite raised an error."""
     return isinstance(error, sqlite3.Error)
 
 
 def is_about_values(error: BaseException) -> bool:
-    """Return whether SQLite complains of the values or the statement, not of the file or the disk.
+    """Return whether an SQLite error concerns values or the statement, not file or disk.
 
     >>> is_about_values(sqlite3.IntegrityError()), is_about_values(sqlite3.OperationalError())
     (True, False)

@@ -1,4 +1,4 @@
-"""Everything that happened, in one order: events of all runs under rising positions."""
+"""Store the journal: the events of all runs, in order, under increasing positions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from aggregator.store.types import Applied, JournalEntry, Pruned, pack_event, un
 from edge_sdk.wire.contract.method import Due, Event, Member, Played, Update
 from edge_sdk.wire.link.link_trace import vector_digest
 
-_BARE = "bare"  # the fact: no event up to this position has a vector
-_ROUND = "pruned run"  # the fact: the newest run of which updates were deleted
-_TURN = "pruned round"  # the fact: the highest round among those updates
+_BARE = "bare"  # fact: position up to which no event has a vector
+_ROUND = "pruned run"  # fact: the newest run with deleted updates
+_TURN = "pruned round"  # fact: the highest round among those updates
 
 _KINDS: dict[type[Any], str] = {Due: "due", Member: "member", Played: "played"}
 
 
 def put(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
-    """Write an event that is no update.
+    """Append an event that is no update.
 
     Example:
         >>> from pathlib import Path
@@ -39,7 +39,7 @@ def put(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
 def put_update(
     db: sqlite3.Connection, run: int, update: Update, *, device: str, key: Key
 ) -> JournalEntry | None:
-    """Write an update under its number; None if the device has one in that round already (A4)."""
+    """Append an update under its number; return None if the device has one in that round (A4)."""
     taken = db.execute(
         "SELECT 1 FROM journal WHERE kind = 'update' AND device = ? AND run = ? AND turn = ?",
         (device, run, update.round),
@@ -50,7 +50,7 @@ def put_update(
 
 
 def entries(db: sqlite3.Connection, run: int, after: int = 0) -> Iterator[JournalEntry]:
-    """Return a run's events behind a position, in order."""
+    """Return a run's entries after a position, in order."""
     for position, kind, device, facts, vector in db.execute(
         "SELECT position, kind, device, facts, vector FROM journal"
         " WHERE run = ? AND position > ? ORDER BY position",
@@ -60,7 +60,7 @@ def entries(db: sqlite3.Connection, run: int, after: int = 0) -> Iterator[Journa
 
 
 def applied(db: sqlite3.Connection) -> Iterator[Applied]:
-    """Return every update, of all runs, in order."""
+    """Return every update of all runs, in order."""
     for position, run, turn, device, life, seq, facts, vector in db.execute(
         "SELECT position, run, turn, device, life, seq, facts, vector FROM journal"
         " WHERE kind = 'update' ORDER BY position"
@@ -71,7 +71,7 @@ def applied(db: sqlite3.Connection) -> Iterator[Applied]:
 
 
 def waiting(db: sqlite3.Connection, run: int, number: int) -> int:
-    """Return how many updates of a round there are."""
+    """Return the number of updates of a round."""
     found = db.execute(
         "SELECT count(*) FROM journal WHERE kind = 'update' AND run = ? AND round = ?",
         (run, number),
@@ -86,7 +86,7 @@ def end(db: sqlite3.Connection) -> int:
 
 
 def forget(db: sqlite3.Connection, upto: int) -> None:
-    """Drop the vectors up to a position; what happened stays written."""
+    """Delete the vectors up to a position; the events remain."""
     db.execute(
         "UPDATE journal SET vector = NULL WHERE position > ? AND position <= ?"
         " AND vector IS NOT NULL",
@@ -96,7 +96,7 @@ def forget(db: sqlite3.Connection, upto: int) -> None:
 
 
 def drop(db: sqlite3.Connection, upto: int) -> None:
-    """Delete the events up to a position; of each device the highest number stays, and a count.
+    """Delete the events up to a position; keep each device's highest number and a count.
 
     Example:
         >>> import numpy as np
@@ -134,7 +134,7 @@ def drop(db: sqlite3.Connection, upto: int) -> None:
 
 
 def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
-    """Return of each device what was deleted of its updates."""
+    """Return the deleted updates of each device."""
     if not has_pruned(db):
         return
     for device, *rest in db.execute("SELECT device, life, seq, updates FROM pruned"):
@@ -142,12 +142,12 @@ def pruned(db: sqlite3.Connection) -> Iterator[tuple[str, Pruned]]:
 
 
 def oldest_round(db: sqlite3.Connection, run: int) -> int:
-    """Return the first round of a run of which no update was deleted."""
+    """Return the first round of a run without deleted updates."""
     return fact(db, _TURN) + 1 if fact(db, _ROUND) == run else 0
 
 
 def first(db: sqlite3.Connection) -> int:
-    """Return the position of the oldest event that is kept; one past the last if none is."""
+    """Return the position of the oldest event kept; one past the last if none is."""
     found = db.execute("SELECT min(position) FROM journal").fetchone()[0]
     return int(found) if found is not None else end(db) + 1
 
@@ -155,7 +155,7 @@ def first(db: sqlite3.Connection) -> int:
 def sizes(
     db: sqlite3.Connection, after: int = 0, upto: int = 2**62
 ) -> Iterator[tuple[int, int, int]]:
-    """Return position, bytes of the vector, and bytes of facts and names of every event."""
+    """Return position, vector size, and size of facts and names of every event, in bytes."""
     yield from db.execute(
         "SELECT position, coalesce(length(vector), 0),"
         " length(facts) + 3 * coalesce(length(device), 0) FROM journal"

@@ -1,4 +1,4 @@
-"""The numbers of devices: a ledger each, and a row for every number that was settled."""
+"""Store the sequence ledgers of devices, and a row for every settled number."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP
 
 
 def get(db: sqlite3.Connection, device: str) -> Ledger:
-    """Return a device's numbers; a new device has empty ones, an unusable number is the largest."""
+    """Return a device's ledger: empty for a new device; an unusable number becomes the largest."""
     return usable(_stored(db, device))[0]
 
 
 def unusable(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
-    """Return, by device, the names of the numbers on disk that no message can carry."""
+    """Return, by device, the names of stored numbers that do not fit a message."""
     devices = [name for (name,) in db.execute("SELECT device FROM ledgers ORDER BY device")]
     found = {device: usable(_stored(db, device))[1] for device in devices}
     return {device: names for device, names in found.items() if names}
 
 
 def renew(db: sqlite3.Connection, device: str, spent: int = 0) -> Ledger:
-    """Begin a device's ledger anew, for a new key, and return the one before.
+    """Start a new ledger for a device's new key; return the previous one.
 
-    Rows of lives that no device can have got to are removed; the others still recognise a repeat.
+    Rows of lives that no device can have reached are deleted; the others still detect repeats.
 
     Example:
         >>> from pathlib import Path
@@ -65,7 +65,7 @@ def _stored(db: sqlite3.Connection, device: str) -> Ledger:
 
 
 def put(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
-    """Save a device's numbers; where a life ended, prune the rows it closes.
+    """Save a device's ledger; prune the rows that the end of a life closes.
 
     Example:
         >>> from pathlib import Path
@@ -89,7 +89,7 @@ def put(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
 
 
 def raise_commands(db: sqlite3.Connection, devices: Iterable[str], by: int) -> None:
-    """Let the highest command number of some devices rise; whoever has no ledger gets one."""
+    """Increase the highest command number of devices; create missing ledgers."""
     db.executemany(
         "INSERT INTO ledgers (device, cur, hid, hid_life, hid_open, open, spent, cmd)"
         " VALUES (?, 0, x'', 0, '[]', '[]', 0, ?)"
@@ -99,7 +99,7 @@ def raise_commands(db: sqlite3.Connection, devices: Iterable[str], by: int) -> N
 
 
 def settle(db: sqlite3.Connection, device: str, key: Key, row: LedgerRow) -> None:
-    """Keep how a number was settled; SQLite refuses one that is settled already."""
+    """Store the verdict of a number; SQLite refuses a second one."""
     db.execute(
         "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
         (device, *key, row.digest, row.code, row.run, row.round),
@@ -107,12 +107,12 @@ def settle(db: sqlite3.Connection, device: str, key: Key, row: LedgerRow) -> Non
 
 
 def unsettle(db: sqlite3.Connection, device: str, key: Key) -> None:
-    """Forget how a number was settled."""
+    """Delete the verdict of a number."""
     db.execute("DELETE FROM rows WHERE device = ? AND life = ? AND seq = ?", (device, *key))
 
 
 def row(db: sqlite3.Connection, device: str, key: Key) -> LedgerRow | None:
-    """Return how a number was settled."""
+    """Return the verdict of a number, or None."""
     found = db.execute(
         "SELECT digest, code, run, round FROM rows WHERE device = ? AND life = ? AND seq = ?",
         (device, *key),
@@ -121,18 +121,18 @@ def row(db: sqlite3.Connection, device: str, key: Key) -> LedgerRow | None:
 
 
 def held(db: sqlite3.Connection, device: str) -> int:
-    """Return how many settled numbers are kept for a device."""
+    """Return the number of verdicts kept for a device."""
     return int(db.execute("SELECT count(*) FROM rows WHERE device = ?", (device,)).fetchone()[0])
 
 
 def settled(db: sqlite3.Connection) -> dict[tuple[str, int, int], LedgerRow]:
-    """Return how every number was settled that is still kept, by device, life and number."""
+    """Return all verdicts, by device, life and sequence number."""
     found = db.execute("SELECT device, life, seq, digest, code, run, round FROM rows")
     return {(device, life, seq): LedgerRow(*rest) for device, life, seq, *rest in found}
 
 
 def _prune(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
-    """A life ended: only what may still be asked for keeps its row."""
+    """Delete the rows that no repeat can refer to after the end of a life."""
     for life, seq in db.execute(
         "SELECT life, seq FROM rows WHERE device = ?", (device,)
     ).fetchall():

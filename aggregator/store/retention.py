@@ -1,11 +1,11 @@
-"""Drop the oldest vectors, states and events, so that each kind stays within its bytes.
+"""Delete the oldest vectors, states and events, so that each kind stays within its budget.
 
-A checkpoint is the state of a run after a closed round; ``runs.anchor`` is the oldest one that is
-kept. Vectors go only where a committed checkpoint lies after them, and only up to it. So whatever
-is left can be applied again, and an audit begins at the anchor. Events go after their vectors.
+A checkpoint is the state of a run after a closed round; ``runs.anchor`` is the oldest one kept.
+Vectors are deleted only up to a committed checkpoint. The remaining events can therefore always be
+replayed, and an audit begins at the anchor. Events are deleted after their vectors.
 
-Closed rounds are counted in blocks of neighbouring ones, a few dozen for each budget: what is in
-memory does not grow with the journal.
+Closed rounds are counted in blocks of neighbouring ones, a few dozen per budget, so that memory
+does not grow with the journal.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dataclasses import dataclass, field, replace
 from aggregator.store import journal, runs, states
 from aggregator.store.types import Horizon, Retention, Version
 
-_BLOCKS = 64  # a block is full with this share of a budget
-_EVENT = 150  # bytes of an event's row and of its lines in two indexes, besides facts and names
-_ROUND = 90  # bytes of a closed round's row besides its report
+_BLOCKS = 64  # a block is full at 1/64 of a budget
+_EVENT = 150  # bytes of an event's row and of its two index entries, without facts and names
+_ROUND = 90  # bytes of a closed round's row without its report
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring closed rounds of one run, and what is kept of them.
+    """Sizes of neighbouring closed rounds of one run.
 
     Attributes:
         run: The run.
-        position: Journal position of the event that closed the last of them.
-        first: The first of these rounds.
-        rounds: How many rounds.
-        vectors: Bytes of the vectors they took in, and of the states they left.
-        facts: Bytes of everything else that is journalled of them.
+        position: Journal position of the event that closed the last round.
+        first: Number of the first round.
+        rounds: Number of rounds.
+        vectors: Size of their vectors and of their states, bytes.
+        facts: Size of their other journal data, bytes.
     """
 
     run: int
@@ -44,7 +44,7 @@ class Block:
     facts: int = 0
 
     def joined(self, newer: Block) -> Block:
-        """Return one block of two neighbours."""
+        """Return the union with the next newer block."""
         return Block(
             self.run,
             newer.position,
@@ -65,13 +65,13 @@ class Block:
 
 @dataclass(slots=True)
 class Kept:
-    """What a file keeps, by closed rounds.
+    """Sizes of everything that a file keeps, by blocks of closed rounds.
 
     Attributes:
         limits: The budgets.
-        bare: Blocks whose vectors are gone, oldest first.
-        whole: Blocks that an audit recomputes, oldest first.
-        unclosed: Bytes written of states since the last round closed.
+        bare: Blocks without vectors, oldest first.
+        whole: Blocks that an audit can recompute, oldest first.
+        unclosed: Size of states written since the last round closed, bytes.
     """
 
     limits: Retention
@@ -80,7 +80,7 @@ class Kept:
     unclosed: int = 0
 
     def add(self, one: Block) -> None:
-        """Count a round that closed."""
+        """Add a closed round."""
         last = self.whole[-1] if self.whole else None
         if last is not None and last.run == one.run and not last.is_full(self.limits):
             self.whole[-1] = last.joined(one)
@@ -88,7 +88,7 @@ class Kept:
             self.whole.append(one)
 
     def add_bare(self, one: Block) -> None:
-        """Count a closed round whose vectors are gone."""
+        """Add a closed round without vectors."""
         last = self.bare[-1] if self.bare else None
         if last is not None and last.run == one.run and not last.is_full(self.limits):
             self.bare[-1] = last.joined(one)
@@ -97,25 +97,25 @@ class Kept:
 
     @property
     def vectors(self) -> int:
-        """Bytes of vectors and states."""
+        """Return the size of vectors and states, in bytes."""
         return sum(block.vectors for block in self.whole)
 
     @property
     def facts(self) -> int:
-        """Bytes of events without their vectors."""
+        """Return the size of events without vectors, in bytes."""
         return sum(block.facts for block in (*self.bare, *self.whole))
 
     @property
     def since(self) -> int:
-        """The last round of the newest run that an audit cannot recompute; 0 if it can all."""
+        """Return the last round of the newest run that cannot be recomputed; 0 if all can."""
         newest = self.whole[-1].run if self.whole else 0
         return next((block.first - 1 for block in self.whole if block.run == newest), 0)
 
     def due(self, added: Block) -> tuple[Block | None, Block | None]:
-        """Take out what is over budget; return the last block to lose its vectors, its events.
+        """Remove excess blocks; return the last without vectors, and the last without events.
 
-        At a time goes a sixteenth of the budget, or twice what was added just now if that is
-        more: no commit takes long, however full the file was, and it comes within its budget.
+        One call removes at most a sixteenth of the budget, or twice the size just added if that is
+        more. Every commit stays short, and the file still comes within its budget.
 
         Example:
             >>> kept = Kept(Retention(vectors=100, journal=1000, rounds=10**6))
@@ -150,14 +150,14 @@ class Kept:
         return bared
 
     def _strip(self) -> Block:
-        """Move the oldest whole block to the bare ones; return it as it was."""
+        """Move the oldest whole block to the bare ones; return its previous form."""
         oldest = self.whole.popleft()
         self.add_bare(replace(oldest, vectors=0))
         return oldest
 
 
 def read(db: sqlite3.Connection, limits: Retention) -> Kept:
-    """Count what a file keeps: once after it was opened."""
+    """Measure the contents of a file, once after it was opened."""
     kept, anchors = Kept(limits), runs.anchors(db)
     saved, events = iter(states.sizes(db)), journal.sizes(db)
     state, event = next(saved, None), next(events, None)
@@ -178,14 +178,14 @@ def read(db: sqlite3.Connection, limits: Retention) -> Kept:
 
 
 def keep(db: sqlite3.Connection, kept: Kept, closed: Version, position: int, report: int) -> None:
-    """Count a round that closed just now and drop what is over budget, in this transaction.
+    """Add a round that just closed, and delete the excess over the budgets.
 
     Args:
-        db: In a transaction that saved the state after the round.
-        kept: What the file kept before; changed.
+        db: Connection, in the transaction that saved the state after the round.
+        kept: Sizes before the round; changed in place.
         closed: The round.
         position: Journal position of the event that closed it.
-        report: Bytes of its report.
+        report: Size of its report, bytes.
     """
     before = kept.whole or kept.bare
     after = before[-1].position if before else 0
@@ -202,12 +202,12 @@ def keep(db: sqlite3.Connection, kept: Kept, closed: Version, position: int, rep
 
 
 def horizon(db: sqlite3.Connection) -> Horizon:
-    """Return what was dropped so far."""
+    """Return the extent of everything deleted so far."""
     return Horizon(runs.anchors(db), journal.first(db), dict(journal.pruned(db)))
 
 
 def used(db: sqlite3.Connection) -> Mapping[str, int]:
-    """Return the bytes that are kept of each kind, counted anew."""
+    """Measure and return the size of each kind, in bytes."""
     vectors = facts = 0
     for _, vector, told in journal.sizes(db):
         vectors, facts = vectors + vector, facts + _EVENT + told
@@ -219,7 +219,7 @@ def used(db: sqlite3.Connection) -> Mapping[str, int]:
 
 
 def _strip(db: sqlite3.Connection, block: Block) -> None:
-    """Move anchors up to a block's end; vectors before it go, and states that only led there."""
+    """Move anchors to a block's end; delete the vectors and the intermediate states before it."""
     for run, position in _anchored(db, block):
         runs.lift_anchor(db, run, position)
         states.forget(db, run, position)
@@ -227,7 +227,7 @@ def _strip(db: sqlite3.Connection, block: Block) -> None:
 
 
 def _anchored(db: sqlite3.Connection, block: Block) -> Iterator[tuple[int, int]]:
-    """Yield the runs whose anchor rises: this one, and older ones, to their last state."""
+    """Yield each run whose anchor moves, with its new anchor; older runs go to their last state."""
     for run, anchor, upto in runs.reaches(db):
         wanted = min(block.position, upto) if run == block.run else upto
         if run <= block.run and anchor < wanted:
@@ -235,7 +235,7 @@ def _anchored(db: sqlite3.Connection, block: Block) -> Iterator[tuple[int, int]]
 
 
 def _drop(db: sqlite3.Connection, block: Block) -> None:
-    """Delete a block's events and rounds; of each device its highest number stays, and a count."""
+    """Delete a block's events and rounds; keep each device's highest number and a count."""
     journal.drop(db, block.position)
     runs.drop_closed(db, block.run, block.position)
     states.drop_before(db, block.run)

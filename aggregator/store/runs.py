@@ -1,4 +1,4 @@
-"""Runs: what each trains, where in the journal its states stand, and the rounds it closed."""
+"""Store runs: their definitions, the journal positions of their states, and closed rounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aggregator.store.types import RunRecord, Timer, Version, pack_timers, unpac
 
 
 class Reach(NamedTuple):
-    """The stretch of the journal between a run's oldest state and its last one.
+    """Journal positions of a run's oldest and last state.
 
     Attributes:
-        anchor: Position of the oldest state from which the journal is still whole.
-        upto: Position the last state contains.
-        timers: Wake-ups that were pending then.
+        anchor: Position of the oldest state after which the journal is complete.
+        upto: Position of the last event in the last state.
+        timers: Timers pending at that position.
     """
 
     anchor: int
@@ -39,7 +39,7 @@ def numbers(db: sqlite3.Connection) -> list[int]:
 
 
 def begin(db: sqlite3.Connection, run: RunRecord, at: int) -> None:
-    """Write a new run whose first state stands at a position of the journal."""
+    """Insert a run whose first state is at a position of the journal."""
     db.execute(
         "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*astuple(run), at, at, pack_timers(())),
@@ -47,7 +47,7 @@ def begin(db: sqlite3.Connection, run: RunRecord, at: int) -> None:
 
 
 def reach(db: sqlite3.Connection, run: int) -> Reach | None:
-    """Return where a run's states stand; None if there is no such run.
+    """Return the positions of a run's states; None if there is no such run.
 
     Example:
         >>> from pathlib import Path
@@ -67,14 +67,14 @@ def reach(db: sqlite3.Connection, run: int) -> Reach | None:
 
 
 def advance(db: sqlite3.Connection, run: int, upto: int, timers: Sequence[Timer]) -> None:
-    """Note up to where the last state goes, and what is pending then."""
+    """Record the position of the last state and its pending timers."""
     db.execute(
         "UPDATE runs SET upto = ?, timers = ? WHERE run = ?", (upto, pack_timers(timers), run)
     )
 
 
 def close(db: sqlite3.Connection, closed: Version, at: int) -> int:
-    """Keep a closed round and where the event that closed it is; return its report's bytes."""
+    """Store a closed round with its closing position; return its report's size in bytes."""
     report = json.dumps(dict(closed.report))
     db.execute(
         "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -93,7 +93,7 @@ def close(db: sqlite3.Connection, closed: Version, at: int) -> int:
 
 
 def versions(db: sqlite3.Connection, run: int, last: int | None = None) -> list[Version]:
-    """Return a run's closed rounds, oldest first; only the newest ``last`` if given."""
+    """Return a run's closed rounds, oldest first; at most the newest ``last`` if given."""
     found = db.execute(
         "SELECT run, round, version, moved, digest, report, time, position FROM versions"
         " WHERE run = ? ORDER BY round DESC LIMIT ?",
@@ -116,25 +116,25 @@ def anchors(db: sqlite3.Connection) -> dict[int, int]:
 
 
 def lift_anchor(db: sqlite3.Connection, run: int, anchor: int) -> None:
-    """Move a run's anchor up: from there on its journal is whole."""
+    """Move a run's anchor to a later position, after which its journal is complete."""
     db.execute("UPDATE runs SET anchor = ? WHERE run = ?", (anchor, run))
 
 
 def closed(db: sqlite3.Connection) -> Iterator[tuple[int, int, int, int]]:
-    """Return run, round, position and bytes of the report of every closed round, in order."""
+    """Return run, round, position and report size in bytes of every closed round, in order."""
     yield from db.execute(
         "SELECT run, round, position, length(report) FROM versions ORDER BY run, round"
     )
 
 
 def drop_closed(db: sqlite3.Connection, run: int, upto: int) -> None:
-    """Delete the closed rounds of older runs, and those of this one up to a position."""
+    """Delete the closed rounds of older runs, and of this run up to a position."""
     db.execute("DELETE FROM versions WHERE run < ?", (run,))
     db.execute("DELETE FROM versions WHERE run = ? AND position <= ?", (run, upto))
 
 
 def closed_by(db: sqlite3.Connection, run: int, position: int) -> int:
-    """Return the last round of a run that had closed by a position; 0 before the first."""
+    """Return the last round of a run closed at or before a position; 0 before the first."""
     found = db.execute(
         "SELECT min(round) FILTER (WHERE position > ?) - 1, max(round) FROM versions WHERE run = ?",
         (position, run),

@@ -1,4 +1,4 @@
-"""The tables: whether a file has them, which schema it is of, and its own few facts."""
+"""Create and upgrade the tables, and store the file's own facts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRUNED = """
 CREATE TABLE IF NOT EXISTS pruned (device TEXT PRIMARY KEY, life INTEGER NOT NULL,
     seq INTEGER NOT NULL, updates INTEGER NOT NULL) WITHOUT ROWID;
 """
-"""Since schema 3: of each device the highest number whose update was deleted, and how many were."""
+"""Since schema 3: each device's highest number with a deleted update, and their count."""
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -57,16 +57,16 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
-    """Make the tables of an empty file, or bring those of an older one up to date.
+    """Create the tables of an empty file, or upgrade those of an older one.
 
     Args:
-        db: A connection that begins no transaction by itself.
-        path: For what is said of it.
-        read_only: Look only; an older file is read as it is.
+        db: Connection without implicit transactions.
+        path: Path of the file, for error messages.
+        read_only: Read only; an older file is not upgraded.
 
     Raises:
-        DatabaseNewerError: A newer version wrote it; it is untouched.
-        DatabaseError: It is no database of ours; it is untouched.
+        DatabaseNewerError: A newer version wrote it; it is unchanged.
+        DatabaseError: It is no aggregator database; it is unchanged.
     """
     application = db.execute("PRAGMA application_id").fetchone()[0]
     schema = db.execute("PRAGMA user_version").fetchone()[0]
@@ -87,19 +87,19 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
             f"BEGIN IMMEDIATE; {_TABLES}{_TASKS}{_PRUNED}"
             f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
-    elif schema < SCHEMA:  # tasks of single devices came with schema 2, what was pruned with 3
+    elif schema < SCHEMA:  # schema 2 added tasks of single devices, schema 3 the pruned updates
         db.executescript(
             f"BEGIN IMMEDIATE; {_TASKS}{_PRUNED} PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
 
 
 def has_pruned(db: sqlite3.Connection) -> bool:
-    """Return whether the file has the table of what was deleted; an older one is read as it is."""
+    """Return whether the file has the table of deleted updates, which older schemas lack."""
     return int(db.execute("PRAGMA user_version").fetchone()[0]) >= SCHEMA
 
 
 def fact(db: sqlite3.Connection, name: str) -> int:
-    """Return a number the file keeps of itself; 0 before it was put.
+    """Return a named number of the file; 0 if it was never stored.
 
     Example:
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
@@ -113,5 +113,5 @@ def fact(db: sqlite3.Connection, name: str) -> int:
 
 
 def put_fact(db: sqlite3.Connection, name: str, value: int) -> None:
-    """Keep a number of the file itself."""
+    """Store a named number of the file."""
     db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))

@@ -1,7 +1,7 @@
-"""What the aggregator knows of one device's numbers: lives, repeats, forks. Pure rules.
+"""Rules of one device's sequence numbers: lives, repeats and forks. Pure.
 
 A number is ``(life, seq)``. A life is a ledger session: proposed in a ``hello``, confirmed by the
-``welcome``, and taken over only when the device *uses* it. Protocol sections 9.3 (A1 to A3, A5).
+``welcome``, and adopted only when the device *uses* it. Protocol section 9.3 (A1 to A3, A5).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One device's numbers, as they are saved.
+    """Saved numbers of one device.
 
     Attributes:
         cur: Highest life seen in use.
         hid: Digest of the last accepted hello; empty before the first.
-        hid_life: The life it proposed.
-        hid_open: The numbers it said were still in the outbox.
+        hid_life: Life proposed in that hello.
+        hid_open: Numbers listed in that hello as still in the outbox.
         open: Numbers of older lives that may still be settled.
-        spent: The second privacy ledger: releases the device has charged, as far as we know.
+        spent: The second privacy ledger: highest known count of releases charged by the device.
         cmd: Highest command number issued.
     """
 
@@ -46,19 +46,19 @@ class Ledger:
 
     @property
     def top(self) -> int:
-        """The highest life ever confirmed; the next must be larger."""
+        """Return the highest confirmed life; the next must be larger."""
         return max(self.cur, self.hid_life)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """How one number was settled.
+    """Verdict of one number.
 
     Attributes:
-        digest: SHA-256 of the body it was used for.
+        digest: SHA-256 of the body sent under it.
         code: 0, or the final reason.
-        run: Run it was counted in.
-        round: Round it was counted in.
+        run: Run in which it counts.
+        round: Round in which it counts.
     """
 
     digest: bytes
@@ -68,24 +68,24 @@ class LedgerRow:
 
 
 class Standing(Enum):
-    """What a number means here before anybody looks at the body."""
+    """Status of a number, determined without reading the body."""
 
-    NEW = "new"  # to be judged
-    REPEAT = "repeat"  # settled with these very bytes: say the same again
+    NEW = "new"  # to be checked
+    REPEAT = "repeat"  # settled with the same bytes: repeat the receipt
     FORK = "fork"  # settled with other bytes: two processes use one identity
-    CLOSED = "closed"  # of a life that is over, and not listed as open when it ended
-    UNKNOWN_LIFE = "unknown life"  # never welcomed here: say hello
+    CLOSED = "closed"  # of a past life, and not listed as open at its end
+    UNKNOWN_LIFE = "unknown life"  # never welcomed: a hello is required
 
 
 def hear(ledger: Ledger, hello: HelloMessage, digest: bytes, hold: int) -> tuple[Ledger, bool]:
-    """Take a hello; return the ledger after it and whether it is welcome (A1).
+    """Apply a hello; return the ledger after it, and whether it is accepted (A1).
 
-    The same hello again changes nothing and is welcomed again; a life that is used up is not
-    welcome. ``hold`` releases are added to the account of a device that lost its store: so many
-    may have left without our knowing. A full account stays full: its number must fit a message.
+    A repeated hello changes nothing and is accepted again; a used life is not accepted. For a
+    device that lost its store, ``hold`` releases are added to the count, because as many may have
+    been sent and not received. A count at its maximum stays there, since it must fit a message.
 
     Raises:
-        Refused: MALFORMED: a life or a count that leaps so far ahead that no device gets there.
+        Refused: MALFORMED: a life or a count is further ahead than any device can reach.
 
     Example:
         >>> fresh = HelloMessage(1, bytes(16), 0, True, (), (1, 1), (), "1", 1)
@@ -113,10 +113,10 @@ def hear(ledger: Ledger, hello: HelloMessage, digest: bytes, hold: int) -> tuple
 
 
 def used(ledger: Ledger, life: int) -> Ledger:
-    """Return the ledger after a numbered message of this life: only use promotes (A2).
+    """Return the ledger after a numbered message of a life, which adopts that life (A2).
 
-    Of what the hello listed, a number stays open if it was open before or belongs to a life that
-    was still in use: what had been settled and pruned is never opened again.
+    A number listed in the hello stays open if it was open before, or belongs to a life that was
+    still in use: a settled and pruned number is never opened again.
     """
     if life != ledger.hid_life or life <= ledger.cur:
         return ledger
@@ -125,7 +125,7 @@ def used(ledger: Ledger, life: int) -> Ledger:
 
 
 def standing(ledger: Ledger, key: Key, digest: bytes, row: LedgerRow | None) -> Standing:
-    """Return what a number means (A3); ``ledger`` is the one after ``used``."""
+    """Return the status of a number (A3); ``ledger`` is the one after ``used``."""
     if row is not None:
         return Standing.REPEAT if row.digest == digest else Standing.FORK
     if key[0] > ledger.hid_life:
@@ -136,17 +136,17 @@ def standing(ledger: Ledger, key: Key, digest: bytes, row: LedgerRow | None) -> 
 
 
 def charged(ledger: Ledger, spent: int) -> Ledger:
-    """Return the ledger that has seen this count of releases; refused ones count too (A5).
+    """Return the ledger after a stated count of releases, refused ones included (A5).
 
     Raises:
-        Refused: MALFORMED: a count that leaps so far ahead that no device gets there.
+        Refused: MALFORMED: the count is further ahead than any device can reach.
     """
     check_leap("spent", spent, ledger.spent, RELEASES_LEAP)
     return replace(ledger, spent=max(ledger.spent, spent))
 
 
 def check_leap(name: str, said: int, known: int, most: int) -> None:
-    """Refuse a counter of a device that is further ahead of ours than it can have counted.
+    """Refuse a device's counter that is more than ``most`` ahead of the known value.
 
     Raises:
         Refused: MALFORMED.
@@ -162,16 +162,16 @@ def check_leap(name: str, said: int, known: int, most: int) -> None:
 
 
 def renewed(before: Ledger, *, life: int, cmd: int, spent: int = 0) -> Ledger:
-    """Return the ledger that a device begins with under a new key.
+    """Return the initial ledger of a device under a new key.
 
-    The count of releases begins anew. Lives go on, so that no number is used twice, and so do
-    command numbers; but what no device can have got to is left behind.
+    The count of releases starts again. Lives and command numbers continue, so that no number is
+    used twice, except values that no device can have reached.
 
     Args:
         before: The ledger under the old key.
-        life: Highest life of the journal that a device can have got to.
-        cmd: Highest command number that was issued, as far as it can be used.
-        spent: Releases to count from.
+        life: Highest life in the journal that a device can have reached.
+        cmd: Highest usable command number that was issued.
+        spent: Initial count of releases.
 
     Example:
         >>> renewed(Ledger(cur=3, hid_life=4, spent=20, cmd=2), life=3, cmd=2)
@@ -186,10 +186,10 @@ def renewed(before: Ledger, *, life: int, cmd: int, spent: int = 0) -> Ledger:
 
 
 def usable(found: Ledger) -> tuple[Ledger, tuple[str, ...]]:
-    """Return a ledger whose every number fits a message, and the names of those that did not.
+    """Return a ledger whose numbers all fit a message, and the names of those that did not.
 
-    A number that is too large becomes the largest: so a count of releases grants nothing more, and
-    no life or command is numbered below one that was used. A new key begins a new ledger.
+    A number that is too large becomes the largest valid one: such a count of releases permits no
+    more, and no life or command gets a number below a used one. A new key starts a new ledger.
 
     Example:
         >>> usable(Ledger(cur=3, spent=2**63 - 1))[1]

@@ -1,9 +1,9 @@
-"""The door to the file: what belongs together, and that it is on disk before anybody hears of it.
+"""Provide the store on SQLite, with all its transactions.
 
-Every public method that writes is one transaction on disk before it returns (write-ahead log,
-``synchronous=FULL``), or a part of the one that ``transaction`` holds open; none begins or ends
-anywhere else. This is the database of a single process,
-which holds its file alone; ``records.Store`` says what another one would have to do.
+Every public method that writes is one transaction, durable before it returns (write-ahead log,
+``synchronous=FULL``), or part of the one that ``transaction`` holds open; transactions begin and
+end nowhere else. A single process locks the file; ``types.Store`` defines the interface of another
+implementation.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from edge_sdk.wire.protocol import envelope
 from edge_sdk.wire.protocol.codec import Leaf, encode
 from edge_sdk.wire.protocol.messages import CommandMessage
 
-SERIAL_LEAP = 2**20  # after a restore: beyond anything that was announced before it
+SERIAL_LEAP = 2**20  # step of the serial after a restore, beyond every earlier announcement
 
 
 class SqliteStore:
-    """One fleet's file. Open it with ``SqliteStore.open``; close it, or use it in a ``with``.
+    """Database of one fleet. Open it with ``SqliteStore.open``; close it, or use ``with``.
 
     Example:
         >>> import tempfile
@@ -64,7 +64,7 @@ class SqliteStore:
     """
 
     def __init__(self, db: sqlite3.Connection, path: Path, held: ExitStack) -> None:
-        """Take over an open connection and what ends with it; use ``open``."""
+        """Take over an open connection and its resources; use ``open``."""
         self._db = db
         self._held = held
         self._serials = iter(range(0))
@@ -77,16 +77,16 @@ class SqliteStore:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> SqliteStore:
-        """Open a file, making it and its folder if missing.
+        """Open a file; create it and its folder if missing.
 
         Args:
             path: The database file.
-            read_only: Look only, beside a running daemon; takes no lock and makes nothing.
+            read_only: Read only, beside a running daemon; take no lock and create nothing.
 
         Raises:
             DatabaseBusyError: Another process holds it.
             DatabaseNewerError: A newer version wrote it.
-            DatabaseError: It is no database of ours, or cannot be opened.
+            DatabaseError: It is no aggregator database, or cannot be opened.
         """
         with ExitStack() as held:
             if not read_only:
@@ -95,7 +95,7 @@ class SqliteStore:
             return cls(db, path, held.pop_all())
 
     def close(self) -> None:
-        """Close the file and let another process have it."""
+        """Close and unlock the file."""
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -113,12 +113,12 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Join all that is written inside: on disk together, or as if nothing had happened.
+        """Combine all writes inside into one transaction: all of them or none.
 
-        Nothing is begun before the first write, so a block that only reads costs nothing.
+        The transaction begins with the first write, so a block that only reads costs nothing.
 
         Raises:
-            DatabaseError: It could not be saved; then nothing of it was.
+            DatabaseError: It could not be committed, and nothing of it was saved.
         """
         self._is_joined, self._lost = True, None
         try:
@@ -126,8 +126,8 @@ class SqliteStore:
                 yield
                 self._commit()
             except BaseException:
-                self._serials = iter(range(0))  # what was reserved inside may not be on disk
-                self._kept = None  # counted anew
+                self._serials = iter(range(0))  # serials reserved inside may not be on disk
+                self._kept = None  # measured again
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
@@ -144,7 +144,7 @@ class SqliteStore:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Begin a transaction, and end it: on disk, or as if nothing had happened."""
+        """Begin a transaction; commit it, or roll it back after an error."""
         if self._is_joined:
             with self._joining() as db:
                 yield db
@@ -163,9 +163,9 @@ class SqliteStore:
 
     @contextmanager
     def _joining(self) -> Iterator[sqlite3.Connection]:
-        """Begin a part of the transaction that is held open; a part can fail by itself.
+        """Open a savepoint in the open transaction; it can fail alone.
 
-        Where SQLite gave up the whole transaction with it, nothing of the rest may be saved either.
+        If SQLite has rolled back the whole transaction with it, the rest is not saved either.
         """
         if self._lost is not None:
             raise self._lost
@@ -192,19 +192,19 @@ class SqliteStore:
     def backup(self, path: Path) -> None:
         """Write a consistent copy while the daemon runs.
 
-        The copy knows that it is one: whoever opens it to continue sees ``was_restored``.
+        The copy is marked: ``was_restored`` is true for the process that opens it.
         """
         connection.copy(self._db, path)
 
     @property
     def was_restored(self) -> bool:
-        """Return whether this file is a backup that nobody has adopted yet (A9)."""
+        """Return whether this file is a backup that is not yet adopted (A9)."""
         return bool(fact(self._db, connection.RESTORED))
 
     def adopt(self) -> None:
-        """Continue from a backup: numbers that devices may have seen larger leap ahead.
+        """Continue from a backup: increase the numbers that devices may have seen since.
 
-        Those are the numbers of announcements and of commands; the caller begins a new run.
+        These are the numbers of announcements and of commands; the caller begins a new run.
         """
         with self._writing() as db:
             announcements.leap(db, SERIAL_LEAP)
@@ -214,11 +214,11 @@ class SqliteStore:
         self._serials = iter(range(0))
 
     def integrity(self) -> list[str]:
-        """Return what SQLite finds wrong with the file; nothing if it is sound."""
+        """Return the faults that SQLite finds in the file; empty if it is sound."""
         return connection.faults(self._db)
 
     def size(self) -> int:
-        """Return the bytes of the file and of its write-ahead log."""
+        """Return the size of the file and of its write-ahead log, in bytes."""
         return connection.size(self.path)
 
     # --- devices and their numbers
@@ -228,18 +228,18 @@ class SqliteStore:
         return devices.clients(self._db)
 
     def put_client(self, client: EnrolledDevice) -> None:
-        """Enrol a device, or change what is known of it."""
+        """Insert or replace a device."""
         with self._writing() as db:
             devices.put(db, client)
 
     def renew(self, client: EnrolledDevice, *, spent: int = 0) -> Ledger:
-        """Enrol a device under a new key with a new ledger; return the ledger before.
+        """Enrol a device under a new key with a new ledger; return the previous ledger.
 
-        Commands that no message can carry are given up.
+        Commands that do not fit a message are deleted.
 
         Args:
-            client: What is known of it from now on.
-            spent: Releases that its new ledger begins with.
+            client: The new record of the device.
+            spent: Initial count of releases in the new ledger.
         """
         with self._writing() as db:
             devices.put(db, client)
@@ -248,7 +248,7 @@ class SqliteStore:
             return ledgers.renew(db, client.id, spent)
 
     def unusable(self) -> dict[str, list[str]]:
-        """Return, by device, what is on disk for it that no message can carry."""
+        """Return, by device, the stored values that do not fit a message."""
         found: dict[str, list[str]] = {}
         for device, names in ledgers.unusable(self._db).items():
             found.setdefault(device, []).extend(names)
@@ -257,24 +257,24 @@ class SqliteStore:
         return found
 
     def ledger(self, device: str) -> Ledger:
-        """Return a device's numbers; a new device has empty ones."""
+        """Return a device's ledger, which is empty for a new device."""
         return ledgers.get(self._db, device)
 
     def save_ledger(self, device: str, ledger: Ledger) -> None:
-        """Save a device's numbers and prune the rows they close."""
+        """Save a device's ledger and prune the rows that it closes."""
         with self._writing() as db:
             ledgers.put(db, device, ledger)
 
     def row(self, device: str, key: Key) -> LedgerRow | None:
-        """Return how a number was settled."""
+        """Return the verdict of a number, or None."""
         return ledgers.row(self._db, device, key)
 
     def held(self, device: str) -> int:
-        """Return how many settled numbers are kept for a device."""
+        """Return the number of verdicts kept for a device."""
         return ledgers.held(self._db, device)
 
     def settled(self) -> dict[tuple[str, int, int], LedgerRow]:
-        """Return how every number was settled that is still kept, by device, life and number."""
+        """Return all verdicts, by device, life and sequence number."""
         return ledgers.settled(self._db)
 
     def issue(
@@ -284,7 +284,7 @@ class SqliteStore:
         args: Mapping[str, float] | None = None,
         until: int | None = None,
     ) -> CommandMessage:
-        """Give a device its next command; it is sent until the device receipts it."""
+        """Store a device's next command, which is sent until the device receipts it."""
         with self._writing() as db:
             ledgers.raise_commands(db, (device,), 1)
             num = ledgers.get(db, device).cmd
@@ -295,9 +295,9 @@ class SqliteStore:
         return command
 
     def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
-        """Give an open command of these bytes the next number; None if there is none.
+        """Renumber the open command with this reference; return None if there is none.
 
-        A device that has forgotten which commands it has done refuses one that is numbered too low.
+        A device that has lost its record of commands refuses one whose number is too low.
         """
         for before in self.issued(device):
             if envelope.ref(envelope.digest(encode(before))) == ref:
@@ -306,11 +306,11 @@ class SqliteStore:
         return None
 
     def issued(self, device: str) -> list[CommandMessage]:
-        """Return the commands a device has not yet receipted."""
+        """Return a device's unreceipted commands."""
         return devices.open_commands(self._db, device)
 
     def command_done(self, device: str, num: int, code: int) -> bool:
-        """Note a command's receipt; False if there is no such open command."""
+        """Record a command's receipt; return False if there is no such open command."""
         with self._writing() as db:
             return devices.finish_command(db, device, num, code)
 
@@ -319,7 +319,7 @@ class SqliteStore:
     def append(
         self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
     ) -> tuple[LedgerRow, JournalEntry | None]:
-        """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4)."""
+        """Settle a number with an update, or with TWICE_IN_ROUND if the round has one (A4)."""
         with self._writing() as db:
             entry = journal.put_update(db, row.run, update, device=device, key=key)
             if entry is None:
@@ -331,7 +331,7 @@ class SqliteStore:
         return row, entry
 
     def unsettle(self, device: str, key: Key) -> None:
-        """Forget that a number was refused with INTERNAL: it is to be judged again."""
+        """Delete the INTERNAL verdict of a number, so that it is checked again."""
         with self._writing() as db:
             row = ledgers.row(db, device, key)
             if row is not None and row.code == Reason.INTERNAL:
@@ -350,22 +350,22 @@ class SqliteStore:
         return tasks.get(self._db, device, run)
 
     def tasks(self, run: int, state: str = "open") -> list[PendingTask]:
-        """Return the newest tasks of all devices that are in a state, by device."""
+        """Return the devices' newest tasks that are in a state, sorted by device."""
         return tasks.of_run(self._db, run, state)
 
     def ever_asked(self, run: int) -> set[str]:
-        """Return the devices that have, or had, a task in a run."""
+        """Return the devices that have or had a task in a run."""
         return tasks.devices(self._db, run)
 
     # --- the journal
 
     def record(self, run: int, event: Event) -> JournalEntry:
-        """Write an event that is no update into the journal."""
+        """Append an event that is no update to the journal."""
         with self._writing() as db:
             return journal.put(db, run, event)
 
     def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
-        """Return a run's events behind a position, in order."""
+        """Return a run's journal entries after a position, in order."""
         return journal.entries(self._db, run, after)
 
     def applied(self) -> Iterator[Applied]:
@@ -373,7 +373,7 @@ class SqliteStore:
         return journal.applied(self._db)
 
     def waiting(self, run: int, number: int) -> int:
-        """Return how many updates a round has recorded."""
+        """Return the number of recorded updates of a round."""
         return journal.waiting(self._db, run, number)
 
     # --- runs and their state
@@ -387,15 +387,15 @@ class SqliteStore:
         return runs.numbers(self._db)
 
     def versions(self, run: int, last: int | None = None) -> list[Version]:
-        """Return a run's closed rounds, oldest first; only the newest ``last`` if given."""
+        """Return a run's closed rounds, oldest first; at most the newest ``last`` if given."""
         return runs.versions(self._db, run, last)
 
     def closed_by(self, run: int, position: int) -> int:
-        """Return the last round of a run that had closed by a position; 0 before the first."""
+        """Return the last round of a run closed at or before a position; 0 before the first."""
         return runs.closed_by(self._db, run, position)
 
     def load(self, run: int) -> SavedState:
-        """Return a run's state as last committed.
+        """Return the last committed state of a run.
 
         Raises:
             DatabaseError: There is no such run.
@@ -404,7 +404,7 @@ class SqliteStore:
         return SavedState(states.at(self._db, run, upto), upto, timers)
 
     def first(self, run: int) -> SavedState:
-        """Return the oldest state of a run from which the journal is still whole.
+        """Return the oldest state of a run after which the journal is complete.
 
         Raises:
             DatabaseError: There is no such run.
@@ -424,7 +424,7 @@ class SqliteStore:
         leaves: Mapping[str, Leaf],
         published: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Begin a run with its first state, before anything of it is journalled."""
+        """Insert a run with its initial state, before its first journal entry."""
         with self._writing() as db:
             at = journal.end(db)
             runs.begin(db, run, at)
@@ -445,20 +445,19 @@ class SqliteStore:
         asked: Sequence[PendingTask] = (),
         keep: Retention | None = None,
     ) -> None:
-        """Save what an event changed, with what will be announced because of it.
+        """Save the changes of an event together with the announcements that follow from it.
 
         Args:
             run: The run.
-            leaves: Changed leaves by path; None deletes one (``leaves.changed``).
+            leaves: Changed leaves by path; None deletes one (``state_codec.changed``).
             upto: Journal position of the event.
             closed: The round it closed.
-            timers: All wake-ups that are pending now.
+            timers: All pending timers.
             published: Retained topics and their signed payloads; an empty payload clears one.
-            contents: Bodies that may be pulled from now on; the one before stays.
-            asked: Tasks of single devices, each of which replaces the one before; their contents
-                stay until the last of them is answered.
-            keep: When a round closed, drop of the oldest what is over these budgets; None keeps
-                everything.
+            contents: Bodies downloadable from now on; the previous one is kept.
+            asked: Tasks of single devices, which replace their previous ones; a content is kept
+                until the last task with it is answered.
+            keep: Budgets, applied after a closed round by deleting the oldest data; None keeps all.
         """
         with self._writing() as db, self._retained(keep) as kept:
             saved = states.put(db, run, upto, leaves)
@@ -475,7 +474,7 @@ class SqliteStore:
 
     @contextmanager
     def _retained(self, keep: Retention | None) -> Iterator[retention.Kept | None]:
-        """Lend what is kept by closed rounds; count it anew after a transaction that failed."""
+        """Yield the measured sizes; measure again after a failed transaction."""
         if keep is not None and (self._kept is None or self._kept.limits != keep):
             self._kept = retention.read(self._db, keep)
         try:
@@ -485,32 +484,32 @@ class SqliteStore:
             raise
 
     def horizon(self) -> Horizon:
-        """Return what was dropped so far."""
+        """Return the extent of everything deleted so far."""
         return retention.horizon(self._db)
 
     def oldest_round(self, run: int) -> int:
-        """Return the first round of a run of which no update was deleted."""
+        """Return the first round of a run without deleted updates."""
         return journal.oldest_round(self._db, run)
 
     def used(self) -> Mapping[str, int]:
-        """Return the bytes that ``vectors`` and ``journal`` take up; reads the whole journal."""
+        """Return the sizes of ``vectors`` and ``journal`` in bytes; reads the whole journal."""
         return retention.used(self._db)
 
     @property
     def kept(self) -> Mapping[str, int]:
-        """The same as of the last closed round, and the round that an audit begins after.
+        """Return the sizes as of the last closed round, and the round after which an audit begins.
 
-        From memory; empty before a round closed.
+        Read from memory; empty before the first closed round.
         """
         kept = self._kept
         if kept is None:
             return {}
         return {"vectors": kept.vectors, "journal": kept.facts, "audit after": kept.since}
 
-    # --- what is said to all
+    # --- announcements
 
     def announcements(self) -> dict[str, bytes]:
-        """Return every retained topic and its signed payload, to be published on each connect."""
+        """Return every retained topic and its signed payload, published on each connection."""
         return announcements.retained(self._db)
 
     def announced(self, topic: str) -> bytes:
@@ -520,17 +519,17 @@ class SqliteStore:
     def announce(
         self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
     ) -> None:
-        """Save announcements that belong to no event; an empty payload clears a topic."""
+        """Save announcements that follow from no event; an empty payload clears a topic."""
         with self._writing() as db:
             announcements.put(db, published)
             announcements.put_contents(db, contents)
 
     def content(self, ref: bytes) -> DownloadBody | None:
-        """Return a body that may be pulled, by the first 16 bytes of its digest."""
+        """Return a downloadable body by the first 16 bytes of its digest."""
         return announcements.content(self._db, ref)
 
     def next_serial(self) -> int:
-        """Return the next announcement number; numbers rise for ever, with gaps."""
+        """Return the next serial; serials always increase, with gaps."""
         serial = next(self._serials, None)
         if serial is None:
             with self._writing() as db:

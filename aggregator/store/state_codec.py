@@ -1,7 +1,7 @@
-"""A half's state as named leaves, so that only what changed is written and nothing is guessed.
+"""Convert a half's state to named leaves and back, so that only changed leaves are written.
 
-A leaf is an array, a number, a text, a bool or None; its name is the path of fields and keys that
-lead to it, joined by dots: ``moments.m``, ``pending.meter-0042``. Device ids contain no dots.
+A leaf is an array, a number, a text, a bool or None; its name is the path of fields and keys to
+it, joined by dots: ``moments.m``, ``pending.meter-0042``. Device ids contain no dots.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Leaves = Mapping[str, Leaf]
 
 
 class LeafError(WireError):
-    """Saved leaves that are not those of this state.
+    """Saved leaves that do not fit a state.
 
     Attributes:
         path: The leaf that does not fit.
     """
 
     def __init__(self, path: str, why: str) -> None:
-        """Say which leaf, and what is wrong with it."""
+        """Name the leaf and the fault."""
         super().__init__(f"saved state, {path}: {why}")
         self.path = path
 
@@ -37,7 +37,7 @@ def flatten(state: Any) -> dict[str, Leaf]:  # noqa: ANN401 - any frozen datacla
     """Return the leaves of a state (a dataclass of leaves, mappings and dataclasses) by path.
 
     Raises:
-        TypeError: Something in it is no leaf.
+        TypeError: It contains a value that is no leaf.
 
     Example:
         >>> @dataclasses.dataclass
@@ -53,8 +53,8 @@ def flatten(state: Any) -> dict[str, Leaf]:  # noqa: ANN401 - any frozen datacla
 def rebuild(template: S, leaves: Leaves) -> S:
     """Return a state shaped like ``template`` that holds the saved leaves.
 
-    What the template holds fixes kind, dtype and shape; a mapping that is empty in it (answers of
-    a round, say, or arrays by client) takes any keys. What lies deeper comes back as mappings.
+    The template fixes type, dtype and shape; a mapping that is empty in it (updates of a round, or
+    arrays by client) accepts any keys. Values nested below those keys are returned as mappings.
 
     Raises:
         LeafError: A leaf is missing, left over, or of another kind or shape.
@@ -68,9 +68,9 @@ def rebuild(template: S, leaves: Leaves) -> S:
 
 
 def changed(before: Leaves, after: Leaves) -> dict[str, Leaf]:
-    """Return what must be written to get from one state to the next; None deletes a leaf.
+    """Return the leaves that differ between two states; None deletes a leaf.
 
-    Arrays are compared by identity: a half that leaves an array alone hands on the same object.
+    Arrays are compared by identity: a half passes on an unchanged array as the same object.
 
     >>> w = np.zeros(2)
     >>> changed({"w": w, "round": 1, "old": 0}, {"w": w, "round": 2})
@@ -81,13 +81,13 @@ def changed(before: Leaves, after: Leaves) -> dict[str, Leaf]:
 
 
 def digest(state: Any) -> bytes:  # noqa: ANN401 - any frozen dataclass of leaves
-    """Return 32 bytes that name every bit of a state: what an audit compares."""
+    """Return the 32-byte digest of every bit of a state, which an audit compares."""
     leaves = flatten(state)
     return hashlib.sha256(pack_leaves({path: leaves[path] for path in sorted(leaves)})).digest()
 
 
 def layout(state: Any) -> bytes:  # noqa: ANN401 - any frozen dataclass of leaves
-    """Return 16 bytes that name which leaves a fresh state has, of which kind and shape."""
+    """Return the 16-byte digest of the names, types and shapes of a fresh state's leaves."""
     lines = sorted(f"{path} {_form(leaf)}" for path, leaf in _walk("", state))
     return hashlib.sha256("\n".join(lines).encode()).digest()[:16]
 
@@ -127,7 +127,7 @@ def _fill(path: str, template: Any, leaves: Leaves, used: set[str]) -> Any:  # n
 
 
 def _nested(flat: Leaves) -> dict[str, Any]:
-    """Undo the joining of keys below a mapping: client first, then what is kept of it.
+    """Split the joined keys below a mapping: client first, then its fields.
 
     >>> _nested({"m-1.dual": 0.5, "m-1.last": 3, "m-2": 1})
     {'m-1': {'dual': 0.5, 'last': 3}, 'm-2': 1}

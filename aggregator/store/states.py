@@ -1,4 +1,4 @@
-"""The state of a run at a position of the journal, of which only what changed is written."""
+"""Store the states of a run by journal position, as changed leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 
 def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> int:
-    """Write what an event changed; None deletes a leaf from there on. Return the bytes written.
+    """Write changed leaves, where None deletes one; return the number of bytes written.
 
     Example:
         >>> from pathlib import Path
@@ -30,7 +30,7 @@ def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Le
 
 
 def at(db: sqlite3.Connection, run: int, position: int) -> dict[str, Leaf]:
-    """Return the state as it was at a position: of each leaf the last that was written."""
+    """Return the state at a position: the last written value of each leaf."""
     return {
         path: unpack_leaves(value)["leaf"]
         for path, value, _ in db.execute(
@@ -43,7 +43,7 @@ def at(db: sqlite3.Connection, run: int, position: int) -> dict[str, Leaf]:
 
 
 def forget(db: sqlite3.Connection, run: int, before: int) -> None:
-    """Drop what only led up to the state at a position, and leaves that were deleted by then."""
+    """Delete superseded leaves before a position, and leaves that are deleted by then."""
     db.execute(
         "DELETE FROM leaves WHERE run = ? AND position < (SELECT max(later.position)"
         " FROM leaves AS later WHERE later.run = leaves.run AND later.path = leaves.path"
@@ -56,12 +56,12 @@ def forget(db: sqlite3.Connection, run: int, before: int) -> None:
 
 
 def drop_before(db: sqlite3.Connection, run: int) -> None:
-    """Drop the states of all runs older than this one."""
+    """Delete the states of all runs older than this one."""
     db.execute("DELETE FROM leaves WHERE run < ?", (run,))
 
 
 def sizes(db: sqlite3.Connection) -> list[tuple[int, int]]:
-    """Return the bytes that were written of states, by position, in order."""
+    """Return the size of the written leaves in bytes, by position, in order."""
     return db.execute(
         "SELECT position, coalesce(sum(length(value)), 0) FROM leaves"
         " GROUP BY position ORDER BY position"

@@ -1,4 +1,4 @@
-"""The newest task of every device, and what came of it."""
+"""Store the newest task of every device, and its outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def get(db: sqlite3.Connection, device: str, run: int) -> PendingTask | None:
 
 
 def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[PendingTask]:
-    """Return the newest tasks of all devices that are in a state, by device."""
+    """Return the devices' newest tasks that are in a state, sorted by device."""
     found = db.execute(
         "SELECT device, run, round, attempt, step, base, ask, vals, content, state FROM tasks"
         " WHERE run = ? AND state = ? ORDER BY device",
@@ -34,12 +34,12 @@ def of_run(db: sqlite3.Connection, run: int, state: str = "open") -> list[Pendin
 
 
 def devices(db: sqlite3.Connection, run: int) -> set[str]:
-    """Return the devices that have, or had, a task in a run."""
+    """Return the devices that have or had a task in a run."""
     return {device for (device,) in db.execute("SELECT device FROM tasks WHERE run = ?", (run,))}
 
 
 def put(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
-    """Keep newer tasks; one that is kept already stays answered if it was.
+    """Store newer tasks; a task that is already stored keeps its outcome.
 
     Example:
         >>> from pathlib import Path
@@ -75,7 +75,7 @@ def finish(db: sqlite3.Connection, device: str, run: int, number: int, state: st
 
 
 def forget(db: sqlite3.Connection, *, but: int) -> None:
-    """Drop the tasks of all runs but one."""
+    """Delete the tasks of all runs except one."""
     db.execute("DELETE FROM tasks WHERE run <> ?", (but,))
 
 

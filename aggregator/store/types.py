@@ -1,4 +1,4 @@
-"""What the aggregator keeps, as frozen records, and what it needs of whatever keeps them."""
+"""Records of the store, as frozen dataclasses, and the interface of a store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class EnrolledDevice:
     """One enrolled device.
 
     Attributes:
-        id: Its name everywhere.
+        id: Id of the device in every place.
         sign: Raw Ed25519 public keys that may sign for it, at most two.
-        generation: How often it was enrolled.
+        generation: Number of its enrolments.
         state: ``enrolled``, ``quarantined`` or ``revoked``.
-        why: The reason for a state other than enrolled.
+        why: Reason for a state other than enrolled.
     """
 
     id: str
@@ -35,12 +35,12 @@ class EnrolledDevice:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One training run: what was configured, and what its saved state looks like.
+    """One training run: its definition, and the layout of its saved state.
 
     Attributes:
-        run: Its number; rises, never used again.
+        run: Number of the run; increasing, never reused.
         method: Name of the method.
-        settings: What else defines it, as JSON text.
+        settings: Rest of the definition, as JSON text.
         bundle: Name of the bundle.
         spec: Digest of the shared layout (16 bytes).
         layout: Digest of the state's leaves (16 bytes).
@@ -56,7 +56,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One event of the journal. ``event`` is None where its vector was pruned."""
+    """One event of the journal. ``event`` is None if its vector was pruned."""
 
     position: int
     run: int
@@ -65,16 +65,16 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One update of the journal, as the history check sees it.
+    """One update of the journal, as the delivery audit reads it.
 
     Attributes:
-        device: Whose.
-        life: Its number, with ``seq``.
-        seq: Its number within the life.
-        run: Run it counts in.
-        turn: Round it answers.
-        position: Where it is in the journal.
-        vector: ``edge_sdk.wire.link.link_trace.vector_digest`` of it; empty where it was pruned.
+        device: Id of the device.
+        life: Life of its number.
+        seq: Sequence number within the life.
+        run: Run in which it counts.
+        turn: Round that it answers.
+        position: Journal position.
+        vector: ``edge_sdk.wire.link.link_trace.vector_digest`` of it; empty if it was pruned.
     """
 
     device: str
@@ -87,13 +87,13 @@ class Applied:
 
     @property
     def number(self) -> tuple[str, int, int]:
-        """Which release it is."""
+        """Return device, life and sequence number."""
         return self.device, self.life, self.seq
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A wake-up a half asked for, at a server time in Unix milliseconds."""
+    """Timer requested by a half, due at a server time in Unix milliseconds."""
 
     due: Due
     at: int
@@ -101,12 +101,12 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A run's state as it was saved.
+    """Saved state of a run.
 
     Attributes:
-        leaves: By path; ``leaves.rebuild`` makes the state of them.
-        upto: Journal position they contain; what follows must be applied again.
-        timers: Wake-ups that were pending.
+        leaves: Leaves by path, from which ``state_codec.rebuild`` makes the state.
+        upto: Journal position of the state; later entries must be applied again.
+        timers: Pending timers.
     """
 
     leaves: Mapping[str, Leaf]
@@ -116,17 +116,17 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A closed round, moved or abandoned, and the state it left.
+    """A closed round, completed or abandoned, and the state after it.
 
     Attributes:
-        run: The run.
-        round: The round that closed.
-        version: The model's version after it.
-        moved: Whether it produced that version.
-        digest: ``leaves.digest`` of the state right after the event that closed it.
-        report: What the method tells of it; plain JSON values.
+        run: Number of the run.
+        round: Number of the round.
+        version: Version of the model after it.
+        moved: True if it produced that version.
+        digest: ``state_codec.digest`` of the state right after the event that closed it.
+        report: Report of the method; plain JSON values.
         time: Server time in Unix milliseconds.
-        position: Journal position of that event; filled in by the store.
+        position: Journal position of that event; set by the store.
     """
 
     run: int
@@ -141,12 +141,12 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of the past is kept: whichever budget is reached first drops the oldest.
+    """Retention budgets: the first one exceeded deletes the oldest data.
 
     Attributes:
-        vectors: Bytes of updates' vectors and of states, from which an audit recomputes.
-        journal: Bytes of everything else that is journalled, and of closed rounds.
-        rounds: Closed rounds whose vectors are kept.
+        vectors: Size of update vectors and states, which an audit needs, bytes.
+        journal: Size of the other journal data and of closed rounds, bytes.
+        rounds: Number of closed rounds whose vectors are kept.
     """
 
     vectors: int = 2**31
@@ -156,12 +156,12 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was deleted of one device's updates.
+    """Deleted updates of one device.
 
     Attributes:
-        life: Of the highest number deleted, with ``seq``.
-        seq: Within that life.
-        updates: How many in all.
+        life: Life of the highest number deleted.
+        seq: Sequence number of the highest number deleted.
+        updates: Number of updates deleted.
     """
 
     life: int
@@ -171,10 +171,10 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """What the store no longer has.
+    """Extent of the data deleted from the store.
 
     Attributes:
-        anchors: By run, the journal position of the state from which it can be recomputed.
+        anchors: By run, the journal position of the oldest state from which it can be recomputed.
         first: Journal position of the oldest event kept.
         pruned: By device, the updates that were deleted.
     """
@@ -185,7 +185,7 @@ class Horizon:
 
     @property
     def updates(self) -> int:
-        """How many updates were deleted in all."""
+        """Return the total number of deleted updates."""
         return sum(one.updates for one in self.pruned.values())
 
     def covers(self, number: tuple[str, int, int]) -> bool:
@@ -201,14 +201,14 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class DownloadBody:
-    """A body that devices may pull: the content of a model or a task, or a bundle's archive.
+    """A downloadable body: the content of a model or a task, or a bundle's archive.
 
     Attributes:
-        kind: ``model``, ``task`` or ``bundle``. One that is both a model's and a task's is kept
-            once, as the model's.
+        kind: ``model``, ``task`` or ``bundle``. A body of both a model and a task is stored once,
+            as the model's.
         id: First 16 bytes of its SHA-256.
         body: The bytes.
-        chunk: Bytes of one chunk.
+        chunk: Size of one chunk, bytes.
     """
 
     kind: str
@@ -222,17 +222,17 @@ class PendingTask:
     """The newest task of one device.
 
     Attributes:
-        device: Who was asked.
-        run: The run.
-        round: The round it is to answer.
-        attempt: How often that round was begun anew.
-        step: A turn inside the round.
-        base: Version of the model its vectors are of.
+        device: Id of the device.
+        run: Number of the run.
+        round: Round that it belongs to.
+        attempt: Number of restarts of that round.
+        step: Step inside the round.
+        base: Version of the model in its vectors.
         ask: Name of the question in the contract.
-        values: Its numbers.
+        values: Scalars of the task.
         content: First 16 bytes of the digest of the content with its vectors; empty without.
-        state: ``open``, ``answered`` by a recorded update, or ``refused``: answered by one that did
-            not count.
+        state: ``open``, ``answered`` by a recorded update, or ``refused``: answered by an update
+            that does not count.
     """
 
     device: str
@@ -248,84 +248,84 @@ class PendingTask:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """What orders the tasks of a run."""
+        """Return the sort key of the tasks of a run."""
         return self.round, self.attempt, self.step
 
     @property
     def is_open(self) -> bool:
-        """Return whether it still waits for its answer."""
+        """Return whether it is not yet answered."""
         return self.state == "open"
 
 
 class Store(Protocol):
-    """What the aggregator needs of a database. Each writing call is one durable transaction."""
+    """Interface of the aggregator's database. Each writing call is one durable transaction."""
 
     def clients(self) -> list[EnrolledDevice]:
         """Return all enrolled devices, by id."""
 
     def put_client(self, client: EnrolledDevice) -> None:
-        """Enrol a device, or change what is known of it."""
+        """Insert or replace a device."""
 
     def ledger(self, device: str) -> Ledger:
-        """Return a device's numbers; a new device has empty ones."""
+        """Return a device's ledger, which is empty for a new device."""
 
     def save_ledger(self, device: str, ledger: Ledger) -> None:
-        """Save a device's numbers and prune the rows they close."""
+        """Save a device's ledger and prune the rows that it closes."""
 
     def row(self, device: str, key: Key) -> LedgerRow | None:
-        """Return how a number was settled."""
+        """Return the verdict of a number, or None."""
 
     def held(self, device: str) -> int:
-        """Return how many settled numbers are kept for a device."""
+        """Return the number of verdicts kept for a device."""
 
     def append(
         self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
     ) -> tuple[LedgerRow, JournalEntry | None]:
-        """Settle a number with an update, or TWICE_IN_ROUND if its round has one already (A4).
+        """Settle a number with an update, or with TWICE_IN_ROUND if the round has one (A4).
 
-        The task it answers is answered in the same transaction.
+        Its task is marked as answered in the same transaction.
         """
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> LedgerRow:
-        """Settle a number with a final refusal (A4); an open task of its round is refused."""
+        """Settle a number with a final refusal (A4); mark an open task of its round as refused."""
 
     def asked(self, device: str, run: int) -> PendingTask | None:
         """Return a device's newest task in a run, answered or not."""
 
     def record(self, run: int, event: Event) -> JournalEntry:
-        """Write an event that is no update into the journal."""
+        """Append an event that is no update to the journal."""
 
     def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
-        """Return a run's events behind a position, in order."""
+        """Return a run's journal entries after a position, in order."""
 
     def issued(self, device: str) -> list[CommandMessage]:
-        """Return the commands a device has not yet receipted."""
+        """Return a device's unreceipted commands."""
 
     def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
-        """Give an open command of these bytes the next number; None if there is none."""
+        """Renumber the open command with this reference; return None if there is none."""
 
     def command_done(self, device: str, num: int, code: int) -> bool:
-        """Note a command's receipt; False if there is no such open command."""
+        """Record a command's receipt; return False if there is no such open command."""
 
     def announced(self, topic: str) -> bytes:
         """Return the signed payload of one retained topic; empty if it has none."""
 
     def content(self, ref: bytes) -> DownloadBody | None:
-        """Return a body that may be pulled, by the first 16 bytes of its digest."""
+        """Return a downloadable body by the first 16 bytes of its digest."""
 
 
 def pack_event(event: Event) -> tuple[bytes, bytes | None]:
-    """Return what the journal keeps of an event: its facts, and its vector apart.
+    """Encode an event for the journal; return its facts, and its vector separately.
 
     Raises:
-        TypeError: A kind of event that is never journalled.
+        TypeError: Events of this type are never journalled.
     """
     facts, vector = _facts(event)
     return pack_leaves(facts), vector
 
 
 def unpack_event(kind: str, device: str | None, facts: bytes, vector: bytes | None) -> Event | None:
-    """Return the event again, bit for bit; None if its vector was pruned."""
+    """Decode a journalled event bit for bit; return None if its vector was pruned."""
     return _event(kind, device, unpack_leaves(facts), vector)
 
 
@@ -376,14 +376,14 @@ def _event(
 
 
 def pack_timers(timers: Sequence[Timer]) -> bytes:
-    """Write wake-ups for the store."""
+    """Encode timers for the store."""
     return pack_leaves(
         {"timers": [[t.due.round, t.due.ask, t.due.step, t.due.after, t.at] for t in timers]}
     )
 
 
 def unpack_timers(data: bytes) -> tuple[Timer, ...]:
-    """Read wake-ups back."""
+    """Decode stored timers."""
     return tuple(
         Timer(Due(number, ask, step, after), at)
         for number, ask, step, after, at in unpack_leaves(data)["timers"]
