@@ -1,4 +1,4 @@
-"""The server halves by name, each with the settings a run may choose."""
+"""Registry of the methods' server halves, each with the settings that a run may choose."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ Decay = Annotated[float, Between(0.0, 1.0)]
 
 @dataclass(frozen=True, slots=True)
 class FedSgd:
-    """One gradient a round, averaged.
+    """Average one gradient of every client a round.
 
     Attributes:
-        rate: The step, of the server on what is shared and of every device on what is not.
+        rate: Step length of the server for shared layers and of every device for local layers.
     """
 
     rate: Rate = 0.01
@@ -62,12 +62,12 @@ class FedSgd:
 
 @dataclass(frozen=True, slots=True)
 class FedAvg:
-    """Local steps, averaged.
+    """Average the models of clients that take several local steps a round.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: What share of the average difference the server takes over.
+        server_rate: Fraction of the average difference that the server applies.
     """
 
     steps: Steps = 4
@@ -81,13 +81,13 @@ class FedAvg:
 
 @dataclass(frozen=True, slots=True)
 class FedProx:
-    """As FedAvg; every device is also pulled back towards what it received.
+    """FedAvg with a proximal term that pulls every device towards the received model.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
         prox: Weight of half the squared distance to the received model.
-        server_rate: What share of the average difference the server takes over.
+        server_rate: Fraction of the average difference that the server applies.
     """
 
     steps: Steps = 4
@@ -103,14 +103,15 @@ class FedProx:
 
 @dataclass(frozen=True, slots=True)
 class FedAvgM:
-    """As FedAvg, with momentum at the server.
+    """FedAvg with momentum at the server.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: Length of the server's step.
-        beta: Share of the old momentum that is kept.
-        momentum_form: A moving ``average``, or a ``heavy_ball`` that rolls 1 / (1 - beta) as far.
+        server_rate: Step length of the server.
+        beta: Fraction of the old momentum that is kept.
+        momentum_form: ``average`` is a moving average; ``heavy_ball`` moves
+            1 / (1 - beta) as far.
     """
 
     steps: Steps = 4
@@ -127,15 +128,15 @@ class FedAvgM:
 
 @dataclass(frozen=True, slots=True)
 class FedAdam:
-    """As FedAvg, with adaptive steps at the server.
+    """FedAvg with adaptive steps at the server.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: Length of the server's step.
-        beta1: Share of the old first moment that is kept.
-        beta2: Share of the old second moment that is kept.
-        eps: Floor of the denominator; its square is where the second moment starts.
+        server_rate: Step length of the server.
+        beta1: Fraction of the old first moment that is kept.
+        beta2: Fraction of the old second moment that is kept.
+        eps: Term added to the denominator; its square is the initial second moment.
     """
 
     steps: Steps = 4

@@ -1,8 +1,8 @@
-"""The rules by name. A new rule is one function and one line here.
+"""Registry of aggregation rules. A new rule is one function and one line here.
 
-A rule is a pure function over rows. It asks by name for what it needs besides them (``shares``, its
-``memory``); its keyword-only arguments are the parameters of a configuration, checked against their
-annotations. Pre-aggregations are the same, and give rows back.
+A rule is a pure function over rows. Its arguments name the further inputs that it needs
+(``shares``, its ``memory``); its keyword-only arguments are the parameters of a configuration,
+checked against their annotations. Pre-aggregations are alike, and return rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RULES: Mapping[str, RuleSpec] = MappingProxyType(
         "fltrust": RuleSpec(fltrust, lambda _s: 2),
     }
 )
-"""Every rule by the name a configuration uses, and the fewest rows it takes."""
+"""Every rule by its configured name, and the fewest rows it takes."""
 
 BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
     {
@@ -65,7 +65,7 @@ BEFORE: Mapping[str, PreaggregationSpec] = MappingProxyType(
         "norm_clipping": PreaggregationSpec(norm_clipping, withstands=True),
     }
 )
-"""Every pre-aggregation by name, and how many rows it takes to leave enough."""
+"""Every pre-aggregation by name, and the rows it needs to leave enough."""
 
 
 def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each rule has its own
@@ -73,11 +73,11 @@ def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each r
 
     Args:
         name: A key of ``RULES``.
-        **parameters: The rule's keyword-only arguments; ``f``, how many rows may lie; ``before``,
-            a list of keys of ``BEFORE`` or of tables with ``name`` and that one's arguments.
+        **parameters: The rule's keyword-only arguments; ``f``, the number of Byzantine rows;
+            ``before``, a list of keys of ``BEFORE`` or of tables with ``name`` and that one's arguments.
 
     Raises:
-        UnknownRuleError: An unknown name or parameter, one that is missing or out of range.
+        UnknownRuleError: A name or parameter is unknown, missing or out of range.
 
     Example:
         >>> bind("krumm")

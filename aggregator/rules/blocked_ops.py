@@ -1,8 +1,8 @@
 """Passes over a matrix of long rows, a block of columns at a time.
 
-Blocks are chosen so that what is being worked on stays in a core's cache. Blocks of one pass are
-independent and shared out over threads (numpy lets go of the interpreter while it works); which
-thread took which block changes no bit of any result.
+Blocks fit into a core's cache. Blocks of one pass are independent and run on several threads
+(numpy releases the interpreter lock); the assignment of blocks to threads changes no bit of any
+result.
 
 Float32 rows are added up in float32 over a few rows, or over one block of columns, and over these
 in float64: as fast as float32, and as exact as the rows themselves.
@@ -36,7 +36,7 @@ _TILE = 64  # rows turned into columns at a time
 
 
 def threads() -> int:
-    """Return how many threads a pass may use: ``OMP_NUM_THREADS``, or the cores we may run on."""
+    """Return the number of threads of a pass: ``OMP_NUM_THREADS``, or the available cores."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     if said.isdecimal() and int(said) > 0:
         return int(said)
@@ -53,7 +53,7 @@ def spans(width: int, step: int) -> list[tuple[int, int]]:
 
 
 def each(work: Callable[[int, int], object], width: int, step: int, least: int = 2) -> None:
-    """Do the work for every block, on threads if there are at least so many blocks."""
+    """Run the work for every block, on threads if there are at least ``least`` blocks."""
     pieces = spans(width, step)
     workers = min(threads(), len(pieces))
     if workers <= 1 or len(pieces) < least:
@@ -111,7 +111,7 @@ def weighted_sum(values: Values, weights: Matrix) -> Matrix:
 
 
 def _added(rows: Values, factors: Matrix | None) -> tuple[Values, bool]:
-    """Return the sum of some rows, each times its factor, in their precision; whether it fits."""
+    """Return the weighted sum of some rows in their precision, and True if it is finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         if factors is None:
             some = np.asarray(np.add.reduce(rows, axis=0))
@@ -156,8 +156,8 @@ def products(block: Block, width: int, count: int, centre: Values) -> Matrix:
     """Return the inner products of rows less a centre with each other.
 
     Float32 rows are multiplied in float32 over one panel of columns and added up over panels in
-    float64; where a sum of float32 leaves the finite numbers, or is too coarse to tell the rows
-    apart, all is done again in float64.
+    float64; if a float32 sum is not finite, or too coarse to distinguish the rows, all is computed
+    again in float64.
     """
     about = _products(block, width, count, centre)
     if centre.dtype == np.float32 and not _is_fine(about):
@@ -188,7 +188,7 @@ def _dots(rows: Values) -> Values:
 
 
 def _is_fine(about: Matrix) -> bool:
-    """Whether float32 products tell rows apart: rounding is small beside every row's distances."""
+    """Return True if rounding of float32 products is small beside every row's distances."""
     squared = np.diag(about)
     if not np.isfinite(about).all():
         return False
@@ -201,9 +201,9 @@ def ordered(block: Block, width: int, count: int, statistic: Callable[[Values], 
     """Sort every column and apply a statistic of columns in ascending order.
 
     Args:
-        block: Gives some columns.
-        width: How many columns there are.
-        count: How many rows there are.
+        block: Returns some columns.
+        width: Number of columns.
+        count: Number of rows.
         statistic: Maps ``(n, k)``, ascending along the first axis, to ``(k,)``.
     """
     out = np.empty(width)

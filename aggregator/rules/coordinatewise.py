@@ -1,4 +1,4 @@
-"""Rules that look at one coordinate at a time: mean, median, trimmed mean."""
+"""Rules on one coordinate at a time: mean, median, trimmed mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Columns = NDArray[Any]
 def mean(rows: Rows, shares: Shares) -> RuleVerdict:
     """Average the rows by their shares.
 
-    Survives no faulty row at all: one client moves the result as far as it likes. O(n d).
+    Tolerates no faulty row: one client moves the result without bound. O(n d).
 
     Example:
         >>> rows = Rows.of({"a": np.array([1.0]), "b": np.array([2.0]), "c": np.array([4.0])})
@@ -36,7 +36,7 @@ def mean(rows: Rows, shares: Shares) -> RuleVerdict:
 def median(rows: Rows) -> RuleVerdict:
     """Take the middle of every coordinate; of an even number, the mean of the two middle ones.
 
-    Survives any minority of faulty rows: f < n / 2. O(n log n d).
+    Tolerates any minority of faulty rows: f < n / 2. O(n log n d).
 
     Example:
         >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 3.0, 1e9))})
@@ -53,12 +53,12 @@ def median(rows: Rows) -> RuleVerdict:
 def trimmed_mean(rows: Rows, *, f: Faulty, b: Faulty | None = None) -> RuleVerdict:
     """Drop the b smallest and the b largest of every coordinate, and average the rest.
 
-    Survives f <= b faulty rows. O(n log n d).
+    Tolerates f <= b faulty rows. O(n log n d).
 
     Args:
         rows: Updates, shape ``(n, d)``, n > 2 b.
-        f: How many of them may be anything.
-        b: How many to drop at either end; left out: f.
+        f: Number of rows that may be Byzantine.
+        b: Number to drop at either end; left out: f.
 
     Example:
         >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((1.0, 2.0, 6.0, 1e9))})

@@ -1,4 +1,4 @@
-"""From a rule's name and parameters to one function of rows that knows how few are too few."""
+"""Build a rule from its name and parameters, with the fewest rows that it accepts."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from aggregator.rules.weights import uniform
 from edge_sdk.wire.schema import SchemaError, build
 
 NOTHING: Memory = MappingProxyType({})
-"""What a rule remembers before its first round."""
+"""Memory of a rule before its first round."""
 
 DRAWS = "draws"
-"""The memory of what draws at random: how many verdicts there were."""
+"""Memory of a rule with random draws: the number of verdicts so far."""
 
 Settings = Any
 """A frozen dataclass made of a function's keyword-only arguments."""
 
 
 class UnknownRuleError(ValueError):
-    """A rule, or a parameter of one, that does not exist, is missing, or cannot be meant.
+    """A rule or parameter that does not exist, is missing, or is out of range.
 
     Attributes:
-        key: Where in the rule's table, as dotted keys: ``name``, ``f``, ``before[0].size``.
-        why: What is wrong there.
+        key: Dotted key in the rule's table: ``name``, ``f``, ``before[0].size``.
+        why: Reason of the refusal.
     """
 
     def __init__(self, key: str, why: str) -> None:
-        """Say what is wrong with which key."""
+        """Store the key and the reason."""
         super().__init__(f"{key}: {why}")
         self.key = key
         self.why = why
 
 
 class Rule(Protocol):
-    """Rows, shares and memory to a verdict. The same rows always give the same bits."""
+    """Map rows, shares and memory to a verdict. The same rows always give the same bits."""
 
     def __call__(self, rows: Rows, shares: Shares, memory: Memory = NOTHING, /) -> RuleVerdict:
-        """Decide, or raise ``TooFewRows``; then nothing has been remembered."""
+        """Return a verdict, or raise ``TooFewRows`` and leave the memory as it is."""
 
 
 class RuleSpec(NamedTuple):
-    """A rule, and what a configuration of it must keep to.
+    """A rule, and the bounds of its configuration.
 
     Attributes:
         function: The pure function.
-        least: The fewest rows that its settings (with ``f``) can decide on.
-        withstands: Whether any number of liars is too few to carry it off.
+        least: Returns the fewest rows that its settings (with ``f``) accept.
+        withstands: True if the rule bounds the effect of Byzantine clients.
     """
 
     function: Callable[..., RuleVerdict]
@@ -63,12 +63,12 @@ class RuleSpec(NamedTuple):
 
 
 class PreaggregationSpec(NamedTuple):
-    """A pre-aggregation, and what a configuration of it must keep to.
+    """A pre-aggregation, and the bounds of its configuration.
 
     Attributes:
-        function: The pure function; gives rows.
-        least: The fewest rows, from its settings and how many what follows needs.
-        withstands: Whether it takes from liars so much that a mean can bear the rest.
+        function: The pure function; returns rows.
+        least: Returns the fewest rows, from its settings and the rows that the next step needs.
+        withstands: True if a mean of its rows bounds the effect of Byzantine clients.
     """
 
     function: Callable[..., Rows]
@@ -78,12 +78,12 @@ class PreaggregationSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule with its parameters and what comes before it.
+    """A rule with its parameters and its pre-aggregations.
 
     Attributes:
-        name: Of the rule.
-        entry: The rule.
-        settings: Its parameters, and ``f``.
+        name: Name of the rule.
+        entry: Specification of the rule.
+        settings: Parameters of the rule, and ``f``.
         before: Pre-aggregations in order, each with its parameters.
     """
 
@@ -94,33 +94,33 @@ class BoundRule:
 
     @property
     def f(self) -> int:
-        """How many rows may be anything."""
+        """Return the number of rows that may be Byzantine."""
         return int(self.settings.f)
 
     @property
     def withstands(self) -> bool:
-        """Whether a single liar is too few to take the result anywhere it likes."""
+        """Return True if one Byzantine client cannot move the result without bound."""
         return self.entry.withstands or any(step.withstands for step, _ in self.before)
 
     @property
     def least(self) -> int:
-        """The fewest clients that a verdict can be had for."""
+        """Return the fewest clients that a verdict needs."""
         needed = max(self.entry.least(self.settings), 2 * self.f + 1)
         for step, settings in reversed(self.before):
             needed = step.least(settings, needed)
         return needed
 
     def __call__(self, rows: Rows, shares: Shares, memory: Memory = NOTHING, /) -> RuleVerdict:
-        """Decide.
+        """Return the verdict on some rows.
 
         Raises:
-            TooFewRows: There are fewer than ``least``, or the trusted client's is missing.
+            TooFewRows: There are fewer than ``least``, or the trusted client's row is missing.
         """
         if len(rows) < self.least:
             raise TooFewRows(self.least, len(rows))
         draw = int(memory[DRAWS]) if DRAWS in memory else 0
         mixed = self._mixed(rows, draw)
-        told = not self.f and len(mixed) == len(rows)  # where some lie, nobody's claim counts
+        told = not self.f and len(mixed) == len(rows)  # else no claimed share counts
         counted = shares if told else uniform(len(mixed))
         given = {"rows": mixed, "shares": counted, "memory": memory}
         verdict: RuleVerdict = _called(self.entry.function, given, self.settings)
@@ -132,7 +132,7 @@ class BoundRule:
     def _mixed(self, rows: Rows, draw: int) -> Rows:
         root = getattr(self.settings, "root", None)
         if self.before and root in rows.ids:
-            rows = rows.without(root)  # a yardstick is not mixed with what it measures
+            rows = rows.without(root)  # the trusted row is the reference and is not mixed
         for step, settings in self.before:
             rows = _called(step.function, {"rows": rows, "draw": draw, "f": self.f}, settings)
         return rows
@@ -149,11 +149,11 @@ def bound(
     Args:
         rules: The rules by name.
         steps: The pre-aggregations by name.
-        name: Of the rule.
+        name: Name of the rule.
         said: Its parameters, ``f``, and ``before``: names, or tables with a ``name``.
 
     Raises:
-        UnknownRuleError: Naming the key that does not fit.
+        UnknownRuleError: A key does not fit; the error names it.
     """
     entry = _found(rules, "name", "rule", name)
     settings = _read(_settings(entry.function, is_rule=True), said, "")
@@ -222,7 +222,7 @@ def _called(
     given: Mapping[str, Any],
     settings: Settings,
 ) -> Any:  # noqa: ANN401 - a verdict, or rows
-    """Call a function with what it asks for by name."""
+    """Call a function with the arguments that its signature names."""
     return function(
         **{
             name: given[name] if name in given else getattr(settings, name)

@@ -1,4 +1,4 @@
-"""Rules that look at directions: ClippedClustering, FLTrust."""
+"""Rules on directions: ClippedClustering, FLTrust."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _TINY = 1e-12
 
 
 def clipped_clustering(rows: Rows, memory: Memory, *, history: Count = 10_000) -> RuleVerdict:
-    """Average the larger of two clusters by direction, lengths cut to what was usual so far.
+    """Average the larger of two clusters by direction, norms clipped to the median so far.
 
-    Lengths are cut to the median of all norms seen, which the rule remembers. Clusters are
+    Norms are clipped to the median of all norms received, which the rule remembers. Clusters are
     agglomerative with average linkage of 1 - cos; of two as large, the tighter one counts.
-    Survives a minority of faulty rows that do not look alike to the honest ones. O(n² d + n³).
+    Tolerates a minority of faulty rows that differ from the honest ones. O(n² d + n³).
 
     Args:
         rows: Updates, shape ``(n, d)``, n >= 3.
         memory: ``norms``, those of earlier rounds, oldest first.
-        history: How many norms are remembered.
+        history: Number of norms to remember.
 
     Reference:
         Li et al., An Experimental Study of Byzantine-Robust Aggregation Schemes in Federated
-        Learning, IEEE Trans. Big Data 2023, algorithm 1. Its code gives similarities to a function
-        that wants distances; these are distances.
+        Learning, IEEE Trans. Big Data 2023, algorithm 1. Its code passes similarities to a function
+        that expects distances; these are distances.
     """
     norms = rows.norms()
     past = np.asarray(memory.get("norms", ()))
@@ -42,17 +42,17 @@ def clipped_clustering(rows: Rows, memory: Memory, *, history: Count = 10_000) -
 
 
 def fltrust(rows: Rows, *, root: Client) -> RuleVerdict:
-    """Average rows by how much they point where a trusted client's row points, at its length.
+    """Average rows weighted by the cosine to a trusted client's row, at its norm.
 
-    The trusted client learns from data the operator vouches for; its own row is the yardstick
-    and not part of the average. Survives any number of faulty others. O(n d).
+    The trusted client trains on data that the operator provides; its own row is the reference
+    and not part of the average. Tolerates any number of faulty others. O(n d).
 
     Args:
         rows: Updates, shape ``(n, d)``, the trusted client's among them.
-        root: Its id.
+        root: Id of the trusted client.
 
     Raises:
-        TooFewRows: It has not answered.
+        TooFewRows: The trusted client has sent no update.
 
     Example:
         >>> rows = Rows.of({"a": np.array([2.0, 0.0]), "b": np.array([-9.0, 0.0]),
@@ -79,7 +79,7 @@ def fltrust(rows: Rows, *, root: Client) -> RuleVerdict:
 
 
 def larger_cluster(apart: Matrix) -> NDArray[np.bool_]:
-    """Return who is in the larger of two clusters by average linkage; of equals, the tighter.
+    """Return a mask of the larger of two clusters by average linkage; of equals, the tighter.
 
     Args:
         apart: Distances, shape ``(n, n)``, symmetric, zero on the diagonal.

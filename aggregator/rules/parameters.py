@@ -1,4 +1,4 @@
-"""The parameters of rules, each with the range that can be meant."""
+"""Types of the rules' parameters, each with its accepted range."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from edge_sdk.wire.schema import Between, Length
 
 Shares = NDArray[np.float64]
-"""What each row counts, shape ``(n,)``, not negative, summing to 1."""
+"""Weight of each row, shape ``(n,)``, not negative, summing to 1."""
 
-Faulty = Annotated[int, Between(0, 100_000)]  # rows that may be anything
+Faulty = Annotated[int, Between(0, 100_000)]  # rows that may be Byzantine
 Count = Annotated[int, Between(1, 100_000)]
 Radius = Annotated[float, Between(1e-30, 1e30)]
 Times = Annotated[int, Between(1, 10_000)]

@@ -1,4 +1,4 @@
-"""Pre-aggregations: rows in, rows out, before a rule looks at them."""
+"""Pre-aggregations: maps from rows to rows, applied before a rule."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TINY = 1e-12
 def nnm(rows: Rows, *, f: Faulty) -> Rows:
     """Replace every row by the mean of its n - f nearest, itself among them.
 
-    What liars gain from differences among honest rows, this takes from them. n > 2 f. O(n² d).
+    This reduces the differences among honest rows, which an attack exploits. n > 2 f. O(n² d).
 
     Args:
         rows: Updates, shape ``(n, d)``.
-        f: How many of them may be anything.
+        f: Number of rows that may be Byzantine.
 
     Example:
         >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 9.0))})
@@ -42,13 +42,13 @@ def nnm(rows: Rows, *, f: Faulty) -> Rows:
 def bucketing(rows: Rows, draw: int, *, size: Count = 2, seed: Seed = 0) -> Rows:
     """Replace rows by the means of random groups; the last group may be smaller.
 
-    Every round draws another permutation, the same one when it is computed again.
+    Every round draws another permutation; a repeated computation draws the same one.
 
     Args:
         rows: Updates, shape ``(n, d)``.
-        draw: How many verdicts there were before.
+        draw: Number of verdicts so far.
         size: Rows in a group.
-        seed: Of the permutations. Who knows it knows who shares a group with whom.
+        seed: Seed of the permutations. It discloses which clients share a group.
 
     Reference:
         Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR
@@ -60,11 +60,11 @@ def bucketing(rows: Rows, draw: int, *, size: Count = 2, seed: Seed = 0) -> Rows
 
 
 def norm_clipping(rows: Rows, *, radius: Radius | None = None) -> Rows:
-    """Cut every row to a length: no client moves a mean by more than that over n. O(n d).
+    """Clip every row to a norm: no client moves a mean by more than that over n. O(n d).
 
     Args:
         rows: Updates, shape ``(n, d)``.
-        radius: The length; left out: the median norm of the round.
+        radius: Largest norm; left out: the median norm of the round.
 
     Reference:
         Sun et al., Can You Really Backdoor Federated Learning?, 2019, section 4.

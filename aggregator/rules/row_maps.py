@@ -1,4 +1,4 @@
-"""How a pre-aggregation makes rows of rows: a small matrix, and the quick way to apply it."""
+"""Linear maps of rows, as pre-aggregations use them: a small matrix and its fast application."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Mix(Protocol):
 
     @property
     def matrix(self) -> Matrix:
-        """The map itself, shape ``(rows after, rows before)``."""
+        """Return the map itself, shape ``(rows after, rows before)``."""
 
     def applied(self, block: Values) -> Values:
-        """Return the mixed rows of some columns, in the precision they came in."""
+        """Return the mixed rows of some columns, in their precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Every row may become any combination of rows.
+    """Map every row to any linear combination of rows.
 
     >>> Dense(np.array([[0.5, 0.5]])).applied(np.array([[1.0], [3.0]])).tolist()
     [[2.0]]
@@ -47,7 +47,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """Every row keeps its direction.
+    """Scale every row; its direction stays.
 
     >>> Scaled(np.array([1.0, 0.5])).applied(np.array([[1.0], [3.0]])).tolist()
     [[1.0], [1.5]]
@@ -57,7 +57,7 @@ class Scaled:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """The map as a diagonal."""
+        """Return the map as a diagonal."""
         return np.diag(self.factors)
 
     def applied(self, block: Values) -> Values:
@@ -68,7 +68,7 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False)
 class Picked:
-    """Some rows stay, the others are gone.
+    """Keep some rows and remove the others.
 
     >>> Picked(np.array([2, 0]), 3).applied(np.array([[1.0], [5.0], [3.0]])).tolist()
     [[3.0], [1.0]]
@@ -79,7 +79,7 @@ class Picked:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """The map as rows of the identity."""
+        """Return the map as rows of the identity."""
         return np.eye(self.before)[self.rows]
 
     def applied(self, block: Values) -> Values:
@@ -90,7 +90,7 @@ class Picked:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """Every row becomes the mean of so many consecutive ones of an order, the last of what is left.
+    """Average groups of consecutive rows of an order; the last group may be smaller.
 
     >>> Grouped(np.array([0, 2, 1]), 2).applied(np.array([[1.0], [5.0], [3.0]])).tolist()
     [[2.0], [5.0]]
@@ -106,7 +106,7 @@ class Grouped:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """The map as ones over group sizes."""
+        """Return the map as ones over group sizes."""
         out = np.zeros((len(self._sizes), len(self.order)))
         out[np.arange(len(self.order)) // self.size, self.order] = 1.0
         scaled: Matrix = out / self._sizes[:, None]

@@ -1,9 +1,8 @@
-"""What a rule sees: one row per client, sorted by id, and what it gives back.
+"""Input and output of a rule: one row per client, sorted by id, and the verdict.
 
-Rows keep the precision they came in (a device sends float32); everything that is added up over
-many coordinates is added up in float64. Every operation is a sum over rows, one matrix of inner
-products, or works block by block over columns, so that a second implementation may split the
-columns over machines.
+Rows keep their precision (a device sends float32); sums over many coordinates are taken in
+float64. Every operation is a sum over rows, one matrix of inner products, or works block by block
+over columns, so that a second implementation may split the columns over machines.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from aggregator.rules.sorting_network import FEW
 Matrix = NDArray[np.float64]
 Values = NDArray[Any]  # float32 or float64
 Memory = Mapping[str, NDArray[Any]]
-"""What a rule remembers from one round to the next, by name; saved with the half's state."""
+"""State that a rule keeps from one round to the next, by name; saved with the half's state."""
 
 NOT_FINITE = "not_finite"
-"""Why a row that is no vector of numbers, or longer than float64 can square, is left out."""
+"""Reason to leave out a row with non-finite values, or longer than float64 can square."""
 
 
 class TooFewRows(Exception):  # noqa: N818 - the word of the specification
-    """Fewer clients answered than a rule can give a trustworthy result for.
+    """Fewer clients sent an update than a rule needs for a trustworthy result.
 
     Attributes:
         needed: The least number of rows.
-        got: How many there were.
+        got: The number of rows received.
     """
 
     def __init__(self, needed: int, got: int, why: str = "") -> None:
-        """Say how many are missing, or which."""
+        """Store the needed and received counts."""
         super().__init__(why or f"needs at least {needed} rows, got {got}")
         self.needed = needed
         self.got = got
@@ -48,15 +47,15 @@ class TooFewRows(Exception):  # noqa: N818 - the word of the specification
 class Rows:
     """One vector per client, as the rows of an ``(n, d)`` matrix in order of client id.
 
-    A pre-aggregation replaces rows by combinations of rows. That is a small matrix, kept beside
-    the values and applied where somebody looks: to inner products as a product of small matrices,
-    to columns block by block. The mixed rows are never held as a whole.
+    A pre-aggregation replaces rows by linear combinations of rows. That is a small matrix, stored
+    beside the values and applied on access: to inner products as a product of small matrices, to
+    columns block by block. The mixed rows are never stored as a whole.
 
     Attributes:
         ids: Names of the rows, ascending: client ids, or buckets of them.
-        values: What the clients sent, shape ``(m, d)``, float32 or float64, finite.
-        mixes: How rows are made of values, in order; empty if they are the values.
-        sent: The rows before any mix; None for these themselves.
+        values: Vectors that the clients sent, shape ``(m, d)``, float32 or float64, finite.
+        mixes: Maps from values to rows, in order; empty if the rows are the values.
+        sent: Rows before any mix; None if there is no mix.
         refused: Clients whose vector is in no row, each with the reason.
     """
 
@@ -68,13 +67,13 @@ class Rows:
 
     @classmethod
     def of(cls, vectors: Mapping[str, NDArray[np.floating]]) -> Rows:
-        """Stack named vectors. The order in which they came has no influence on any result.
+        """Stack named vectors. Their order has no influence on any result.
 
-        Vectors with a NaN or an infinity are left out and named in ``refused``: admission lets
-        none through, and no rule could promise anything about them.
+        Vectors with a NaN or an infinity are left out and named in ``refused``: admission refuses
+        them, and no rule could guarantee anything about them.
 
         Raises:
-            ValueError: Vectors of different shapes; screening comes before rules.
+            ValueError: Vectors of different shapes; screening precedes rules.
 
         Example:
             >>> Rows.of({"b": np.array([2.0]), "a": np.array([1.0])}).values.tolist()
@@ -91,17 +90,17 @@ class Rows:
         return cls(ids, np.stack([given[name] for name in ids]), refused=refused)
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.ids)
 
     @property
     def senders(self) -> tuple[str, ...]:
-        """Names of the values: client ids."""
+        """Return the names of the values: client ids."""
         return self.ids if self.sent is None else self.sent.ids
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Return the number of columns."""
         return int(self.values.shape[1])
 
     def mixed(self, mix: Mix, ids: tuple[str, ...] | None = None) -> Rows:
@@ -139,7 +138,7 @@ class Rows:
         return block
 
     def shares_of_senders(self, weights: Matrix) -> Matrix:
-        """Return what weights of the rows mean for what the clients sent, shape ``(m,)``."""
+        """Return the weights of the sent vectors for given weights of rows, shape ``(m,)``."""
         for mix in reversed(self.mixes):
             weights = weights @ mix.matrix
         return weights
@@ -153,20 +152,20 @@ class Rows:
         return blocked_ops.weighted_sum(self.values, self.shares_of_senders(weights))
 
     def named(self, weights: Matrix) -> dict[str, float]:
-        """Return what weights of the rows make every client count, by id."""
+        """Return the weight of every client, by id, from weights of the rows."""
         counted = self.shares_of_senders(weights)
         return dict(zip(self.senders, map(float, counted), strict=True))
 
     @cached_property
     def products(self) -> Products:
-        """The inner products of these rows, computed once for whatever mixes and rules follow."""
+        """Return the inner products of these rows, computed once for all mixes and rules."""
         return Products.of(self)
 
     def _known(self) -> tuple[Products, Matrix | None]:
-        """Return products, and how these rows are made of the rows that the products are of.
+        """Return products, and the map from the rows of the products to these rows.
 
-        Mixed rows need none of their own, unless there are many, fewer than of what was sent, and
-        nobody has asked for that yet.
+        Mixed rows need no products of their own, unless they are many, fewer than the sent vectors,
+        and the products of those are not computed yet.
         """
         sent = self.sent
         if sent is None:
@@ -177,15 +176,15 @@ class Rows:
 
     @cached_property
     def _mixing(self) -> Matrix:
-        """All mixes as one ``(n, m)`` matrix."""
+        """Return all mixes as one ``(n, m)`` matrix."""
         return self.shares_of_senders(np.eye(len(self)))
 
     def gram(self) -> Matrix:
         """Return the ``(n, n)`` inner products of the rows, relative to a row of middling norm.
 
         Near convergence clients send almost equal rows; without a centre the differences that
-        distances are made of drown in the common part. The centre is one client's row and not
-        the mean, which a single huge row would carry off with the digits of all others.
+        distances are made of are lost in the common part. The centre is one client's row and not
+        the mean, which a single huge row would move, at the cost of the digits of all others.
 
         Example:
             >>> rows = Rows.of({"a": np.array([1e8]), "b": np.array([1e8 + 1.0])})
@@ -232,11 +231,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Inner products of some rows, taken about one of them.
+    """Inner products of some rows, relative to one of them.
 
     Attributes:
         rows: The rows.
-        centre: The one, shape ``(d,)``, in the precision of the rows.
+        centre: Row that is subtracted, shape ``(d,)``, in the precision of the rows.
         about: Inner products of ``x_i - centre``, shape ``(n, n)``.
     """
 
@@ -246,10 +245,10 @@ class Products:
 
     @classmethod
     def of(cls, rows: Rows) -> Products:
-        """Compute them in two passes over the rows: norms, then products.
+        """Compute the products in two passes over the rows: norms, then products.
 
-        The centre is the row of median norm. Less than half of the rows lie, so some honest row is
-        at least as long: subtracting it can cost the honest rows at most a factor of two.
+        The centre is the row of median norm. Less than half of the rows are Byzantine, so some
+        honest row is at least as long: subtracting it costs the honest rows at most a factor of two.
         """
         middling = np.argsort(rows.norms(), kind="stable")[(len(rows) - 1) // 2]
         centre = rows.row(int(middling))
@@ -258,13 +257,13 @@ class Products:
 
     @cached_property
     def _full(self) -> Matrix:
-        """Inner products about zero."""
+        """Return inner products relative to zero."""
         centre = self.centre.astype(np.float64)
         cross, square = self.rows.along(centre), float(centre @ centre)
         return self.about + cross[:, None] + cross[None, :] - square
 
     def centred(self, mixing: Matrix | None) -> Matrix:
-        """Return inner products of mixed rows about the centre, where that is the same for all."""
+        """Return inner products of mixed rows about the centre if all share it, else about 0."""
         if mixing is None:
             return self.about
         sums = mixing.sum(axis=1)
@@ -280,14 +279,14 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class RuleVerdict:
-    """What a rule decided.
+    """Decision of a rule.
 
     Attributes:
         value: The aggregate, shape ``(d,)``, float64.
-        weights: What every client counted, by id; empty where a rule has no such thing.
+        weights: Weight of every client, by id; empty if the rule has no weights.
         dropped: Ids that were left out, each with the reason in one word.
-        report: Further numbers worth a place in the round's report.
-        memory: What the rule wants to be handed back next time.
+        report: Further numbers for the round's report.
+        memory: State that the rule receives in the next round.
     """
 
     value: Matrix
@@ -306,13 +305,13 @@ def apart(gram: Matrix) -> Matrix:
 
 
 def _symmetric(matrix: Matrix) -> Matrix:
-    """Undo what rounding did: two rows are as far from each other either way."""
+    """Remove rounding errors: the distance of two rows is the same in both directions."""
     halves: Matrix = (matrix + matrix.T) / 2
     return halves
 
 
 def _plain(vector: NDArray[np.floating]) -> Values:
-    """Return float32 as it came, anything else as float64."""
+    """Return float32 unchanged, other values as float64."""
     kept = np.asarray(vector)
     return kept if kept.dtype == np.float32 else kept.astype(np.float64, copy=False)
 

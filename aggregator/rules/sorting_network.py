@@ -1,4 +1,4 @@
-"""Sorting a few long rows against each other: the same comparisons whatever the rows hold."""
+"""Sorting network for a few long rows: comparisons that do not depend on the values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 24
-"""So many rows are sorted faster by comparing rows than by sorting columns."""
+"""Row count up to which comparing rows is faster than sorting columns."""
 
 Values = NDArray[Any]
 
@@ -30,7 +30,7 @@ def sort_few(block: Values) -> Values:
 
 @cache
 def comparators(n: int) -> tuple[tuple[int, int], ...]:
-    """Return which pairs to put in order, one after another, to sort n things.
+    """Return the pairs to put in order, one after another, to sort n items.
 
     >>> comparators(3)
     ((0, 2), (0, 1), (1, 2))

@@ -1,4 +1,4 @@
-"""How much each client's row counts before a rule looks at it: shares that sum to 1."""
+"""Weight of each client's row before a rule is applied: shares that sum to 1."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from numpy.typing import NDArray
 
 
 def uniform(n: int) -> NDArray[np.float64]:
-    """Return equal shares for ``n`` clients: nobody's word about himself counts."""
+    """Return equal shares for ``n`` clients; no claim is used."""
     return np.full(n, 1.0 / n) if n else np.zeros(0)
 
 
 def by_samples(counts: Sequence[float], cap: float = 10.0) -> NDArray[np.float64]:
     """Return shares proportional to claimed sample counts, capped at ``cap`` times their median.
 
-    A claim is the client's own word, so no claim may count for more than the cap; one below 1
-    counts as 1.
+    The client claims its count, so a claim is capped; one below 1 counts as 1.
 
     Example:
         >>> by_samples([1, 1, 2]).tolist()

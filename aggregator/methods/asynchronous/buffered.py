@@ -1,9 +1,9 @@
-"""Asynchronous servers: FedAsync moves with every answer, FedBuff with every so many.
+"""Asynchronous servers: FedAsync moves with every update, FedBuff with every full buffer.
 
-Nobody waits for a straggler. Every client works on its own task; when its answer has been used it
-gets the model as it is then. How far the model has moved meanwhile is the answer's staleness, and
-what it counts is discounted by it. One half serves both: FedAsync is a buffer of one that mixes
-weights, FedBuff a buffer of ``quorum`` that steps along what a rule makes of the differences.
+No round waits for a straggler. Every client works on its own task and receives the current model
+when its update has been used. An update's staleness is the number of versions that the model moved
+meanwhile; its weight is discounted by it. One half serves both: FedAsync is a buffer of one that
+mixes weights, FedBuff a buffer of ``quorum`` that steps along the rule's result over differences.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Vector64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffered:
-    """The server's state. Float64 throughout; saved leaf by leaf.
+    """Store the server's state: float64 throughout, saved leaf by leaf.
 
     Attributes:
-        round: The round that is open, or was last; 0 before the first.
-        version: How often the model has moved.
-        is_open: Whether answers are wanted.
-        w: The common model, shape ``(P,)``.
-        memory: What a rule remembers.
-        pending: The answers in the buffer, one a client; the newest counts.
-        bases: The version each of them started from.
-        losses: The losses they report, where they do.
-        heard: The round of each client's newest answer; 0 for one that has only come.
+        round: The open round, or the last one; 0 before the first.
+        version: Number of times the model has moved.
+        is_open: True while the run accepts updates.
+        w: Common model, shape ``(P,)``.
+        memory: State of the rule.
+        pending: Updates in the buffer, one a client; the newest counts.
+        bases: Version that each pending update started from.
+        losses: Reported losses of the pending updates, where reported.
+        heard: Round of each client's newest update; 0 for a client without one.
     """
 
     round: int
@@ -62,13 +62,13 @@ class Buffered:
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for the buffer to fill."""
+        """Return the number of updates that wait for the buffer to fill."""
         return len(self.pending)
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What a full buffer makes of the model, and of a rule's memory."""
+    """Result of a full buffer: the moved model and the rule's memory."""
 
     w: Vector64
     memory: Memory
@@ -76,17 +76,17 @@ class Fired:
 
 
 Fire = Callable[[Buffered, Mapping[str, float]], Fired]
-"""State and every answer's discount by client to the next model; or ``TooFewRows``."""
+"""Map the state and each update's discount by client to the next model, or raise ``TooFewRows``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffering:
-    """What a run of this family is.
+    """Settings of a run: discount, largest staleness, rounds and task numbers.
 
     Attributes:
-        discount: What an answer counts by its staleness.
-        max_staleness: Answers from farther behind are not used.
-        rounds: ``quorum`` is the buffer's size; what ``least`` wants fires it at the deadline.
+        discount: Factor of an update by its staleness.
+        max_staleness: Largest staleness at which an update is used.
+        rounds: ``quorum`` is the buffer's size; ``least`` updates suffice at the deadline.
         values: Numbers of every task, as the contract names them.
     """
 
@@ -99,9 +99,9 @@ class Buffering:
 def buffered(fire: Fire, settings: Buffering) -> Half[Buffered]:
     """Return the server half of the asynchronous averaging family.
 
-    Events: ``OPEN`` opens round 1, ``Member`` asks whoever came, an ``Update`` goes into the
-    buffer, ``Due`` is a buffer's deadline. A client is asked again when what it sent has been used;
-    it is never asked on a version older than one that it has worked on.
+    Events: ``OPEN`` opens round 1, ``Member`` sends a task to a new client, an ``Update`` goes into
+    the buffer, ``Due`` is a buffer's deadline. A client gets a new task when its update has been
+    used, and never one on a version older than one that it has worked on.
     """
 
     def apply(state: Buffered, event: Event) -> tuple[Buffered, Effects]:
@@ -129,7 +129,7 @@ def buffered(fire: Fire, settings: Buffering) -> Half[Buffered]:
 
 
 def _met(state: Buffered, settings: Buffering, client: str) -> tuple[Buffered, Effects]:
-    """Ask a client that came, or remember it until the first round opens."""
+    """Send a task to a new client, or record it until the first round opens."""
     if state.round == 0:
         return replace(state, heard={**state.heard, client: 0}), ()
     if not state.is_open or client in state.pending:
@@ -149,7 +149,7 @@ def _task(state: Buffered, settings: Buffering, client: str) -> Task:
 
 
 def _counts(state: Buffered, settings: Buffering, update: Update) -> bool:
-    """Whether an answer may go into the buffer: not from the future, nor too old, nor twice."""
+    """Return True if the update may enter the buffer: not future, too stale or repeated."""
     return (
         state.is_open
         and state.heard.get(update.sender, 0) < update.round <= state.round
@@ -174,7 +174,7 @@ def _with(state: Buffered, update: Update) -> Buffered:
 def _passed(
     state: Buffered, fire: Fire, settings: Buffering, step: int
 ) -> tuple[Buffered, Effects]:
-    """At the deadline fire with what suffices, or wait as long again: nothing is thrown away."""
+    """At the deadline use what suffices, or wait as long again; no update is discarded."""
     if not state.is_open:
         return state, ()
     if state.waiting >= settings.rounds.enough:
@@ -209,7 +209,7 @@ def _reopened(
     *,
     moved: bool,
 ) -> tuple[Buffered, Effects]:
-    """Tell of the round that ended and, unless it was the last, ask its clients anew."""
+    """Report the round that ended and, unless it was the last, send its clients new tasks."""
     limit = settings.rounds.limit
     if limit is not None and state.version >= limit:
         note = Closed(state.round, state.version, moved=moved, report=report | {"stop": True})

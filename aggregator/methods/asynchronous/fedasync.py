@@ -1,4 +1,4 @@
-"""FedAsync and FedBuff: their settings, and how a full buffer moves the model."""
+"""FedAsync and FedBuff: their settings, and the step of a full buffer."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Form = Literal["constant", "polynomial", "hinge"]
 
 @dataclass(frozen=True, slots=True)
 class FedAsync:
-    """Every answer moves the model at once, by less the staler it is.
+    """Move the model with every update, by less the staler it is.
 
     Attributes:
         steps: Local steps of a task.
         rate: Their learning rate.
         prox: Weight of half the squared distance to the received model.
-        alpha: Share of a fresh answer in the next model.
-        discount: How staleness lowers it: not at all, by a power, or by a hinge.
+        alpha: Weight of a fresh update in the next model.
+        discount: Form of the staleness discount: ``constant``, ``polynomial`` or ``hinge``.
         power: Of ``polynomial``: ``(1 + behind)^-power``.
-        slope: Of ``hinge``, behind its grace.
-        grace: Of ``hinge``: so many versions behind still count in full.
-        max_staleness: Answers from farther behind are refused.
+        slope: Of ``hinge``, beyond its grace.
+        grace: Of ``hinge``: number of versions behind at which an update still counts in full.
+        max_staleness: Largest staleness in versions; a staler update is refused.
     """
 
     steps: Steps = 4
@@ -56,14 +56,15 @@ class FedAsync:
 
 @dataclass(frozen=True, slots=True)
 class FedBuff:
-    """So many answers (``run.quorum``) move the model together, each discounted by its staleness.
+    """Move the model with ``run.quorum`` updates together, each discounted by its staleness.
 
-    A rule other than the mean makes it robust: it sees the discounted differences of a full buffer.
+    A rule other than the mean makes it robust: it receives the discounted differences of a full
+    buffer.
 
     Attributes:
         steps: Local steps of a task.
         rate: Their learning rate.
-        server_rate: Length of the server's step.
+        server_rate: Step length of the server.
         discount: As in FedAsync.
         power: As in FedAsync.
         slope: As in FedAsync.
@@ -87,7 +88,7 @@ class FedBuff:
 
 
 def discount_of(form: Form, power: float, slope: float, grace: int) -> Discount:
-    """Return the named discount; the other forms' parameters are not looked at."""
+    """Return the named discount; parameters of the other forms are ignored."""
     if form == "polynomial":
         return polynomial(power)
     return hinge(slope, grace) if form == "hinge" else constant()
@@ -97,8 +98,8 @@ def fedasync(setup: Setup) -> Half[Buffered]:
     """Return FedAsync's server half.
 
     Raises:
-        SchemaError: A quorum other than 1: every answer is a firing of its own; or something that it
-            has no use for.
+        SchemaError: A quorum other than 1 (every update moves the model), or a setting that the
+            method does not use.
     """
     has_no_use(setup, "rule", "weighting", "share")
     if setup.rounds.quorum != 1:
@@ -112,8 +113,8 @@ def fedbuff(setup: Setup) -> Half[Buffered]:
     """Return FedBuff's server half.
 
     Raises:
-        SchemaError: A buffer too small for the rule's liars: it must hold ``2 f + 3``; or something
-            that it has no use for.
+        SchemaError: A buffer too small for the rule's Byzantine clients (it must hold
+            ``2 f + 3``), or a setting that the method does not use.
     """
     has_no_use(setup, "weighting", "share")
     liars = getattr(setup.rule, "f", 0)
@@ -126,7 +127,7 @@ def fedbuff(setup: Setup) -> Half[Buffered]:
 
 
 def mixing(alpha: float) -> Fire:
-    """Mix: ``(1 - alpha s) w + alpha s w_i`` for the one answer in the buffer.
+    """Return the step ``(1 - alpha s) w + alpha s w_i`` for the one update in the buffer.
 
     Reference:
         Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019 (arXiv 1903.03934).
@@ -144,9 +145,10 @@ def mixing(alpha: float) -> Fire:
 
 
 def stepping(rule: Rule, rate: float) -> Fire:
-    """Step along what a rule makes of the discounted differences, each counting 1 / K.
+    """Return the step along the rule's result over the discounted differences, each weighted 1 / K.
 
-    Divided by how many there are and not by their discounts: a stale buffer moves the model less.
+    The sum is divided by the number of updates, not by their discounts: a stale buffer moves the
+    model less.
 
     Reference:
         Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022.

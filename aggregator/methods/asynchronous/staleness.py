@@ -1,4 +1,4 @@
-"""Staleness: how much an answer still counts that was trained on an older version."""
+"""Staleness discounts: the weight of an update that was trained on an older version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 Discount = Callable[[int], float]
-"""Versions behind (0 is fresh) to a factor in (0, 1]; 1 when fresh."""
+"""Map versions behind (0 is fresh) to a factor in (0, 1]; 1 when fresh."""
 
 
 def constant() -> Discount:

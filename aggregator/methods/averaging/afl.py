@@ -1,4 +1,4 @@
-"""AFL: the model that is good for the worst mixture of clients, not for their average."""
+"""AFL: minimise the loss of the worst mixture of clients instead of their average."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _AVERAGE = "average"
 
 @dataclass(frozen=True, slots=True)
 class AFL:
-    """Local steps; clients whose loss is high come to count more.
+    """Take local steps and raise the weight of clients whose loss is high.
 
     The loss is the mean over a device's steps; with one step, that of the model it received. It is
-    the client's own word, so this is no shield against liars: all that is done is to cap it.
+    claimed by the client, so this does not protect against Byzantine clients: it is only capped.
 
     Attributes:
         steps: Local steps a round. With 1 and plain descent it is the paper's gradient step.
         rate: Their learning rate.
-        server_rate: Length of the server's step (with ``rate``, the paper's gamma_w).
-        weight_rate: Length of the step of the weights (the paper's gamma_q); 0 keeps them equal.
-        loss_cap: A reported loss counts at most so many times the median of its round.
-        output: What is published when the run is over: the ``average`` of the models after every
-            round, as the theorem wants it, or the ``last``.
+        server_rate: Step length of the server (with ``rate``, the paper's gamma_w).
+        weight_rate: Step length of the weights (the paper's gamma_q); 0 keeps them equal.
+        loss_cap: Largest loss that is used, as a multiple of the median of its round.
+        output: Model that is published at the end of the run: the ``average`` of the models after
+            every round, as in the theorem, or the ``last``.
     """
 
     steps: Steps = 4
@@ -58,7 +58,7 @@ def afl(setup: Setup) -> Half[Averaged]:
     """Return AFL's server half.
 
     Raises:
-        Misfit: The run names a rule or a weighting, which would not weigh as AFL does.
+        Misfit: The run configures a rule or a weighting, which AFL replaces.
     """
     has_no_use(setup, "rule", "weighting")
     return averaging(setup.rule, setup.settings.bound(setup.rounds))
@@ -66,18 +66,18 @@ def afl(setup: Setup) -> Half[Averaged]:
 
 @dataclass(frozen=True, slots=True)
 class Agnostic(Claims):
-    """AFL's weights: a point of the simplex over all clients that have ever answered.
+    """Weights of AFL: a point of the simplex over all clients that have ever sent an update.
 
     Attributes:
-        settings: How the weights move.
+        settings: Settings of the weights' step.
     """
 
     settings: AFL
 
     def shares(self, state: Averaged, ids: tuple[str, ...]) -> Vector64:
-        """Return the weights of those who answered, as parts of what they have together.
+        """Return the weights of the round's clients, divided by their sum.
 
-        Where they have none at all the model stays, and only the weights move.
+        If the sum is 0 the model stays, and only the weights move.
         """
         weights = joined(_weights(state.kept), ids)
         own = np.array([weights[name] for name in ids])
@@ -103,7 +103,7 @@ class Agnostic(Claims):
 
 
 def joined(weights: Weights, ids: Sequence[str]) -> dict[str, float]:
-    """Return the weights with whoever is new, each with an equal part of the whole.
+    """Return the weights with every new client added at an equal part of the whole.
 
     >>> joined({}, ["a", "b"])
     {'a': 0.5, 'b': 0.5}
@@ -130,8 +130,8 @@ def capped(losses: Sequence[float], most: float) -> Vector64:
 def ascended(weights: Weights, losses: Weights, rate: float) -> dict[str, float]:
     """Return the weights after one projected step up the losses.
 
-    Who was absent said nothing and gains nothing: over a random cohort that is the paper's
-    stochastic gradient.
+    An absent client reports no loss and its weight does not rise: over a random cohort that is the
+    paper's stochastic gradient.
 
     >>> third = dict.fromkeys("abc", 1 / 3)
     >>> moved = ascended(third, {"a": 1.0, "b": 2.0, "c": 0.5}, 0.1)

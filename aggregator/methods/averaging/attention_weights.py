@@ -1,8 +1,8 @@
-"""Attention over layers: the farther an answer lies from the model, the more it counts.
+"""Attention over layers: the farther an update lies from the model, the larger its weight.
 
-That is the method as its authors wrote and published it (softmax over the *distances*, not over
-their negatives), and the opposite of robustness: one client that sends something large takes nearly
-the whole weight of every layer. Never combine it with the hope that liars are outvoted.
+This is the method as its authors published it (softmax over the *distances*, not over their
+negatives), and the opposite of robustness: one client with a large update takes nearly the whole
+weight of every layer. It must not be used where clients may be Byzantine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Slices = tuple[slice, ...]
 
 
 def shared_slices(spec: ParamSpec) -> Slices:
-    """Return where each shared layer lies in the *exchanged* vector, in model order.
+    """Return each shared layer's slice of the *exchanged* vector, in model order.
 
     >>> spec = ParamSpec.of([("body", (2,)), ("mine", (5,)), ("head", (3,))], ["body", "head"])
     >>> [(part.start, part.stop) for part in shared_slices(spec)]
@@ -35,7 +35,7 @@ def shared_slices(spec: ParamSpec) -> Slices:
 
 
 def softmax(values: Sequence[float] | Vector64) -> Vector64:
-    """Return ``exp(v) / sum exp(v)``, the largest taken off first: no overflow.
+    """Return ``exp(v) / sum exp(v)``, the largest subtracted first to avoid overflow.
 
     >>> softmax([1.0, 2.0]).round(8).tolist()
     [0.26894142, 0.73105858]
@@ -49,14 +49,14 @@ def softmax(values: Sequence[float] | Vector64) -> Vector64:
 
 
 def attend(rows: Matrix, slices: Slices) -> tuple[Vector64, Matrix]:
-    """Return the attended difference, and what every row counted in every layer.
+    """Return the attended difference, and the weight of every row in every layer.
 
-    In layer k row i counts ``a = softmax_i(||row_i,k||)``; the difference is ``sum_i a row_i,k``,
-    added up in order of the rows.
+    In layer k row i has weight ``a = softmax_i(||row_i,k||)``; the difference is
+    ``sum_i a row_i,k``, added up in order of the rows.
 
     Args:
         rows: Received minus trained, in order of client id, shape ``(n, d)``, n at least 1.
-        slices: Where the layers lie.
+        slices: Slice of each layer.
 
     Returns:
         The difference, shape ``(d,)``, and the shares, shape ``(layers, n)``.
@@ -83,7 +83,7 @@ def attend(rows: Matrix, slices: Slices) -> tuple[Vector64, Matrix]:
 def towards(w: Vector64, anchor: Vector64, slices: Slices) -> Vector64:
     """Return ``b_k (w_k - anchor_k)`` with ``b = softmax_k(||w_k - anchor_k||)`` over the layers.
 
-    FedDA's pull towards its quasi-global model: layers that have strayed far are pulled more.
+    FedDA's pull towards its quasi-global model: the larger a layer's distance, the larger the pull.
 
     >>> towards(np.zeros(2), np.ones(2), (slice(0, 2),)).tolist()
     [-1.0, -1.0]

@@ -1,7 +1,7 @@
-"""NbAFL and UDP: averaging what devices have bounded and made noisy, by the papers' calibration.
+"""NbAFL and UDP: averaging of clipped and noisy updates, by the papers' calibration.
 
-The noise of an upload is the device's own (its mechanism draws and books it). What the server adds
-is NbAFL's noise on the way down, and UDP's shorter plan. Both are labels of noise levels, not
+The device's mechanism adds the noise of an upload and records its privacy cost. The server adds
+NbAFL's noise to the published model and shortens UDP's plan. Both name noise levels, not
 guarantees: see ``edge_sdk.shared_math.paper_noise``.
 """
 
@@ -31,17 +31,17 @@ Entropy = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class NbAFL:
-    """Devices bound their weights and add noise; the server adds more where theirs does not do.
+    """Devices clip their weights and add noise; the server adds noise where theirs is too small.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        bound_weights: Euclidean length to which a device shortens its weights (the paper's C).
+        bound_weights: Euclidean norm to which a device clips its weights (the paper's C).
         epsilon: The paper's epsilon, for the noise of the downlink.
         delta: The paper's delta.
-        samples: The fewest samples of any device, as the operator knows it (the paper's m).
-        uploads: How often one device will upload (the paper's L).
-        downlink: Whether the server adds its noise.
+        samples: Smallest sample count of any device, as configured by the operator (the paper's m).
+        uploads: Number of uploads of one device (the paper's L).
+        downlink: True if the server adds its noise.
     """
 
     steps: Steps = 4
@@ -75,16 +75,16 @@ class NbAFL:
 
 @dataclass(frozen=True, slots=True)
 class UDP:
-    """Devices bound their update and add noise for a planned number of rounds.
+    """Devices clip their update and add noise calibrated for a planned number of rounds.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: Length of the server's step.
-        bound_update: Euclidean length to which a device shortens its update (the paper's C).
-        crd: Discount the plan: where the loss did not fall, fewer rounds are left. A device's noise
-            is calibrated before the run and stays; a shorter run spends less of its budget.
-        factor: By which the plan is discounted.
+        server_rate: Step length of the server.
+        bound_update: Euclidean norm to which a device clips its update (the paper's C).
+        crd: True discounts the plan: after a round whose loss did not fall, fewer rounds are left. A
+            device's noise is calibrated before the run and stays; a shorter run spends less budget.
+        factor: Factor of the discount.
     """
 
     steps: Steps = 4
@@ -105,11 +105,11 @@ def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
     """Return NbAFL's server half.
 
     Args:
-        setup: What it is made of.
-        entropy: Where the secret of the downlink's noise comes from, once a run.
+        setup: Inputs of the half.
+        entropy: Source of the secret of the downlink's noise, read once a run.
 
     Raises:
-        SchemaError: No planned number of rounds, which the downlink's noise depends on.
+        SchemaError: No planned number of rounds, on which the downlink's noise depends.
     """
     settings: NbAFL = setup.settings
     if settings.downlink and setup.rounds.limit is None:
@@ -124,7 +124,7 @@ def udp(setup: Setup) -> Half[Averaged]:
     """Return UDP's server half.
 
     Raises:
-        SchemaError: A plan to be discounted, but none.
+        SchemaError: The plan is discounted, but there is no planned number of rounds.
     """
     if setup.settings.crd and setup.rounds.limit is None:
         raise SchemaError("run.rounds", "missing; run.settings.crd discounts it")
@@ -135,8 +135,8 @@ def noising(inner: ServerOptimiser, sigma: float, entropy: Entropy) -> ServerOpt
     """Return an optimiser that adds Gaussian noise to every model it makes.
 
     The noise comes from a secret that the operating system gives once and the moments keep: a
-    journal folded again, or a model said again, has the same bits. With ``sigma`` 0 nothing is
-    added and nothing kept.
+    journal that is replayed, or a model that is announced again, has the same bits. With ``sigma``
+    0 nothing is added and nothing kept.
 
     >>> quiet = noising(sgd(1.0), 0.5, lambda size: bytes(size))
     >>> moments = quiet.init(np.zeros(2))
@@ -166,22 +166,22 @@ def noising(inner: ServerOptimiser, sigma: float, entropy: Entropy) -> ServerOpt
 
 @dataclass(frozen=True, slots=True)
 class Discounted(Claims):
-    """Communication-rounds discounting: a plan that shrinks where the loss does not fall.
+    """Communication-rounds discounting: a plan that is shortened where the loss does not fall.
 
-    The loss is the median of the reported ones; a majority of liars could end a run early, and do
-    nothing else by it. The first author's published code discounts by ``ceil(factor * plan)`` after
-    every round whose mean loss is not below that of the round before; so does this, from the
-    second round on. Where no loss is told (with a mechanism at its updates no device tells one)
-    the plan stays.
+    The loss is the median of the reported ones; a Byzantine majority could end a run early, and has
+    no other effect. The first author's published code discounts by ``ceil(factor * plan)`` after
+    every round whose mean loss is not below that of the round before; so does this, from the second
+    round on. Where no loss is reported (a device with a mechanism at its updates reports none) the
+    plan stays.
 
     Attributes:
-        factor: By which the plan is discounted.
+        factor: Factor of the discount.
     """
 
     factor: float
 
     def keep(self, state: Averaged, w: Vector64) -> Mapping[str, Any]:
-        """Return the plan, and the loss to compare the next with."""
+        """Return the plan, and the loss to compare with the next."""
         del w
         plan = float(state.kept.get("plan", np.array(self.rounds.limit or math.inf)))
         before = float(state.kept.get("loss", np.array(math.inf)))
@@ -192,5 +192,5 @@ class Discounted(Claims):
         return {"plan": np.array(plan), "loss": np.array(loss)}
 
     def is_over(self, version: int, kept: Mapping[str, Any]) -> bool:
-        """Whether the plan, as discounted, has been carried out."""
+        """Return True if the plan, as discounted, is complete."""
         return version >= float(kept["plan"])

@@ -1,7 +1,7 @@
-"""FedAtt and FedDA: attention in the place of a rule.
+"""FedAtt and FedDA: attention instead of a rule.
 
-Neither withstands a liar: whoever sends the largest difference is attended to most (see
-``aggregator.methods.averaging.attention_weights``). A run of them takes no rule beside their own.
+Neither is Byzantine-robust: the largest difference gets the largest weight (see
+``aggregator.methods.averaging.attention_weights``). A run of them accepts no further rule.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from edge_sdk.wire.schema import Length, Matches, SchemaError
 Label = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
 UNLISTED = "unlisted"
-"""The cluster of every client that no cluster names."""
+"""The cluster of every client that is in no configured cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class FedAtt:
-    """Local steps; each layer of the model moves most towards the answer that is farthest from it.
+    """Move each layer of the model most towards the update that is farthest from it.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: Length of the server's step (the paper's epsilon, 1.0 to 1.2).
+        server_rate: Step length of the server (the paper's epsilon, 1.0 to 1.2).
     """
 
     steps: Steps = 4
@@ -56,21 +56,21 @@ class FedAtt:
 
 @dataclass(frozen=True, slots=True)
 class FedDA:
-    """As FedAtt inside clusters of clients, then across the clusters' models.
+    """FedAtt inside clusters of clients, then across the clusters' models.
 
-    Clusters are named by the operator, from what is known of the sites anyway. The authors cluster
+    The operator configures the clusters, from public properties of the sites. The authors cluster
     by weekly traffic profiles and pre-train a quasi-global model on them, for which every client
-    gives its averaged readings away; no mechanism here covers that release. Here nothing of the
-    kind crosses the wire. Who has such averages may train a bundle on them beforehand and set
+    discloses its averaged readings; no mechanism here covers that release, and nothing of the kind
+    crosses the wire. An operator with such averages may train a bundle on them beforehand and set
     ``quasi = "start"``: the model that the run starts from is then the quasi-global one, and every
     step also pulls towards it.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: Length of both of the server's steps (the paper's epsilon).
-        clusters: Client ids by cluster; who is named in none is in a cluster ``unlisted``.
-        quasi: What the quasi-global model is: none (``off``), or the one the run starts from.
+        server_rate: Length of both steps of the server (the paper's epsilon).
+        clusters: Client ids by cluster; other clients are in the cluster ``unlisted``.
+        quasi: Quasi-global model: none (``off``), or the ``start`` model of the run.
         rho: Weight of the pull towards it.
     """
 
@@ -82,7 +82,7 @@ class FedDA:
     rho: Share = 0.1
 
     def bound(self, rounds: Rounds) -> Averaging:
-        """Return the family's settings for these numbers; the step's length is in the rule."""
+        """Return the family's settings for these numbers; the step length is in the rule."""
         return Averaging(sgd(1.0), rounds, task(self.steps, self.rate))
 
 
@@ -111,7 +111,7 @@ def fedda(setup: Setup) -> Half[Averaged]:
 
 
 def slices_of(setup: Setup) -> Slices:
-    """Return where the layers lie; without a layout the vector is one layer."""
+    """Return the layers' slices of the vector; without a layout the vector is one layer."""
     return (slice(None),) if setup.spec is None else shared_slices(setup.spec)
 
 
@@ -122,7 +122,7 @@ def labelled(clusters: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     {'a': 'north', 'b': 'north', 'c': 'south'}
 
     Raises:
-        SchemaError: A cluster's name is no plain word, or a client is in two.
+        SchemaError: A cluster's name is no plain word, or a client is in two clusters.
     """
     out: dict[str, str] = {}
     for label in sorted(clusters):
@@ -136,7 +136,7 @@ def labelled(clusters: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
 
 
 def attentive(slices: Slices) -> Rule:
-    """Return FedAtt's aggregation in the place of a rule."""
+    """Return FedAtt's aggregation as a rule."""
 
     def decide(
         rows: Rows, _shares: NDArray[np.float64], memory: Memory = NOTHING, /
@@ -152,16 +152,16 @@ def attentive(slices: Slices) -> Rule:
 def clustered(
     slices: Slices, labels: Mapping[str, str], *, epsilon: float, rho: float = 0.0
 ) -> Rule:
-    """Return FedDA's aggregation in the place of a rule.
+    """Return FedDA's aggregation as a rule.
 
-    Every cluster keeps a model u of its own, the first time the common one. From the answers of its
-    clients ``u <- u - epsilon (sum_i a_i (u - w_i) + rho b (u - w^q))``, layer by layer, and from
-    the clusters heard in this round ``w <- w - epsilon (sum_c a_c (w - u_c) + rho b (w - w^q))``.
-    With one cluster there is nothing to attend across, and w is its model: without the pull that is
-    FedAtt.
+    Every cluster keeps its own model u, initially the common one. From the updates of its clients
+    ``u <- u - epsilon (sum_i a_i (u - w_i) + rho b (u - w^q))``, layer by layer, and from the
+    clusters with an update in this round ``w <- w - epsilon (sum_c a_c (w - u_c) + rho b (w -
+    w^q))``. With one cluster there is no attention across clusters, and w is its model: with rho 0
+    that is FedAtt.
 
-    What it remembers is relative to the common model, so that a rule that sees only differences can
-    work with it: where each cluster's model lies, and how far the model has strayed from its start.
+    The memory is relative to the common model, because a rule sees only differences: the offset of
+    each cluster's model, and the distance of the common model from its start.
 
     Reference:
         Zhang et al., Dual Attention-Based Federated Learning for Wireless Traffic Prediction,
@@ -220,5 +220,5 @@ def _matrix(rows: Rows) -> Matrix:
 
 
 def _average(ids: tuple[str, ...], shares: Matrix) -> dict[str, float]:
-    """Return what each client counted, averaged over the layers."""
+    """Return each client's weight, averaged over the layers."""
     return dict(zip(ids, map(float, shares.mean(axis=0)), strict=True))

@@ -1,4 +1,4 @@
-"""FedGRU and Fed-NTP: FedAvg with a recurrent model and a random part of the clients in a round."""
+"""FedGRU and Fed-NTP: FedAvg with a recurrent model and a random fraction of clients a round."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edge_sdk.wire.schema import SchemaError
 
 LEAST_SHARE = 0.1
 GATES: Mapping[str, int] = MappingProxyType({"gru": 3, "lstm": 4})
-"""Blocks of a recurrent layer's weights: the shipped models of cells call theirs ``body``."""
+"""Gate blocks in the weights of a recurrent layer; the shipped models name the layer ``body``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """As FedAvg; ``run.share`` says which part of the clients a round draws, from 0.1 to 1.
+    """FedAvg on a random fraction of the clients: ``run.share``, from 0.1 to 1.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        server_rate: What share of the average difference the server takes over.
+        server_rate: Fraction of the average difference that the server applies.
     """
 
     steps: Steps = 4
@@ -42,7 +42,7 @@ def fedgru(setup: Setup) -> Half[Averaged]:
     """Return FedGRU's server half: the model has GRU layers.
 
     Raises:
-        SchemaError: It has none, or the share is below 0.1.
+        SchemaError: The model has none, or the share is below 0.1.
 
     Reference:
         Liu et al., Privacy-Preserving Traffic Flow Prediction: A Federated Learning Approach, IEEE
@@ -55,7 +55,7 @@ def fedntp(setup: Setup) -> Half[Averaged]:
     """Return Fed-NTP's server half: the model has LSTM layers (two of 64 in the paper).
 
     Raises:
-        SchemaError: It has none, or the share is below 0.1.
+        SchemaError: The model has none, or the share is below 0.1.
 
     Reference:
         Sepasgozar and Pierre, Fed-NTP: A Federated Learning Algorithm for Network Traffic
@@ -75,7 +75,7 @@ def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
 
 
 def _is(layer: str, one: Layer) -> bool:
-    """Whether a part of the model is named so, or has the gates of such a layer.
+    """Return True if the layer has such a name, or the gates of such a layer.
 
     >>> _is("gru", Layer("body.weight_hh_l0", (192, 64), 0))
     True

@@ -1,4 +1,4 @@
-"""Noise that nobody can foresee and a replay draws again: a stream under a secret from the OS."""
+"""Reproducible Gaussian noise: a random stream keyed with a secret from the operating system."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SECRET_BYTES = 32
 def normal(secret: bytes, number: int, size: int) -> NDArray[np.float64]:
     """Return the ``number``-th draw of ``size`` standard normal numbers under a secret.
 
-    SHAKE-256 of secret and number, made normal by Box and Muller in pairs. To whoever does not know
-    the secret it is noise from the operating system; who knows it (the saved state does) draws the
-    same bits again, so that a journal that is folded twice gives the same model.
+    SHAKE-256 of secret and number, made normal by Box and Muller in pairs. Without the secret the
+    noise is unpredictable; with it (it is in the saved state) the same bits are drawn again, so
+    that a journal that is replayed gives the same model.
 
     Args:
         secret: ``SECRET_BYTES`` bytes of ``os.urandom``, kept with the state.
-        number: Of the draw; never the same twice for different purposes.
-        size: How many numbers.
+        number: Number of the draw; never the same twice for different purposes.
+        size: Count of numbers to draw.
 
     Example:
         >>> first, again = (normal(bytes(32), 7, 3) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The nearest point of the probability simplex."""
+"""Euclidean projection onto the probability simplex."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 def onto_simplex(values: NDArray[np.float64], total: float = 1.0) -> NDArray[np.float64]:
     """Return the point nearest to ``values`` whose entries are not negative and sum to ``total``.
 
-    Sorting, O(n log n). Order of the entries has no influence beyond their places.
+    By sorting, O(n log n). The result does not depend on the order of the entries.
 
     Args:
         values: Any finite point, shape ``(n,)``, n at least 1.
-        total: What the entries shall sum to, above 0.
+        total: Sum of the returned entries, above 0.
 
     Example:
         >>> third = np.full(3, 1 / 3)
@@ -26,7 +26,7 @@ def onto_simplex(values: NDArray[np.float64], total: float = 1.0) -> NDArray[np.
         Held, Wolfe and Crowder, Validation of Subgradient Optimization, Mathematical Programming
         1974; Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008.
     """
-    values = values - values.max()  # a common shift changes nothing, and costs digits
+    values = values - values.max()  # a common shift does not change the result, and costs digits
     falling = np.sort(values)[::-1]
     surplus = np.cumsum(falling) - total
     ranks = np.arange(1, len(values) + 1)

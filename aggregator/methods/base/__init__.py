@@ -1,1 +1,1 @@
-"""What the server halves share: types, the averaging engine, quorums and server optimisers."""
+"""Shared parts of the server halves: types, averaging engine, quorums and server optimisers."""

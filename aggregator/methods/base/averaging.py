@@ -1,8 +1,9 @@
-"""One consensus, moved by a rule over what clients send: FedSGD to FedAdam, and PL-FL.
+"""Synchronous averaging rounds: one common model, moved by an aggregation rule.
 
-Rounds are synchronous. A round is open from its task until enough clients have answered or its
-deadline has passed; a round that found too few is abandoned, and what was sent for it is discarded,
-never carried over. ``round`` rises at every opening, ``version`` only when the model moved.
+The engine serves FedSGD to FedAdam, and PL-FL. A round is open from its task until enough clients
+have sent an update or its deadline has passed. A round with too few updates is abandoned: its
+updates are discarded and never carried over. ``round`` rises with every opening, ``version`` only
+when the model moves.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ OPEN = Due(round=0, ask="open")
 """The event that opens the first round of a run; later rounds open by themselves."""
 
 ABANDON = "abandon"
-"""What the ``Due`` asks that ends a round whose closing met a defect: nobody's answer counts."""
+"""The ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used."""
 
 DEFECT = "an internal error when it was to close; see the dead letters"
-"""Why such a round moved nothing."""
+"""Reported reason of a round that was abandoned after a defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """When a round ends, and what a client counts in it.
+    """Settings of a round: its quorum, its deadline and the weights of its clients.
 
     Attributes:
-        quorum: So many different clients close the round at once.
-        least: So many are enough when the deadline passes; None is the quorum itself.
+        quorum: Number of different clients that closes the round at once.
+        least: Number of clients that suffices at the deadline; None is the quorum itself.
         deadline: Seconds from opening to abandoning (or closing with ``least``).
-        weighting: ``uniform``, or ``samples`` as claimed.
-        cap: A claimed sample count counts at most this many times the median.
-        limit: Stop after so many moved rounds; None never stops.
+        weighting: ``uniform``, or ``samples`` by the claimed sample counts.
+        cap: Largest sample count that is used, as a multiple of the median.
+        limit: Number of moved rounds after which the run stops; None never stops.
     """
 
     quorum: int = 1
@@ -63,7 +64,7 @@ class Rounds:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
+        """Refuse values outside of their bounds."""
         if self.quorum < 1:
             raise ValueError(f"quorum: expected at least 1, got {self.quorum}")
         if self.least is not None and not 1 <= self.least <= self.quorum:
@@ -77,25 +78,25 @@ class Rounds:
 
     @property
     def enough(self) -> int:
-        """How many clients suffice at the deadline."""
+        """Return the number of clients that suffices at the deadline."""
         return self.quorum if self.least is None else self.least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Averaged:
-    """The server's state. Float64 throughout; saved leaf by leaf.
+    """Store the server's state: float64 throughout, saved leaf by leaf.
 
     Attributes:
-        round: The round that is open, or was last; 0 before the first.
-        version: How often the model has moved.
-        is_open: Whether answers are wanted.
-        w: The common model, shape ``(P,)``.
-        moments: What the optimiser remembers.
-        memory: What the rule remembers.
-        kept: What the method remembers besides.
-        pending: This round's answers, one a client; the first counts.
-        counts: Their claimed sample counts.
-        losses: The losses they report, where they do.
+        round: The open round, or the last one; 0 before the first.
+        version: Number of times the model has moved.
+        is_open: True while the round accepts updates.
+        w: Common model, shape ``(P,)``.
+        moments: State of the optimiser.
+        memory: State of the rule.
+        kept: Further state of the method.
+        pending: Updates of this round, one a client; the first counts.
+        counts: Claimed sample counts of the pending updates.
+        losses: Reported losses of the pending updates, where reported.
     """
 
     round: int
@@ -111,68 +112,68 @@ class Averaged:
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for the round to close."""
+        """Return the number of updates that wait for the round to close."""
         return len(self.pending)
 
 
 class Scheme(Protocol):
-    """What a method of this family adds to a round; ``Claims`` is what all others do."""
+    """Hooks that a method of this family adds to a round; ``Claims`` is the default."""
 
     def shares(self, state: Averaged, ids: tuple[str, ...]) -> Shares:
-        """Return what each of the clients counts, shape ``(len(ids),)``."""
+        """Return the weight of each client, shape ``(len(ids),)``."""
 
     def keep(self, state: Averaged, w: Shares) -> Mapping[str, Any]:
-        """Return what to remember of a round whose answers moved the model to ``w``."""
+        """Return the state to keep after a round that moved the model to ``w``."""
 
     def is_over(self, version: int, kept: Mapping[str, Any]) -> bool:
-        """Whether the run ends with this version, though its limit allows more."""
+        """Return True if the run ends with this version before its limit."""
 
     def final(self, state: Averaged) -> Shares:
-        """Return the model to publish when the run is over."""
+        """Return the model to publish when the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Every client counts the same, or by its capped claim.
+    """Default scheme: equal weights, or weights by capped sample counts.
 
     Attributes:
-        rounds: Says which.
+        rounds: Settings of the rounds, with the weighting.
     """
 
     rounds: Rounds
 
     def shares(self, state: Averaged, ids: tuple[str, ...]) -> Shares:
-        """Return equal shares, or what the claimed sample counts give."""
+        """Return equal weights, or weights by the claimed sample counts."""
         if self.rounds.weighting == "samples":
             return by_samples([state.counts[name] for name in ids], self.rounds.cap)
         return uniform(len(ids))
 
     def keep(self, state: Averaged, w: Shares) -> Mapping[str, Any]:
-        """Remember nothing."""
+        """Return no state."""
         del state, w
         return {}
 
     def is_over(self, version: int, kept: Mapping[str, Any]) -> bool:
-        """Go on up to the limit."""
+        """Return False: the run continues to its limit."""
         del version, kept
         return False
 
     def final(self, state: Averaged) -> Shares:
-        """Publish the last model."""
+        """Return the last model."""
         return state.w
 
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """What a run of this family is: how the model moves, when, and what tasks say.
+    """Settings of a run: the optimiser, the rounds and the numbers of its tasks.
 
     Attributes:
-        optimiser: The server's step.
-        rounds: When a round ends.
+        optimiser: Step of the server.
+        rounds: Settings of the rounds.
         values: Numbers of every task (``steps``, ``rate``, ``prox``), as the contract names them.
-        scheme: What the method adds to a round; None is ``Claims``.
-        weights: Whether clients answer with whole weights. A rule sees received minus trained
-            either way.
+        scheme: Hooks of the method; None is ``Claims``.
+        weights: True if clients send whole weights. The rule receives received minus trained in
+            either case.
     """
 
     optimiser: ServerOptimiser
@@ -183,16 +184,15 @@ class Averaging:
 
     @property
     def manner(self) -> Scheme:
-        """The scheme, or what stands for none."""
+        """Return the scheme, or ``Claims`` if there is none."""
         return Claims(self.rounds) if self.scheme is None else self.scheme
 
 
 def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
     """Return the server half of the averaging family.
 
-    Events: ``OPEN`` opens round 1, an ``Update`` is one client's answer, the ``Due`` that a round's
-    opening asked for is its deadline. Anything else, and anything for another round, changes
-    nothing.
+    Events: ``OPEN`` opens round 1, an ``Update`` is one client's update, the ``Due`` of a round's
+    opening is its deadline. Other events, and events for another round, change nothing.
     """
 
     def apply(state: Averaged, event: Event) -> tuple[Averaged, Effects]:
@@ -258,7 +258,7 @@ def _closed(state: Averaged, rule: Rule, settings: Averaging) -> tuple[Averaged,
 
 
 def _abandoned(state: Averaged, settings: Averaging, why: str) -> tuple[Averaged, Effects]:
-    """Open the next round with the same version; this one's answers are used nowhere."""
+    """Open the next round with the same version and discard this one's updates."""
     report = {"cohort": sorted(state.pending), "why": why, "stop": False}
     note = Closed(state.round, state.version, moved=False, report=report)
     state, effects = _opened(state, settings)
@@ -270,13 +270,13 @@ def _emptied(state: Averaged) -> Averaged:
 
 
 def published(w: NDArray[np.float64]) -> Vector:
-    """Return the model as it is announced: float32."""
+    """Return the model to announce, as float32."""
     with np.errstate(over="ignore"):
         return w.astype(np.float32)
 
 
 def _counts(state: Averaged, update: Update) -> bool:
-    """Whether this answer belongs to the open round, and is its sender's first."""
+    """Return True if the update belongs to the open round and is its sender's first."""
     return (
         state.is_open
         and update.round == state.round
@@ -300,7 +300,7 @@ def _with(state: Averaged, update: Update, settings: Averaging) -> Averaged:
 
 
 def _report(state: Averaged, rows: Rows, verdict: RuleVerdict) -> dict[str, Any]:
-    """Return what is worth telling about a closed round; plain values only, for a page or JSON."""
+    """Return the report of a closed round; plain values only, for a page or JSON."""
     report: dict[str, Any] = {
         "cohort": list(rows.ids),
         "norms": dict(zip(rows.ids, map(float, rows.norms()), strict=True)),

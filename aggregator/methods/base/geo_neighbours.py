@@ -1,4 +1,4 @@
-"""Who is whose neighbour: from public coordinates and a distance, or from a list of pairs."""
+"""Neighbour graph of the clients, from coordinates and a distance or from a list of pairs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SITES, _PAIRS = ["client", "latitude", "longitude"], ["client", "neighbour"]
 
 @dataclass(frozen=True, slots=True)
 class NeighbourGraph:
-    """Which clients are neighbours, by name.
+    """Neighbourhood of clients, by name.
 
     Attributes:
-        pairs: Each pair once, in order of name.
+        pairs: Each pair once, its names in order.
     """
 
     pairs: Pairs = frozenset()
 
     def among(self, ids: Sequence[str]) -> NDArray[np.bool_]:
-        """Return who of some clients is whose neighbour, symmetric, shape ``(n, n)``.
+        """Return the adjacency matrix of some clients, symmetric, shape ``(n, n)``.
 
         >>> NeighbourGraph(frozenset({("a", "c")})).among(["a", "b", "c"]).astype(int).tolist()
         [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
@@ -58,11 +58,11 @@ def haversine(one: Site, other: Site) -> float:
 
 
 def within(sites: Mapping[str, Site], threshold: float | None = None) -> NeighbourGraph:
-    """Return whose sites lie at most so many km from each other; two at one place are none.
+    """Return the pairs of sites at most ``threshold`` km apart; sites at one place are no pair.
 
     Args:
-        sites: By client.
-        threshold: In km; None is the median distance of all pairs.
+        sites: Site of each client.
+        threshold: Largest distance in km; None is the median distance of all pairs.
 
     Example:
         >>> line = {"a": (0.0, 0.0), "b": (0.0, 1.0), "c": (0.0, 3.0)}
@@ -77,7 +77,7 @@ def within(sites: Mapping[str, Site], threshold: float | None = None) -> Neighbo
 
 
 def paired(pairs: Iterable[tuple[str, str]]) -> NeighbourGraph:
-    """Return the neighbourhood of some pairs, in either order, said once or twice.
+    """Return the neighbourhood of some pairs, in either order, with or without repeats.
 
     >>> sorted(paired([("b", "a"), ("a", "b"), ("c", "c")]).pairs)
     [('a', 'b')]
@@ -86,10 +86,12 @@ def paired(pairs: Iterable[tuple[str, str]]) -> NeighbourGraph:
 
 
 def read(path: Path, threshold: float | None = None) -> NeighbourGraph:
-    """Read a CSV with a header: ``client,latitude,longitude``, or ``client,neighbour``.
+    """Read a neighbour graph from CSV.
+
+    Its header is ``client,latitude,longitude`` or ``client,neighbour``.
 
     Raises:
-        SchemaError: It cannot be read, has another header, or a line that does not fit.
+        SchemaError: The file cannot be read, has another header, or a line that does not fit.
     """
     try:
         lines = list(csv.reader(path.read_text("utf-8").splitlines()))
@@ -113,10 +115,10 @@ def read(path: Path, threshold: float | None = None) -> NeighbourGraph:
 
 
 def checked(client: str, site: Site) -> Site:
-    """Return a site that is one.
+    """Return a site after checking its range.
 
     Raises:
-        SchemaError: Degrees beyond a pole or the date line.
+        SchemaError: The latitude or longitude is out of range.
     """
     if not (abs(site[0]) <= 90.0 and abs(site[1]) <= 180.0):
         said = "latitude from -90 to 90 and longitude from -180 to 180"

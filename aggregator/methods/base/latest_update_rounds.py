@@ -1,8 +1,9 @@
-"""Rounds over everybody's newest answer: what FeSEM, PFL and BiG-FL do in the same way.
+"""Rounds over the latest update of every client, as FeSEM, PFL and BiG-FL run them.
 
-Each client is asked alone. A round closes when enough clients have answered; what then counts is
-the newest weights of all who are known, and who answered is asked anew. A client that is silent
-counts with its last weights for some rounds. Nobody is waited for beyond the quorum.
+Each client receives its own task. A round closes when enough clients have sent an update. It uses
+the newest weights of all known clients, and the clients that sent an update receive a new task. A
+silent client counts with its last weights for a bounded number of versions. No round waits for
+clients beyond the quorum.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatestUpdates:
-    """What the state of every such half has. Mappings are by client.
+    """State that every half of this kind has. Mappings are by client.
 
     Attributes:
-        round: The round that is gathered for, from 1; 0 before the first.
-        version: How often a round has moved something.
-        is_open: Whether answers are wanted.
-        w: What stands for all and is announced, float64, shape ``(P,)``.
-        who: Who takes part, and whose answers wait.
+        round: The open round, from 1; 0 before the first.
+        version: Number of rounds that moved the model.
+        is_open: True while the run accepts updates.
+        w: Model that is announced, float64, shape ``(P,)``.
+        who: Participating clients and waiting updates.
         held: Each client's newest weights, float32.
-        losses: Reported with the waiting answers.
+        losses: Losses reported with the waiting updates.
     """
 
     round: int
@@ -45,7 +46,7 @@ class LatestUpdates:
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for the round to close."""
+        """Return the number of updates that wait for the round to close."""
         return len(self.who.arrived)
 
 
@@ -54,13 +55,13 @@ S = TypeVar("S", bound=LatestUpdates)
 
 @dataclass(frozen=True, slots=True)
 class RoundHooks(Generic[S]):
-    """What a method adds to such rounds.
+    """Hooks that a method adds to such rounds.
 
     Attributes:
-        rounds: When a round ends.
-        asked: The tasks of some clients, in order of name.
-        closed: What a full round brings about; ``concluded`` ends it.
-        heard: What an answer changes besides what all keep of it.
+        rounds: Settings of the rounds.
+        asked: Returns the tasks of some clients, in order of name.
+        closed: Computes the result of a full round; calls ``concluded`` to end it.
+        heard: Applies an update to the method's own state.
     """
 
     rounds: Rounds
@@ -69,11 +70,11 @@ class RoundHooks(Generic[S]):
     heard: Callable[[S, Update], S] = lambda state, _update: state
 
     def apply(self, state: S, event: Event) -> tuple[S, Effects]:
-        """Take one event.
+        """Apply one event.
 
-        ``OPEN`` begins; a ``Member`` who came gets its task, unless its answer waits; an ``Update``
-        is a client's answer, of which the newest counts; the ``Due`` of a round is its deadline, at
-        which fewer are enough, or all wait as long again.
+        ``OPEN`` begins; a ``Member`` gets its task, unless its update waits; of a client's
+        updates the newest counts; the ``Due`` of a round is its deadline, at which ``least``
+        updates suffice, or the round waits as long again.
         """
         match event:
             case Due(ask="open") if state.round == 0:
@@ -92,7 +93,7 @@ class RoundHooks(Generic[S]):
         return state, ()
 
     def _ended(self, state: S, *, is_given_up: bool) -> tuple[S, Effects]:
-        """Close a round at its deadline with what suffices, or wait; or move nothing."""
+        """Close a round at its deadline with what suffices, wait again, or abandon it."""
         if is_given_up:
             return self.concluded(state, {}, DEFECT)
         enough = state.waiting >= self.rounds.enough
@@ -103,16 +104,16 @@ class RoundHooks(Generic[S]):
         return (*self.asked(state, clients), self.due(state))
 
     def due(self, state: S) -> Due:
-        """Return the wake-up at a round's deadline."""
+        """Return the timer of a round's deadline."""
         return Due(state.round, ASK, after=self.rounds.deadline)
 
     def concluded(self, state: S, report: Mapping[str, Any], why: str = "") -> tuple[S, Effects]:
-        """End a round, whose answers still wait, and ask anew whoever gave them.
+        """End a round and send new tasks to the clients of its updates.
 
         Args:
-            state: With all that the method made of the answers.
-            report: What is worth telling, plain values only.
-            why: Why nothing moved; empty if it did.
+            state: State with the method's result; the updates still wait.
+            report: Report of the round, plain values only.
+            why: Reason that nothing moved; empty if the model moved.
         """
         cohort, version = sorted(state.who.arrived), state.version + (not why)
         is_last = not why and self.rounds.limit is not None and version >= self.rounds.limit
@@ -132,7 +133,7 @@ class RoundHooks(Generic[S]):
         return state, self.asked(state, [client])
 
     def took(self, state: S, update: Update) -> S:
-        """Return the state with an answer waiting."""
+        """Return the state with an update waiting."""
         client = update.sender
         said = np.clip(update.vector, -_LARGEST, _LARGEST).astype(np.float32)
         state = replace(
@@ -155,7 +156,7 @@ def came(state: S, client: str) -> S:
 
 
 def forgotten(state: S, patience: int) -> tuple[S, list[str]]:
-    """Let go of the weights of clients that were silent for more versions than that; and who."""
+    """Remove the weights of clients silent for over ``patience`` versions; return their ids."""
     late = state.who.overdue(state.version + 1, QuorumSettings(patience=patience))
     gone = frozenset(late) & frozenset(state.held)
     held = {name: vector for name, vector in state.held.items() if name not in gone}
@@ -163,7 +164,7 @@ def forgotten(state: S, patience: int) -> tuple[S, list[str]]:
 
 
 def reported(said: Mapping[str, float], update: Update, name: str) -> dict[str, float]:
-    """Return reported numbers with those of a client's newest answer only.
+    """Return reported numbers with only the client's newest value.
 
     >>> reported({"a": 1.0, "b": 2.0}, Update("a", 1, 0, np.zeros(1)), "loss")
     {'b': 2.0}
@@ -175,7 +176,7 @@ def reported(said: Mapping[str, float], update: Update, name: str) -> dict[str, 
 
 
 def told_of(state: LatestUpdates) -> dict[str, Any]:
-    """Return what every round tells: who answered, how far behind they were, their mean loss."""
+    """Return the common part of every report: clients, staleness, mean loss."""
     arrived = state.who.arrived
     told: dict[str, Any] = {
         "cohort": sorted(arrived),
@@ -187,6 +188,6 @@ def told_of(state: LatestUpdates) -> dict[str, Any]:
 
 
 def is_news(state: LatestUpdates, update: Update) -> bool:
-    """Whether an answer is to a task that its client was given after its last one was counted."""
+    """Return True if the update is for a task sent after the client's last counted update."""
     is_new = state.who.counts(update.sender, update.base, state.version)
     return is_new and update.vector.shape == state.w.shape

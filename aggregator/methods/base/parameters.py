@@ -1,4 +1,4 @@
-"""What numbers the methods' settings accept, and the numbers of a ``train`` task."""
+"""Accepted ranges of the methods' settings, and the numbers of a ``train`` task."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""S of M: who is working on what, whose answers wait, and when there are enough.
+"""Quorum of asynchronous rounds, S of M: tasks in progress, waiting updates, and when to fire.
 
 A client works on one task at a time. The server fires as soon as enough different clients have
-answered since the last firing, whatever version of the consensus each started from; who did not
-answer is counted at a later firing. Nobody is waited for, unless it would fall too far behind.
+sent an update since the last firing, whichever version each started from; later updates count at
+a later firing. The server waits for no client beyond the quorum, unless its staleness is bounded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class QuorumSettings:
-    """When to fire.
+    """Settings of the quorum.
 
     Attributes:
-        enough: S, how many different clients are enough.
-        everybody: Wait for all who are present as well (the synchronous twin).
-        patience: How many versions a client may fall behind (the papers' bound on staleness). A
-            firing at which it is so far behind may still happen without it, the next may not.
-        overdue: What happens then. ``drop``: its part in the consensus ends, until it answers
-            again. ``wait``: nothing fires before it has answered, as the convergence theorem has
-            it; one that has left is dropped all the same.
+        enough: S, number of different clients that suffices.
+        everybody: True waits for all present clients as well (the synchronous variant).
+        patience: Number of versions that a client may fall behind (the papers' bound on staleness).
+            The firing at which it reaches the bound may happen without it, the next may not.
+        overdue: Action on such a client. ``drop``: its part in the consensus ends until its next
+            update. ``wait``: nothing fires before its update, as in the convergence theorem; a
+            client that has left is dropped in either case.
     """
 
     enough: int = 1
@@ -34,13 +34,13 @@ class QuorumSettings:
 
 @dataclass(frozen=True, slots=True)
 class QuorumState:
-    """Who takes part, and whose answers wait. Every mapping is by client.
+    """Participating clients and waiting updates. Every mapping is by client.
 
     Attributes:
-        present: Whether it is linked now; all who are known, R of them.
-        told: Version of the consensus it works on.
-        since: Version at which its last answer was counted, or at which it first came.
-        arrived: Version that its waiting answer started from.
+        present: True for a linked client; the keys are all known clients, R of them.
+        told: Version of the consensus that the client works on.
+        since: Version at which its last update was counted, or at which it first joined.
+        arrived: Version that its waiting update started from.
     """
 
     present: Mapping[str, bool] = field(default_factory=dict)
@@ -49,29 +49,29 @@ class QuorumState:
     arrived: Mapping[str, int] = field(default_factory=dict)
 
     def came(self, client: str, version: int) -> QuorumState:
-        """Return the same with a client present and at work on a version."""
+        """Return the state with a client present and at work on a version."""
         since = self.since if client in self.since else {**self.since, client: version}
         present = {**self.present, client: True}
         return replace(self, present=present, told={**self.told, client: version}, since=since)
 
     def went(self, client: str) -> QuorumState:
-        """Return the same with a client absent: what it has sent stays, nobody waits for it."""
+        """Return the state with a client absent: its updates stay, and no round waits for it."""
         return replace(self, present={**self.present, client: False})
 
     def counts(self, client: str, base: int, version: int) -> bool:
-        """Whether an answer is news: to a task it was given after its last answer was counted.
+        """Return True if an update is for a task sent after the client's last counted update.
 
-        An older base is a replay, a newer one than ours was never announced.
+        An older base is a replay; a newer one than the server's was never announced.
         """
         return self.since.get(client, 0) <= base <= version
 
     def heard(self, client: str, base: int) -> QuorumState:
-        """Return the same with an answer waiting; a client's newest is the one that counts."""
+        """Return the state with an update waiting; a client's newest update counts."""
         known = self if client in self.present else self.came(client, base)
         return replace(known, arrived={**known.arrived, client: base})
 
     def overdue(self, version: int, calling: QuorumSettings) -> tuple[str, ...]:
-        """Return who is further behind than may be, and has no answer waiting.
+        """Return the clients beyond the staleness bound without a waiting update.
 
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0})
         >>> [seen.overdue(version, QuorumSettings(patience=2)) for version in (2, 3)]
@@ -84,7 +84,7 @@ class QuorumState:
         )
 
     def is_ready(self, version: int, calling: QuorumSettings) -> bool:
-        """Whether enough have answered, and none must be waited for.
+        """Return True if enough clients have sent an update, and none must be waited for.
 
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0}, arrived={"a": 3})
         >>> seen.is_ready(3, QuorumSettings(1)), seen.is_ready(3, QuorumSettings(1, everybody=True))
@@ -100,12 +100,12 @@ class QuorumState:
         return all(client in self.arrived for client in awaited)
 
     def counted(self, version: int) -> QuorumState:
-        """Return the same after a firing: who had answered works on the version it produced."""
+        """Return the state after a firing: its clients work on the version that it produced."""
         fresh = dict.fromkeys(self.arrived, version)
         return replace(self, told={**self.told, **fresh}, since={**self.since, **fresh}, arrived={})
 
     def without(self, clients: Iterable[str]) -> QuorumState:
-        """Return the same without those of some clients who are absent: they are known no more."""
+        """Return the state without those of some clients that are absent."""
         gone = {client for client in clients if not self.present.get(client, False)}
         present = {client: here for client, here in self.present.items() if client not in gone}
         told = {client: version for client, version in self.told.items() if client not in gone}

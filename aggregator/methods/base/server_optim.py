@@ -1,4 +1,4 @@
-"""Server optimisers: what an aggregated difference does to the common model.
+"""Server optimisers: the step of the common model along an aggregated difference.
 
 Everything here is float64. The model is kept in float64 as well and rounded to float32 only where
 it is published, so that a saved state continues exactly where it stopped.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Vector64 = NDArray[np.float64]
 Moments = Mapping[str, Vector64]
-"""What an optimiser remembers, by name; every value has the model's shape."""
+"""State of an optimiser, by name; every value has the model's shape."""
 
 
 class ServerOptimiser(NamedTuple):
@@ -29,7 +29,7 @@ class ServerOptimiser(NamedTuple):
 
 
 def sgd(rate: float = 1.0) -> ServerOptimiser:
-    """Plain steps, ``w - rate * delta``. Rate 1 is federated averaging.
+    """Return plain steps, ``w - rate * delta``. Rate 1 is federated averaging.
 
     >>> step = sgd(1.0)
     >>> step.update(np.zeros(1), np.array([-2.75]), {})[0]
@@ -45,11 +45,11 @@ def sgd(rate: float = 1.0) -> ServerOptimiser:
 def averaged(
     rate: float = 1.0, beta: float = 0.99, form: Literal["average", "heavy_ball"] = "average"
 ) -> ServerOptimiser:
-    """Server momentum.
+    """Return steps with server momentum.
 
     ``average`` keeps a moving average, ``m = beta m + (1 - beta) delta``: it starts slowly (63 % of
-    the way after 1 / (1 - beta) rounds). ``heavy_ball`` lets the ball roll, ``m = beta m + delta``:
-    its steps are up to 1 / (1 - beta) times as long.
+    the way after 1 / (1 - beta) rounds). ``heavy_ball`` keeps the sum ``m = beta m + delta``: its
+    steps are up to 1 / (1 - beta) times as long.
 
     >>> w, m = averaged(beta=0.9).update(np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})
     >>> round(float(w[0]), 3)
@@ -70,7 +70,7 @@ def averaged(
 def adam(
     rate: float = 0.01, beta1: float = 0.99, beta2: float = 0.999, eps: float = 1e-3
 ) -> ServerOptimiser:
-    """Adaptive server steps: no bias correction, ``v`` starts at ``eps²``, denominator √v + ε.
+    """Return adaptive steps: no bias correction, ``v`` starts at ``eps²``, denominator √v + ε.
 
     Differs from other libraries on purpose: some correct the bias, which multiplies the first
     step by (1 - beta1)⁻¹ √(1 - beta2).
@@ -95,7 +95,7 @@ def adam(
 
 
 class Corrected(NamedTuple):
-    """What Adam with bias correction remembers: how many steps, and its two averages."""
+    """State of Adam with bias correction: the number of steps and its two averages."""
 
     taken: int
     first: NDArray[Any]
@@ -111,9 +111,9 @@ def corrected(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> tuple[NDArray[Any], Corrected]:
-    """Step as ``torch.optim.Adam`` does, with its bias correction: for what the server itself owns.
+    """Step as ``torch.optim.Adam`` does, with bias correction: for the server's own parameters.
 
-    ``adam`` above is what moves a model by other people's differences, and corrects nothing.
+    ``adam`` above moves a model by the clients' differences, and does not correct the bias.
 
     >>> p, memory = corrected(np.zeros(1), np.array([-3.0]), Corrected(0, *np.zeros((2, 1))), 0.1)
     >>> round(float(p[0]), 9), memory.taken

@@ -1,4 +1,4 @@
-"""What a server half is made of, and what the shell needs of any half's state."""
+"""Types of a server half: its inputs, and the part of its state that the shell reads."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from edge_sdk.wire.schema import SchemaError
 
 
 class Course(Protocol):
-    """How far a run has come: all that the shell reads of a server half's state.
+    """Progress of a run: all that the shell reads of a server half's state.
 
-    Everything else is the half's own. A state is a frozen dataclass of leaves, of mappings by
-    client and of mappings of those (``aggregator.store.state_codec``); its first state, from ``init``, has
-    every mapping by client empty. ``w`` is a field of it: a next run begins with that leaf.
+    The rest is private to the half. A state is a frozen dataclass of leaves, of mappings by
+    client and of mappings of those (``aggregator.store.state_codec``); its first state, from
+    ``init``, has every mapping by client empty. ``w`` is a field: a next run begins with that leaf.
     """
 
     @property
     def round(self) -> int:
-        """The round that is open, or was last; 0 before ``OPEN``. Rises at every opening."""
+        """Return the open round, or the last one; 0 before ``OPEN``. Rises with every opening."""
 
     @property
     def version(self) -> int:
-        """How often the model has moved."""
+        """Return the number of times the model has moved."""
 
     @property
     def is_open(self) -> bool:
-        """Whether answers are wanted."""
+        """Return True while the round accepts updates."""
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for the round to close."""
+        """Return the number of updates that wait for the round to close."""
 
     @property
     def w(self) -> NDArray[np.float64]:
-        """The common model (the consensus, if a paper calls it so), shape ``(P,)``."""
+        """Return the common model (the consensus, in some papers), shape ``(P,)``."""
 
 
 @runtime_checkable
 class Clustered(Protocol):
-    """A half's state that sorts clients into clusters; page and metrics show them."""
+    """State of a half that sorts clients into clusters; status page and metrics show them."""
 
     @property
     def clusters(self) -> Mapping[str, tuple[str, ...]]:
-        """Clients by cluster, in order; empty clusters too."""
+        """Return the clients of each cluster, in order; empty clusters too."""
 
 
 @runtime_checkable
 class Credited(Protocol):
-    """A half's state that weighs every client's model for every other; status and metrics do."""
+    """State of a half that weighs clients' models for one another; status and metrics show it."""
 
     @property
     def credit(self) -> Mapping[str, Mapping[str, float]]:
-        """What each client made of each other last; empty before that."""
+        """Return the latest weight of each other client for each client; empty before the first."""
 
     @property
     def credits(self) -> Mapping[int, Mapping[str, Mapping[str, float]]]:
-        """The same by version, for the rounds that are kept."""
+        """Return the same by version, for the rounds that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class BoundGraph:
     Attributes:
         model: The model (``aggregator.graph.GraphModel``).
         shape: F and L of the bundle's activations.
-        places: Slots of the stations whose place on the graph is known.
+        places: Slots of the stations whose position on the graph is known.
     """
 
     model: Any
@@ -85,29 +85,29 @@ class BoundGraph:
 
 @runtime_checkable
 class Linked(Protocol):
-    """A half's state that says who is whose neighbour; ``begin`` tells each device its own."""
+    """State of a half that links neighbours; ``begin`` sends each device its own."""
 
     @property
     def links(self) -> Mapping[str, Mapping[str, float]]:
-        """What every device makes of each neighbour."""
+        """Return the weight of each neighbour for every device."""
 
     @property
     def weighs(self) -> bool:
-        """Whether devices are told so, or find it from degrees."""
+        """Return True if devices receive the weights, False if they compute them from degrees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a server half is made of.
+    """Inputs of a server half.
 
     Attributes:
-        rule: Combines rows; a half that has no use for one ignores it.
-        settings: The method's own settings, as configured.
-        rounds: When a round ends; ``quorum`` is the S of S-of-M methods, the K of buffered ones.
-        spec: The layout of the vector, with the run's shared layers; None where no half looks.
-        seed: Of draws the server makes.
+        rule: Combines rows; a half that does not use a rule ignores it.
+        settings: Settings of the method, as configured.
+        rounds: Settings of rounds; ``quorum`` is the S of S-of-M methods, the K of buffered ones.
+        spec: Layout of the vector, with the run's shared layers; None if no half reads it.
+        seed: Seed of the server's random draws.
         share: Probability that a device takes part in a round.
-        folder: Where the configuration lies: files that settings name are relative to it.
+        folder: Folder of the configuration: files that settings name are relative to it.
         graph: The model between the devices, where a run has one.
     """
 
@@ -122,12 +122,11 @@ class Setup:
 
 
 class Method(NamedTuple):
-    """A server half, and the settings a configuration builds strictly for it.
+    """A server half, and the settings that a configuration builds strictly for it.
 
-    Where the contract's ask is ``patient``, the settings have ``max_staleness``: an answer that
-    started from an older version than so many before the present one is refused at the door. They
-    may have ``graphs``: those of the contract's that a device needs for these numbers. A method
-    that combines answers on its ``own`` refuses a rule, so none is shown.
+    Where the contract's ask is ``patient``, the settings have ``max_staleness``: a staler update is
+    refused at ingress. They may have ``graphs``: those of the contract's that a device needs for
+    these numbers. A method that combines updates on its ``own`` refuses a rule, so none is shown.
     """
 
     settings: type[Any]
@@ -139,7 +138,7 @@ Unused = Literal["rule", "weighting", "share"]
 
 
 def has_no_use(setup: Setup, *unused: Unused) -> None:
-    """Refuse what a run says and its method would ignore; the defaults stand for nothing said.
+    """Refuse settings of a run that its method would ignore; defaults are accepted.
 
     Raises:
         SchemaError: Naming the key.
@@ -166,9 +165,9 @@ def has_no_use(setup: Setup, *unused: Unused) -> None:
 
 
 def takes_no_rule(setup: Setup) -> None:
-    """Refuse a rule where the method combines answers by itself.
+    """Refuse a rule where the method combines updates itself.
 
     Raises:
-        SchemaError: There is one.
+        SchemaError: A rule is configured.
     """
     has_no_use(setup, "rule")
