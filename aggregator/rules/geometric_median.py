@@ -1,4 +1,4 @@
-"""Rules that look for a centre of all rows: geometric median, AutoGM, centred clipping."""
+"""Rules on a centre of all rows: geometric median, AutoGM, centred clipping."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from aggregator.rules.parameters import Radius, Shares, Times, Tolerance
 from aggregator.rules.rows import Matrix, Memory, Rows, RuleVerdict, apart
 
 _TINY = 1e-12
-_CLOSE = 0.01  # so near a row, in median distances, Weiszfeld asks whether it has arrived
+_CLOSE = 0.01  # distance to a row, in median distances, at which Weiszfeld tests for convergence
 
 
 class MedianFit(NamedTuple):
     """A weighted geometric median, as a combination of the rows.
 
     Attributes:
-        weights: Which combination, shape ``(n,)``, summing to 1.
-        distances: Of every row to it, shape ``(n,)``.
-        objective: The weighted sum of distances after every step.
+        weights: Coefficients of the combination, shape ``(n,)``, summing to 1.
+        distances: Distance of every row to it, shape ``(n,)``.
+        objective: Weighted sum of distances after every step.
     """
 
     weights: Matrix
@@ -30,18 +30,17 @@ class MedianFit(NamedTuple):
 def geometric_median(
     rows: Rows, shares: Shares, *, smooth: Tolerance = 1e-6, steps: Times = 100
 ) -> RuleVerdict:
-    """Find the point whose summed distance to the rows, by their shares, is least.
+    """Return the point with the least sum of distances to the rows, weighted by their shares.
 
-    Weiszfeld's iteration in the space of weights: after one look at the rows a step costs n²
-    instead of n d. Survives faulty rows that hold less than half of
-    the shares. O(n² d).
+    Weiszfeld's iteration in the space of weights: after one pass over the rows a step costs n²
+    instead of n d. Tolerates faulty rows that hold less than half of the shares. O(n² d).
 
     Args:
         rows: Updates, shape ``(n, d)``.
-        shares: What each row counts.
-        smooth: Distances below so many median distances count as that, so that a point which
-            meets a row does not stick to it.
-        steps: At most so many steps.
+        shares: Weight of each row.
+        smooth: Least distance that is used, in median distances, so that the iteration does not
+            stop at a row that it meets.
+        steps: Largest number of steps.
 
     Example:
         >>> rows = Rows.of({str(i): np.array([x]) for i, x in enumerate((0.0, 1.0, 1e9))})
@@ -60,16 +59,16 @@ def geometric_median(
 def autogm(
     rows: Rows, *, spread: Radius | None = None, smooth: Tolerance = 1e-6, steps: Times = 100
 ) -> RuleVerdict:
-    """Find the geometric median of weights that themselves shun far rows.
+    """Return the geometric median under weights that themselves decrease with distance.
 
     Alternates between the geometric median for weights a, and the a on the simplex that minimise
-    sum a_i d_i + (spread / 2) |a|², which gives rows beyond a water level nothing.
+    Alternates between the geometric median for weights a, and the a on the simplex that minimise
 
     Args:
         rows: Updates, shape ``(n, d)``.
-        spread: The larger, the more equal the weights; left out: n times the median distance.
+        spread: A larger value makes weights more equal; left out: n times the median distance.
         smooth: As in ``geometric_median``.
-        steps: As in ``geometric_median``; also the most alternations.
+        steps: As in ``geometric_median``; also the largest number of alternations.
 
     Reference:
         Li et al., Auto-weighted Robust Federated Learning with Corrupted Data Sources, ACM TIST
@@ -93,17 +92,17 @@ def autogm(
 def centred_clipping(
     rows: Rows, memory: Memory, *, radius: Radius | None = None, steps: Times = 3
 ) -> RuleVerdict:
-    """Move the last aggregate by the mean of the rows' differences, each cut to a length.
+    """Move the last aggregate by the mean of the rows' differences, each clipped to a norm.
 
-    The first aggregate is zero, so rows must be updates; later it is what this rule returned in
-    the round before, which it remembers. Survives a minority if the radius fits. O(steps n d).
+    The first aggregate is zero, so rows must be updates; later it is this rule's result of the
+    round before, which it remembers. Tolerates a minority if the radius fits. O(steps n d).
 
     Args:
         rows: Updates, shape ``(n, d)``.
         memory: ``v``, the last aggregate, shape ``(d,)``.
-        radius: Longest difference that counts in full; left out: the median distance to the last
-            aggregate.
-        steps: How often to move.
+        radius: Largest norm of a difference that counts in full; left out: the median distance to
+            the last aggregate.
+        steps: Number of moves.
 
     Example:
         >>> rows = Rows.of({"a": np.array([0.5]), "b": np.array([-0.5]), "c": np.array([1e9])})
@@ -140,10 +139,10 @@ def weiszfeld(
 
     Args:
         gram: Inner products of the rows about any centre, shape ``(n, n)``.
-        shares: What each row counts, shape ``(n,)``.
-        distances: Of the rows to the starting point, shape ``(n,)``.
-        floor: The least distance that counts.
-        steps: At most so many.
+        shares: Weight of each row, shape ``(n,)``.
+        distances: Distances of the rows to the starting point, shape ``(n,)``.
+        floor: Least distance that is used.
+        steps: Largest number of steps.
         tolerance: Stop when a step is shorter than this, relative to the median distance.
     """
     squares, last = np.diag(gram), None
@@ -170,9 +169,9 @@ def weiszfeld(
 
 
 def _is_at(gram: Matrix, shares: Matrix, k: int) -> bool:
-    """Whether a row is itself the geometric median: the others' pulls do not outweigh its share.
+    """Return True if a row is the geometric median: the others' pulls do not exceed its share.
 
-    Weiszfeld's steps towards such a row grow ever shorter and would end beside it.
+    Weiszfeld's steps towards such a row become ever shorter and would end beside it.
 
     Reference:
         Vardi and Zhang, The multivariate L1-median and associated data depth, PNAS 2000, eq. 2.6.
@@ -200,11 +199,11 @@ def water_level(distances: Matrix, spread: float) -> Matrix:
 
 
 def _start(rows: Rows, smooth: float) -> tuple[Matrix, Matrix, float]:
-    """Return inner products, where Weiszfeld's iteration begins, and the least distance.
+    """Return inner products, the start of Weiszfeld's iteration, and the least distance.
 
-    It begins where every row counts by its median distance to the others: a far row counts for
-    little from the first step on, as it does from a coordinate-wise median, without another look
-    at the rows. Where it ends does not depend on that.
+    Every row starts with the inverse of its median distance to the others: a far row has little
+    weight from the first step on, as in a coordinate-wise median, without another pass over the
+    rows. The limit does not depend on the start.
     """
     gram = rows.gram()
     typical = np.sqrt(np.median(apart(gram), axis=1))

@@ -1,4 +1,4 @@
-"""Rules that trust rows with close neighbours: Krum, Multi-Krum, Bulyan."""
+"""Rules that prefer rows with close neighbours: Krum, Multi-Krum, Bulyan."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from aggregator.rules.parameters import Count, Faulty
 from aggregator.rules.rows import Matrix, Rows, RuleVerdict, Values
 
 FAR = "far"
-"""Why these rules leave a row out."""
+"""Reason of these rules to leave a row out."""
 
-_MANY = 4096  # columns in which who sent a value matters, handled at a time
+_MANY = 4096  # columns in which the sender of a value matters, handled at a time
 
 
 def krum(rows: Rows, *, f: Faulty) -> RuleVerdict:
-    """Take the row whose n - f - 2 nearest others are nearest; ties go to the lowest id.
+    """Return the row whose n - f - 2 nearest others are nearest; ties go to the lowest id.
 
-    Survives f faulty rows of n >= 2 f + 3. O(n² d).
+    Tolerates f faulty rows of n >= 2 f + 3. O(n² d).
 
     Example:
         >>> line = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 4.0, "e": 5.0}
@@ -38,14 +38,14 @@ def krum(rows: Rows, *, f: Faulty) -> RuleVerdict:
 
 
 def multi_krum(rows: Rows, *, f: Faulty, m: Count | None = None) -> RuleVerdict:
-    """Average the m rows that Krum likes best, all scored once.
+    """Average the m rows with the lowest Krum scores, all scored once.
 
-    Survives f faulty rows of n >= 2 f + 3 if m <= n - f. O(n² d).
+    Tolerates f faulty rows of n >= 2 f + 3 if m <= n - f. O(n² d).
 
     Args:
         rows: Updates, shape ``(n, d)``.
-        f: How many of them may be anything.
-        m: How many to average; left out: n - f.
+        f: Number of rows that may be Byzantine.
+        m: Number to average; left out: n - f.
 
     Reference:
         Blanchard et al., NeurIPS 2017, section 4.
@@ -56,10 +56,10 @@ def multi_krum(rows: Rows, *, f: Faulty, m: Count | None = None) -> RuleVerdict:
 
 
 def bulyan(rows: Rows, *, f: Faulty) -> RuleVerdict:
-    """Select n - 2 f rows by Krum one after another, then average what is near their median.
+    """Select n - 2 f rows by Krum one after another, then average the values near their median.
 
     Of the selected rows, every coordinate is the mean of the n - 4 f values closest to its median;
-    of two as close, that of the lower id. Survives f faulty rows of n >= 4 f + 3.
+    of two as close, that of the lower id. Tolerates f faulty rows of n >= 4 f + 3.
     O(n² d + n² log n).
 
     Reference:
@@ -84,23 +84,23 @@ def krum_scores(distances: Matrix, f: int) -> Matrix:
 
 
 def bulyan_selection(distances: Matrix, f: int) -> NDArray[np.intp]:
-    """Return the n - 2 f rows that Krum picks in turn, in the order in which they are picked.
+    """Return the n - 2 f rows that Krum selects in turn, in order of selection.
 
-    Neighbours are counted among the rows that are left: their number less f less 2, at least 1.
-    Every row's distances are sorted once; what a pick changes in a score is one distance.
+    Neighbours are counted among the remaining rows: their number less f less 2, at least 1.
+    Every row's distances are sorted once; a selection changes one distance of a score.
 
     Args:
         distances: Squared, shape ``(n, n)``.
-        f: How many rows may be anything.
+        f: Number of rows that may be Byzantine.
     """
     left = _Left(distances, f)
     return np.array([left.pick() for _ in range(len(distances) - 2 * f)], np.intp)
 
 
 class _Left:
-    """Krum's scores among the rows that are left.
+    """Krum scores among the remaining rows.
 
-    ``last`` is the place, in every row's order of nearness, of the farthest neighbour that counts.
+    ``last`` is the position, in every row's order of distance, of its farthest counted neighbour.
     """
 
     def __init__(self, distances: Matrix, f: int) -> None:
@@ -117,18 +117,18 @@ class _Left:
         self._exact = self._scores.copy()
 
     def pick(self) -> int:
-        """Return the row with the lowest score, ties to the lowest place, and let it go."""
+        """Return the row with the lowest score, ties to the lowest position, and remove it."""
         best, before = self._best(), self._neighbours()
         self._gone[best] = True
         if np.count_nonzero(~self._gone) < 2:
-            return best  # nobody is left to be near to
+            return best  # no row is left to be near to
         self._forget(best, shrinks=self._neighbours() < before)
         if self._neighbours() == 1:  # two that are each other's nearest tie, so no rounding here
             self._scores = self._near[self._all, self._last]
         return best
 
     def _best(self) -> int:
-        """Return the row with the lowest score; scores that rounding may have parted are redone."""
+        """Return the row with the lowest score; scores within rounding of it are computed anew."""
         scores = np.where(self._gone, np.inf, self._scores)
         close = np.flatnonzero(scores <= scores.min() * (1 + 1e-9))
         if len(close) > 1:
@@ -145,7 +145,7 @@ class _Left:
         return max(int(np.count_nonzero(~self._gone)) - self._f - 2, 1)
 
     def _forget(self, gone: int, *, shrinks: bool) -> None:
-        """Take one row out of all others' neighbours, or the farthest neighbour if it was none."""
+        """Remove one row from all others' neighbours, or the farthest neighbour if it was none."""
         place = self._place[:, gone]
         counted = place <= self._last
         if shrinks:
@@ -157,14 +157,14 @@ class _Left:
         self._refresh()
 
     def _move(self, which: NDArray[np.bool_], by: int) -> None:
-        """Move ``last`` of some rows to the next place whose row is left."""
+        """Move ``last`` of some rows to the next position whose row remains."""
         (rows,) = np.nonzero(which & ~self._gone)
         while len(rows):
             self._last[rows] += by
             rows = rows[self._gone[self._order[rows, self._last[rows]]]]
 
     def _refresh(self) -> None:
-        """Add up anew what has lost its digits to subtraction: a far row's score, at its end."""
+        """Recompute scores that lost digits to subtraction: a far row's score, at its end."""
         (rows,) = np.nonzero(~self._gone & (self._scores < 1e-3 * self._exact))
         for row in rows:
             self._scores[row] = self._exact[row] = self._summed(row)
@@ -179,8 +179,8 @@ def _to_others(distances: Matrix) -> Matrix:
 def _near_middle(columns: Values, keep: int) -> NDArray[Any]:
     """Return the mean of the values nearest to the middle of every ascending column.
 
-    They lie side by side: only where they begin is searched for. NaN where a value on either side
-    is as near, so that who sent it decides.
+    They are contiguous: only their start is searched for. NaN where a value on either side is as
+    near, so that the sender decides.
     """
     n, wide = columns.shape
     centre, every = middle(columns).astype(np.float64), np.arange(wide)

@@ -1,4 +1,4 @@
-"""Clients sorted into clusters: what a run of many centres keeps, and what a round makes of it."""
+"""Clusters of clients: the state of a run with several centres, and the steps of a round."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """What a run of this kind is.
+    """Settings of a run with several centres.
 
     Attributes:
-        count: K, how many centres.
-        rounds: When a round ends.
+        count: K, number of centres.
+        rounds: Settings of the rounds.
         values: Numbers of every task, as the contract names them.
         first: Numbers of the tasks before the centres have moved.
-        seeding: Whether the first answers seed the centres; else all stay at the first model.
-        reseed_after: An empty cluster begins anew after so many rounds; None keeps it for ever.
-        stale_after: Rounds that a silent client's weights count.
-        newcomer: What a client without a cluster begins with: the average of all, or the centre of
-            the largest cluster.
-        scale: What each number counts in a distance, shape ``(P,)``; None counts all alike.
-        seed: Of the draws that seed the centres.
+        seeding: True seeds the centres with the first updates; else all stay at the first model.
+        reseed_after: Rounds after which an empty cluster is placed anew; None never.
+        stale_after: Number of rounds that a silent client's weights count.
+        newcomer: Start of a client without a cluster: the average of all, or the centre of the
+            largest cluster.
+        scale: Weight of each coordinate in a distance, shape ``(P,)``; None weighs all equally.
+        seed: Seed of the draws that seed the centres.
     """
 
     count: int
@@ -57,15 +57,15 @@ class Clustering:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Centres(LatestUpdates):
-    """The server's state; ``w`` is the average over clients of their centres.
+    """Store the server's state; ``w`` is the average over clients of their centres.
 
     Attributes:
         centres: Shape ``(K, P)``; all the first model until they are seeded.
-        empty: For how many rounds nobody belonged to each centre, shape ``(K,)``.
-        seeded: Whether the centres were placed.
-        seed: Of the draws that place them; kept, because the configured one may change.
-        labels: The cluster that each client belongs to.
-        memories: What each cluster's rule remembers, by its label.
+        empty: Number of rounds that each centre had no member, shape ``(K,)``.
+        seeded: True after the centres were placed.
+        seed: Seed of the draws that place them; kept, because the configured one may change.
+        labels: Cluster of each client.
+        memories: Memory of each cluster's rule, by its label.
     """
 
     centres: Matrix
@@ -77,7 +77,7 @@ class Centres(LatestUpdates):
 
     @property
     def clusters(self) -> dict[str, tuple[str, ...]]:
-        """Who belongs to which cluster, of those whose weights count; empty ones too."""
+        """Return the clients of each cluster whose weights count; empty clusters too."""
         members: dict[str, list[str]] = {str(number): [] for number in range(len(self.centres))}
         for name in sorted(frozenset(self.labels) & frozenset(self.held)):
             members[str(self.labels[name])].append(name)
@@ -86,12 +86,12 @@ class Centres(LatestUpdates):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """What a round makes of the centres, and who belongs where.
+    """Result of a round: the centres and the clients' clusters.
 
     Attributes:
-        state: With centres, labels and average in place; round and version are as before.
-        moved: What the M-step did.
-        begun: Clusters that began anew, each with the client it was placed at.
+        state: State with centres, labels and average in place; round and version are as before.
+        moved: Result of the M-step.
+        begun: Clusters that were placed anew, each with the client at which.
     """
 
     state: Centres
@@ -100,7 +100,7 @@ class Fit:
 
 
 def fitted(state: Centres, rule: Rule, settings: Clustering) -> Fit:
-    """Seed if it is the first time; then one E-step, one M-step, and what became of empty ones."""
+    """Seed in the first round; then take an E-step and an M-step, and place empty clusters anew."""
     state = state if state.seeded else _seeded(state, settings)
     names = sorted(state.held)
     points = [state.held[name] for name in names]
@@ -121,7 +121,7 @@ def fitted(state: Centres, rule: Rule, settings: Clustering) -> Fit:
 
 
 def _seeded(state: Centres, settings: Clustering) -> Centres:
-    """Place the centres at some of the first answers, whoever came first."""
+    """Place the centres at some of the first updates, independent of their order of arrival."""
     names = sorted(state.held)
     points = [state.held[name] for name in names]
     drawn = draws(state.seed, state.version, settings.count)
@@ -133,7 +133,7 @@ def _seeded(state: Centres, settings: Clustering) -> Centres:
 def _reseeded(state: Centres, settings: Clustering) -> tuple[Centres, dict[str, str]]:
     """Place clusters anew that were empty too long, each at the client farthest from its centre.
 
-    That client belongs to the new cluster at once; whom it left counts it one last time.
+    That client belongs to the new cluster at once; its old cluster counts it one last time.
     """
     begun: dict[str, str] = {}
     if settings.reseed_after is None:
@@ -165,7 +165,7 @@ def _begun(state: Centres, number: int, client: str) -> Centres:
 
 
 def _average(state: Centres) -> Matrix:
-    """Return the average over clients of their centres: what is announced as the common model."""
+    """Return the average over clients of their centres, announced as the common model."""
     labels = np.array([state.labels[name] for name in sorted(state.held)], np.intp)
     sizes = np.bincount(labels, minlength=len(state.centres))
     total = np.zeros_like(state.w)
@@ -175,7 +175,7 @@ def _average(state: Centres) -> Matrix:
 
 
 def report_of(before: Centres, fit: Fit, settings: Clustering) -> dict[str, Any]:
-    """Return what is worth telling about a round; plain values only, for a page or JSON."""
+    """Return the report of a round; plain values only, for a page or JSON."""
     state = fit.state
     return {
         "clusters": {label: list(names) for label, names in state.clusters.items()},

@@ -1,4 +1,4 @@
-"""FeSEM: what a run may choose, and what it makes of the multi-centre half."""
+"""FeSEM: settings, and the multi-centre half that they configure."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Pull = Annotated[float, Between(0.0, 5e8)]  # a task's ``prox`` is twice as much
 
 @dataclass(frozen=True, slots=True)
 class FeSEM:
-    """Multi-centre learning: devices are sorted by their weights, each cluster has a model.
+    """Multi-centre learning: devices are clustered by their weights, each cluster has a model.
 
-    A rule other than the mean decides inside each cluster. It does not protect the sorting: a liar
-    that sends something far enough takes a centre for itself.
+    A rule other than the mean is applied inside each cluster. It does not protect the clustering: a
+    Byzantine device far enough away gets its own centre.
 
     Attributes:
-        centres: How many clusters (K); at most as many as answers make a round.
+        centres: Number of clusters (K); at most the number of updates of a round.
         steps: Local steps a round.
         rate: Their learning rate.
         first_steps: Local steps of the first round, whose weights seed the centres: a pass over a
             device's windows. Devices may refuse more than 64 (``accept.max_steps``).
         mu: Weight of the squared distance to the centre in a device's loss (lambda).
-        seeding: Where centres begin: at some of the first answers, far from each other
-            (``kmeans++``); or all at the first model (``common``): everybody is in one cluster
-            in the first round, and the other centres wait at the first model.
-        empty: A centre that nobody belongs to stays where it is; ``reseed`` places it at the
-            device farthest from its own after a while, ``keep`` never does.
-        reseed_after: Rounds in a row that a cluster is empty before it is placed anew.
-        stale_after: Rounds that the last weights of a silent device count.
-        distance: Between weights: over all numbers alike (``plain``), or of each layer's mean
-            square (``layers``), so that large layers do not outweigh small ones.
-        newcomer: What a device that comes later begins with: the ``average`` over all devices, or
-            the centre of the ``largest`` cluster.
+        seeding: Initial centres: some of the first updates, far from each other (``kmeans++``); or
+            the first model (``common``): all devices are in one cluster in the first round, and
+            the other centres stay at the first model.
+        empty: A centre without members stays where it is; ``reseed`` places it at the device
+            farthest from its own after ``reseed_after`` rounds, ``keep`` never does.
+        reseed_after: Number of rounds in a row that a cluster is empty before it is placed anew.
+        stale_after: Number of rounds that the last weights of a silent device count.
+        distance: Distance of weights: over all coordinates equally (``plain``), or over each
+            layer's mean square (``layers``), so that large layers do not outweigh small ones.
+        newcomer: Start of a device that joins later: the ``average`` over all devices, or the
+            centre of the ``largest`` cluster.
     """
 
     centres: Count = 3
@@ -60,11 +60,11 @@ class FeSEM:
 
     @property
     def max_staleness(self) -> int:
-        """Answers that began from an older version than silent devices count are refused."""
+        """Return the largest accepted staleness, equal to ``stale_after``."""
         return self.stale_after
 
     def bound(self, setup: Setup) -> Clustering:
-        """Return the half's settings. A device pulls by half its ``prox``: hence twice ``mu``."""
+        """Return the half's settings. A device's pull is half its ``prox``: hence twice ``mu``."""
         by_layers = self.distance == "layers"
         return Clustering(
             self.centres,
@@ -85,12 +85,12 @@ def fesem(setup: Setup) -> Half[Centres]:
 
     Reference:
         Xie et al., Multi-Center Federated Learning, 2020 (arXiv 2005.01026). Only its abstract and
-        introduction were to hand; seeding, empty clusters and silent devices are our reading.
+        introduction were available; seeding, empty clusters and silent devices are our reading.
 
     Raises:
-        SchemaError: More centres than the answers of a round can be sorted to, each centre with as many
-            as the rule needs; a trusted device, which belongs to one cluster only; or something
-            that the method has no use for.
+        SchemaError: More centres than the updates of a round can fill, with as many as the rule
+            needs; a trusted device, which belongs to one cluster only; or a setting that the method
+            does not use.
     """
     has_no_use(setup, "weighting", "share")
     settings: FeSEM = setup.settings

@@ -1,8 +1,8 @@
-"""Several centres among clients' weights: who belongs to which, and where each centre goes.
+"""k-means over clients' weights: assignment to centres (E-step) and update of centres (M-step).
 
 Pure functions over a stack of weights, one row per client in order of client id, and a stack of
-centres. Distances are sums of squared differences taken number by number, never from inner
-products: clients of one cluster differ little, and what they share would take the digits.
+centres. Distances are sums of squared differences by coordinate, never from inner products:
+clients of one cluster differ little, and their common part would cost the digits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Labels = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """What one M-step made of the centres.
+    """Result of one M-step.
 
     Attributes:
-        centres: Shape ``(K, P)``; one that nobody belongs to, or whose rule refused, is as before.
-        decided: Clusters whose rule decided.
-        memories: What each cluster's rule remembers, by its label.
-        weights: What each client counted in its cluster.
+        centres: Shape ``(K, P)``; one without members, or whose rule refused, is as before.
+        decided: Clusters whose rule returned a verdict.
+        memories: Memory of each cluster's rule, by its label.
+        weights: Weight of each client in its cluster.
         dropped: Clients that a rule left out, each with the reason.
-        kept: Clusters whose rule had too few members, each with what it said.
+        kept: Clusters whose rule had too few members, each with its reason.
     """
 
     centres: Matrix
@@ -50,7 +50,7 @@ def distances(points: Sequence[Array], centres: Matrix, scale: Matrix | None = N
     Args:
         points: n vectors of shape ``(P,)``, float32 or float64.
         centres: Shape ``(K, P)``, float64.
-        scale: What each number counts, shape ``(P,)``; None counts all alike.
+        scale: Weight of each coordinate, shape ``(P,)``; None weighs all equally.
 
     Example:
         >>> distances([np.array([1.0, 2.0])], np.array([[0.0, 0.0], [1.0, 4.0]])).tolist()
@@ -66,7 +66,7 @@ def distances(points: Sequence[Array], centres: Matrix, scale: Matrix | None = N
 
 
 def nearest(points: Sequence[Array], centres: Matrix, scale: Matrix | None = None) -> Labels:
-    """Return every point's centre, the lowest of several that are equally near (the E-step).
+    """Return every point's nearest centre, the lowest of several equally near (the E-step).
 
     >>> nearest([np.array([0.5]), np.array([10.0])], np.array([[0.0], [1.0], [10.0]])).tolist()
     [0, 2]
@@ -76,7 +76,7 @@ def nearest(points: Sequence[Array], centres: Matrix, scale: Matrix | None = Non
 
 
 def layered(slices: Slices) -> Matrix:
-    """Return a scale by which every layer counts as its mean square, whatever its size.
+    """Return a scale that weighs every layer by its mean square, independent of its size.
 
     >>> layered((slice(0, 1), slice(1, 5))).tolist()
     [1.0, 0.25, 0.25, 0.25, 0.25]
@@ -86,17 +86,17 @@ def layered(slices: Slices) -> Matrix:
 
 
 def draws(seed: int, version: int, count: int) -> Matrix:
-    """Return uniform numbers in [0, 1) for one seeding; asked again, they are the same."""
+    """Return uniform numbers in [0, 1) for one seeding, fixed by the arguments."""
     words = f"fesem {seed} {version}".encode()
     key = int.from_bytes(hashlib.sha256(words).digest()[:16], "little")
     return np.random.Generator(np.random.Philox(key=key)).random(count)
 
 
 def plus_plus(points: Sequence[Array], drawn: Matrix, scale: Matrix | None = None) -> list[int]:
-    """Choose points to be the first centres: far from each other, most likely (k-means++).
+    """Choose points as initial centres, far from each other with high probability (k-means++).
 
-    The first is any; each further one comes with probability proportional to its squared distance
-    from the nearest chosen. Where all that are left coincide with a chosen one, the first of them.
+    The first is drawn uniformly; each further one with probability proportional to its squared
+    distance from the nearest chosen. If all others coincide with a chosen one, the first of them.
 
     Args:
         points: n vectors of shape ``(P,)``.
@@ -134,16 +134,16 @@ def moved(
     centres: Matrix,
     memories: Mapping[str, Memory],
 ) -> Moved:
-    """Move every centre to what a rule makes of its members: with ``mean``, their mean (M-step).
+    """Move every centre to the rule's result over its members: with ``mean``, their mean (M-step).
 
-    A rule sees centre minus member, as it sees received minus trained elsewhere.
+    A rule receives centre minus member, as it receives received minus trained elsewhere.
 
     Args:
-        rule: Decides inside each cluster; all members count alike.
+        rule: Rule that is applied inside each cluster; all members count equally.
         points: Weights by client, shape ``(P,)``.
         labels: The cluster of each of these clients.
         centres: Shape ``(K, P)``.
-        memories: What each cluster's rule remembers, by its label.
+        memories: Memory of each cluster's rule, by its label.
 
     Example:
         >>> from aggregator.rules import bind
@@ -175,10 +175,10 @@ def moved(
 def farthest(
     points: Sequence[Array], labels: Labels, centres: Matrix, scale: Matrix | None = None
 ) -> int | None:
-    """Return which point lies farthest from its own centre, the first of several.
+    """Return the point farthest from its own centre, the first of several.
 
-    A point that is all of its cluster is not looked at, nor one that lies at its centre: None where
-    there is no other.
+    A point that is alone in its cluster is not considered, nor one at its centre: None if there is
+    no other.
 
     >>> points = [np.array([0.0]), np.array([3.0]), np.array([90.0])]
     >>> farthest(points, np.array([0, 0, 1]), np.array([[1.0], [10.0]]))

@@ -1,10 +1,11 @@
-"""Several models instead of one: each client gets the centre of the cluster that it belongs to.
+"""Multi-centre rounds: each client receives the centre of the cluster that it belongs to.
 
-The first round is one local pass from the common first model; its answers seed the centres. From
-then on a round is: every client's newest weights go to the nearest centre (E-step), every centre to
-what a rule makes of its members (M-step), and who answered gets its centre and a new task.
+The first round is one local pass from the common first model; its updates seed the centres. Every
+later round assigns each client's newest weights to the nearest centre (E-step), moves each centre
+to the rule's result over its members (M-step), and sends the round's clients their centre and a
+new task.
 
-Clusters have numbers and no meaning: which number a group of clients has is an accident of seeding.
+Cluster numbers have no meaning: they depend on the seeding.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def multicentre(rule: Rule, settings: Clustering) -> Half[Centres]:
 
 
 def _tasks(state: Centres, settings: Clustering, clients: Iterable[str]) -> Effects:
-    """Ask clients to step from their centres; those of one cluster share one array."""
+    """Return tasks to step from the clients' centres; those of one cluster share one array."""
     starts: dict[int | None, Vector] = {}
     values = settings.values if state.version else settings.first
     tasks = []
@@ -64,14 +65,14 @@ def _tasks(state: Centres, settings: Clustering, clients: Iterable[str]) -> Effe
 
 
 def _start(state: Centres, settings: Clustering, label: int | None) -> NDArray[np.float64]:
-    """Return a cluster's centre, or what a client that belongs to none begins with."""
+    """Return a cluster's centre, or the start of a client without a cluster."""
     if label is None and settings.newcomer == "largest" and state.version:
         label = int(max(state.clusters, key=lambda one: len(state.clusters[one])))
     return state.w if label is None else state.centres[label]
 
 
 def _why_not(fit: Fit) -> str:
-    """Return why a round moved nothing: no rule could decide, or its step cannot be announced."""
+    """Return why a round moved nothing: no rule returned a verdict, or its step is not finite."""
     if not (fit.moved.decided or fit.begun):
         return "; ".join(f"cluster {label}: {why}" for label, why in fit.moved.kept.items())
     if not np.isfinite(published(fit.state.centres)).all():

@@ -1,4 +1,4 @@
-"""ASPIRE-EASE: the settings of a run, and what they make of them."""
+"""ASPIRE-EASE: settings of a run, and the engine that they configure."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from edge_sdk.wire.schema import Between
 
 @dataclass(frozen=True, slots=True)
 class AspireEase:
-    """Distributionally robust learning over the worst weighting of the devices; not Byzantine.
+    """Distributionally robust learning over the worst weighting of devices; not Byzantine-robust.
 
-    The run's ``quorum`` is S, so many different devices make a firing.
+    The run's ``quorum`` is S, the number of different devices of a firing.
 
     Attributes:
         steps: Local steps an activation.
         rate: Their learning rate.
-        optimiser: Of a step.
+        optimiser: Optimiser of a local step.
         kappa: Weight of the quadratic pull to the consensus.
         server_rate: Step of the consensus.
-        normalise: ``mean``, pulls averaged and losses weighed on average by 1; or the paper's
-            ``sum``, with losses weighed on average by 1/n.
+        normalise: ``mean`` averages the pulls and weighs losses by 1 on average; the paper's
+            ``sum`` weighs losses by 1/n on average.
         dual_rate: Step of the consensus duals (rho_2).
-        dual_max: Their bound.
-        fading: Power with which all damping falls: 1/4, or the preprint's 1/8.
-        budget: Gamma as a share of the devices; 0 weighs all alike.
-        reach: How far a device's weight can be moved, as a share of 1/n.
+        dual_max: Bound of the duals.
+        fading: Exponent with which all damping decreases: 1/4, or the preprint's 1/8.
+        budget: Gamma as a fraction of the devices; 0 weighs all equally.
+        reach: Largest change of a device's weight, as a fraction of 1/n.
         h_rate: Step of the epigraph variable.
-        h_least: Its floor; left out: none. The preprint's is 0, at which small losses are hardly
-            learned from.
+        h_least: Floor of the epigraph variable; left out: none. The preprint's is 0, at which
+            small losses hardly contribute.
         plane_rate: Step of the planes' multipliers (rho_1).
-        plane_max: Their bound.
-        cut_every: Firings between two looks for a new plane.
-        admit: It must exceed the other ``planes`` (the preprint), or ``h``.
-        drop_after: Looks at a multiplier of 0, in a row, after which a plane goes; the
-            preprint's is 1.
-        planes: So many at most.
-        loss_cap: A claimed loss counts at most so many times the median; 0: as claimed.
-        patience: Versions a device may fall behind.
+        plane_max: Bound of the multipliers.
+        cut_every: Firings between two searches for a new plane.
+        admit: Condition on a new plane: it exceeds the other ``planes`` (the preprint), or ``h``.
+        drop_after: Number of searches in a row that find a multiplier of 0 before its plane is
+            removed; the preprint's is 1.
+        planes: Largest number of planes.
+        loss_cap: Largest claimed loss, as a multiple of the median; 0 uses losses as claimed.
+        patience: Number of versions that a device may fall behind.
         overdue: ``drop`` a device that is further behind, or ``wait`` for it.
-        check_every: Activations between two checks that both ends hold one dual; 0: none.
-        max_staleness: Older answers are refused at the door; they count whatever their age.
+        check_every: Activations between two checks that device and server hold one dual; 0: none.
+        max_staleness: Ingress refuses staler updates; below it updates count at any age.
     """
 
     steps: Steps = 1
@@ -90,7 +90,7 @@ class AspireEase:
 
     @property
     def ascent(self) -> Ascent:
-        """How consensus duals climb."""
+        """Return the step settings of the consensus duals."""
         return Ascent(self.dual_rate, self.dual_max, fading=self.fading)
 
     def numbers(self, _version: int) -> Mapping[str, float]:
@@ -99,7 +99,7 @@ class AspireEase:
         return values | {"prox": self.kappa} | climbing(self.ascent, self.check_every)
 
     def worst(self) -> Worst:
-        """Return how the worst case is closed in on."""
+        """Return the settings of the worst-case weighting."""
         return Worst(
             self.numbers,
             self.kappa,

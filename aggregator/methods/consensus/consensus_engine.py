@@ -1,15 +1,15 @@
-"""A consensus among clients that keep weights of their own: the server half of BAFDP and its kin.
+"""Consensus among clients that keep their own weights: the server half of BAFDP and RSA.
 
-At a firing the consensus z steps along what pulls at it: the clients' duals, and what the family
-adds (``pulls.L1`` for BAFDP and RSA, ``planes.Worst`` for ASPIRE-EASE). A dual is computed here and
-bounded, never received. Staleness is recorded and bounded; it is no weight.
+At a firing the consensus z steps along the sum of the clients' duals and the family's pull
+(``l1_penalty.L1`` for BAFDP and RSA, ``cutting_planes.Worst`` for ASPIRE-EASE). A dual is computed
+here and bounded, never received. Staleness is recorded and bounded; it is no weight.
 
-How BAFDP's text was read where it cannot be meant. The server's (20) sums duals over the honest
-clients, whom it cannot tell; with unbounded duals of all clients one liar at 10^6 takes a consensus
-that belongs into [0, 3] to 292 645. Hence the bound, by default the l1 weight itself. The
-regulariser of (17) has a sign slip that would drive duals apart; both of its terms are subtracted
-(``Ascent.is_damped``). The 1/M of (16) is in the devices' rates, so the server takes means over the
-clients it knows (``normalise``).
+Departures from BAFDP's text: The server's (20) sums duals over the honest clients, which the server
+cannot identify; with unbounded duals of all clients one Byzantine client at 10^6 moves a consensus
+in [0, 3] to 292 645. Hence the bound, by default the l1 weight itself. The regulariser of (17) has
+a sign error that would drive duals apart; both of its terms are subtracted (``Ascent.is_damped``).
+The 1/M of (16) is in the devices' rates, so the server takes means over the clients it knows
+(``normalise``).
 """
 
 from __future__ import annotations
@@ -44,46 +44,46 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class ConsensusVariant(Protocol):
-    """What the methods of this kind differ in. ``own`` is a tree of leaves, each method's own."""
+    """Hooks in which the methods of this kind differ. ``own`` is a tree of leaves, private to each."""
 
     def start(self) -> Any:  # noqa: ANN401 - each family's own state
-        """Return its state before anything was heard."""
+        """Return the family's state before the first update."""
 
     def numbers(self, own: Any, client: str, version: int) -> Scalars:  # noqa: ANN401
         """Return the numbers of a client's task."""
 
     def said(self, vector: Array) -> Array:
-        """Return what of an answer is kept."""
+        """Return the part of an update that is kept."""
 
     def heard(self, own: Any, update: Update) -> Any:  # noqa: ANN401
-        """Take the numbers of an answer in."""
+        """Return the state with the numbers of an update."""
 
     def pull(self, state: Agreed, z: Array) -> Array:
-        """Return the sum of what pulls at z beside the duals, shape ``(P,)``, float64."""
+        """Return the sum of the pulls on z beside the duals, shape ``(P,)``, float64."""
 
     def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
-        """Return the state after a firing whose consensus is in place; the version is the old."""
+        """Return the state after a firing with the new consensus, at the old version."""
 
     def without(self, own: Any, clients: Iterable[str]) -> Any:  # noqa: ANN401
-        """Forget some clients."""
+        """Return the state without some clients."""
 
     def report(self, own: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        """Return what is worth telling about a firing."""
+        """Return the family's part of a firing's report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
-    """What a run of this kind is.
+    """Settings of a run: the family, the quorum and the steps.
 
     Attributes:
-        family: What pulls at the consensus.
-        calling: When to fire.
-        rounds: Deadline, how many are enough then, and how many firings a run has.
+        family: Family with its pull on the consensus.
+        calling: Settings of the quorum.
+        rounds: Deadline, number of updates that suffices then, and number of firings of a run.
         rate: Step of the consensus.
-        decay: It falls with this power of the firing: 0 is constant, RSA has 1/2.
-        weight: Of ``z^2 / 2``, the server's own term (RSA's f_0).
-        normalise: Whether clients' pulls are averaged or summed.
-        ascent: How duals climb; None has none.
+        decay: Exponent with which the rate decreases with the firing: 0 is constant, RSA has 1/2.
+        weight: Weight of ``z^2 / 2``, the server's own term (RSA's f_0).
+        normalise: Clients' pulls are averaged or summed.
+        ascent: Step of the duals; None has no duals.
     """
 
     family: ConsensusVariant
@@ -98,19 +98,19 @@ class Consensus:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreed:
-    """The server's state. Mappings are by client.
+    """Store the server's state. Mappings are by client.
 
     Attributes:
-        round: The firing that is gathered for, from 1; 0 before the first.
-        version: How often the consensus has moved.
-        is_open: Whether answers are wanted.
-        w: The consensus z, float64, shape ``(P,)``.
-        own: The family's.
-        who: Who takes part, and whose answers wait.
-        held: What each client answered last, float32.
-        dual: Our copy of each dual, float32: bit for bit the client's.
-        owed: Whom the next task must tell its dual, because the copies may differ.
-        losses: Reported with the waiting answers.
+        round: The open firing, from 1; 0 before the first.
+        version: Number of times the consensus has moved.
+        is_open: True while the run accepts updates.
+        w: Consensus z, float64, shape ``(P,)``.
+        own: State of the family.
+        who: Participating clients and waiting updates.
+        held: Latest vector of each client, float32.
+        dual: The server's copy of each dual, float32: bit for bit the client's.
+        owed: Clients whose next task carries the dual, because the copies may differ.
+        losses: Losses reported with the waiting updates.
     """
 
     round: int
@@ -126,17 +126,17 @@ class Agreed:
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for the firing."""
+        """Return the number of updates that wait for the firing."""
         return len(self.who.arrived)
 
 
 def agreed(consensus: Consensus) -> Half[Agreed]:
     """Return the server half.
 
-    Events: ``OPEN`` begins; a ``Member`` who came gets the present consensus, unless its answer
-    waits (the shell knows whether it is at work on an older one, which then stays its task); one
-    who went is not waited for; an ``Update`` is a client's answer; the ``Due`` of a round is its
-    deadline, at which fewer are enough. No answer is given up because the consensus has moved.
+    Events: ``OPEN`` begins; a ``Member`` that joins gets the present consensus, unless its update
+    waits (a client at work on an older consensus keeps that task, which the shell records); an
+    absent client is not waited for; an ``Update`` is a client's update; the ``Due`` of a round is
+    its deadline, at which fewer suffice. No update is discarded because the consensus has moved.
     """
 
     def apply(state: Agreed, event: Event) -> tuple[Agreed, Effects]:
@@ -161,7 +161,7 @@ def agreed(consensus: Consensus) -> Half[Agreed]:
     return Half(init, apply, model=lambda state: {"p": published(state.w)})
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def _came(state: Agreed, consensus: Consensus, client: str) -> tuple[Agreed, Effects]:
@@ -178,17 +178,17 @@ def _came(state: Agreed, consensus: Consensus, client: str) -> tuple[Agreed, Eff
 def _asking(
     state: Agreed, consensus: Consensus, clients: Iterable[str], counted: Iterable[str]
 ) -> Effects:
-    """Ask some clients, and set the deadline; who was just counted takes the dual's step itself."""
+    """Return tasks and the deadline; clients just counted take the dual's step themselves."""
     known = frozenset(counted)
     tasks = (_task(state, consensus, name, is_counted=name in known) for name in sorted(clients))
     return (*tasks, _due(state, consensus))
 
 
 def _task(state: Agreed, consensus: Consensus, client: str, *, is_counted: bool) -> Task:
-    """Ask a client to step from the present consensus.
+    """Return the task to step from the present consensus.
 
-    Where its last answer was just counted, it takes the dual's step itself; else it is told the
-    dual that we hold, or that we hold none.
+    A client whose last update was just counted takes the dual's step itself; for any other the task
+    carries the server's copy of the dual, or that there is none.
     """
     values = dict(consensus.family.numbers(state.own, client, state.version))
     arrays: dict[str, Array] = {"z": published(state.w)}
@@ -203,7 +203,7 @@ def _due(state: Agreed, consensus: Consensus) -> Due:
     return Due(state.round, ASK, after=consensus.rounds.deadline)
 
 
-# --- what is heard --------------------------------------------------------------------------------
+# --- updates --------------------------------------------------------------------------------------
 
 
 def _is_news(state: Agreed, update: Update) -> bool:
@@ -212,7 +212,7 @@ def _is_news(state: Agreed, update: Update) -> bool:
 
 
 def _heard(state: Agreed, consensus: Consensus, update: Update) -> Agreed:
-    """Keep an answer; never a dual."""
+    """Keep an update; never a dual."""
     client, said = update.sender, consensus.family.said(update.vector)
     held = np.clip(said, -_LARGEST, _LARGEST).astype(np.float32)
     if _is_adrift(state, update):
@@ -228,7 +228,7 @@ def _heard(state: Agreed, consensus: Consensus, update: Update) -> Agreed:
 
 
 def _is_adrift(state: Agreed, update: Update) -> bool:
-    """Whether a client's dual may differ from ours: unknown, on another task, or it says so."""
+    """Return True if a client's dual may differ: unknown, for another task, or reported so."""
     client = update.sender
     if state.who.told.get(client) != update.base:
         return True
@@ -241,13 +241,13 @@ def _is_adrift(state: Agreed, update: Update) -> bool:
 
 
 def _perhaps(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
-    """Fire if there are enough."""
+    """Fire if there are enough updates."""
     is_ready = state.who.is_ready(state.version, consensus.calling)
     return _fired(state, consensus) if state.is_open and state.waiting and is_ready else (state, ())
 
 
 def _late(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
-    """Fire with fewer at the deadline, or wait for another one."""
+    """Fire with fewer updates at the deadline, or wait for another deadline."""
     fewer = replace(consensus.calling, enough=consensus.rounds.enough, everybody=False)
     if state.who.is_ready(state.version, fewer):
         return _fired(state, consensus)
@@ -274,7 +274,7 @@ def _fired(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
 
 
 def _dropped(state: Agreed, consensus: Consensus) -> tuple[Agreed, dict[str, str]]:
-    """Let go of who is too far behind: its pull ends, its dual begins anew when it answers."""
+    """Drop clients too far behind: their pull ends, their dual restarts with their next update."""
     calling, present = consensus.calling, state.who.present
     late = state.who.overdue(state.version, calling)
     gone = [name for name in late if calling.overdue == "drop" or not present.get(name, False)]
@@ -307,10 +307,10 @@ def without(mapping: Mapping[str, Any], clients: Iterable[str]) -> dict[str, Any
 
 
 def _moved(state: Agreed, consensus: Consensus) -> NDArray[np.float64]:
-    """Return the consensus after a firing; who has never answered pulls at nothing.
+    """Return the consensus after a firing; a client without an update has no pull.
 
-    The consensus is taken as it was announced: a client that stopped exactly there must not pull
-    because of a rounding.
+    The consensus is used as it was announced: a client that stopped exactly there must not pull
+    because of rounding.
     """
     z = published(state.w).astype(np.float64)
     pull = consensus.family.pull(state, z)
@@ -324,7 +324,7 @@ def _moved(state: Agreed, consensus: Consensus) -> NDArray[np.float64]:
 
 
 def _climbed(state: Agreed, consensus: Consensus, cohort: list[str]) -> Agreed:
-    """Take the dual steps of who was counted, with the new consensus: what they will do too."""
+    """Take the dual steps of the counted clients with the new consensus, as the clients will."""
     ascent = consensus.ascent
     if ascent is None:
         return state
@@ -343,7 +343,7 @@ def _given_up(state: Agreed, consensus: Consensus) -> tuple[Agreed, Effects]:
 def _abandoned(
     state: Agreed, consensus: Consensus, report: dict[str, Any], why: str
 ) -> tuple[Agreed, Effects]:
-    """Leave the consensus where it is; whose answers led it astray begin anew."""
+    """Keep the consensus; the clients of the failed firing begin again without held updates."""
     told = report | {"why": why, "stop": False}
     note = Closed(state.round, state.version, moved=False, report=told)
     cohort = sorted(state.who.arrived)
@@ -353,7 +353,7 @@ def _abandoned(
 
 
 def _report(state: Agreed, consensus: Consensus, z: NDArray[np.float64]) -> dict[str, Any]:
-    """Return what is worth telling about a firing; plain values only, for a page or JSON."""
+    """Return the report of a firing; plain values only, for a page or JSON."""
     cohort = sorted(state.who.arrived)
     report: dict[str, Any] = {
         "cohort": cohort,

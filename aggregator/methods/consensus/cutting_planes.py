@@ -1,16 +1,17 @@
-"""ASPIRE-EASE: the weighting of clients that is worst for us, closed in on by cutting planes.
+"""ASPIRE-EASE: the worst-case weighting of clients, approximated by cutting planes.
 
 Minimises ``max_q sum_j q_j f_j(w_j)`` over the constrained D-norm set, with all ``w_j`` equal to a
 consensus z. The maximum is an epigraph variable h above planes ``q^l``, each with a multiplier; a
-client's own loss counts ``sum_l lambda_l q_j^l``. Pulls are quadratic and unbounded: one liar moves
-the consensus as far as it likes, and what losses it claims shifts the weights. Not robust.
+client's own loss has weight ``sum_l lambda_l q_j^l``. Pulls are quadratic and unbounded: one
+Byzantine client moves the consensus without bound, and its claimed losses shift the weights. Not
+robust.
 
-The preprint (arXiv 2210.07588) could be read in a public copy of its whole text. It differs from
-what this project's specification had: a plane is new if it exceeds the other planes, (18), not h;
-a plane whose multiplier is 0 goes at once, (20); damping falls with the power 1/8, not 1/4; h and
-the multipliers are projected on [0, a_2] and [0, a_3] of unnamed size. ``admit``, ``drop_after``,
-``fading``, ``h_least`` and ``plane_max`` choose. Where the text leaves it open: the prior is a
-plane that stays, its multiplier begins at 1, and h where that is at rest.
+The preprint (arXiv 2210.07588) was read in a public copy of its whole text. It differs from the
+first specification of this project: a plane is new if it exceeds the other planes, (18), not h; a
+plane whose multiplier is 0 is removed at once, (20); damping decreases with the power 1/8, not
+1/4; h and the multipliers are projected on [0, a_2] and [0, a_3] of unnamed size. ``admit``,
+``drop_after``, ``fading``, ``h_least`` and ``plane_max`` choose. Where the text leaves it open: the
+prior is a plane that stays, its multiplier begins at 1, and h where that is at rest.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from edge_sdk.shared_math.consensus_dual import damping
 from edge_sdk.wire.contract.method import Array, Scalars, Update
 
 PRIOR = "prior"
-"""The plane that weighs all known clients alike."""
+"""The plane that weighs all known clients equally."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is known of the worst case. Planes are by name, in them weights by client.
+    """State of the worst-case weighting. Planes are by name, their weights by client.
 
     Attributes:
-        is_begun: Whether there was a firing.
-        h: The epigraph variable.
-        made: How many planes were ever made.
-        planes: Their weights; the prior's are not stored, they follow who is known.
-        multiplier: Of each plane.
-        idle: How many checks in a row found the multiplier at 0.
-        losses: Latest of each client.
+        is_begun: True after the first firing.
+        h: Epigraph variable.
+        made: Number of planes ever made.
+        planes: Weights of each plane; the prior's are not stored, they follow the known clients.
+        multiplier: Multiplier of each plane.
+        idle: Number of checks in a row that found the multiplier at 0.
+        losses: Latest loss of each client.
     """
 
     is_begun: bool = False
@@ -54,7 +55,7 @@ class Cut:
     losses: Mapping[str, float] = field(default_factory=dict)
 
     def weight(self, client: str) -> float:
-        """Return what a client's loss counts; before the first firing, all that there is."""
+        """Return the weight of a client's loss; before the first firing the total weight."""
         if not self.is_begun:
             return self.share(PRIOR, client)
         mine = 0.0
@@ -75,24 +76,24 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The family of ASPIRE-EASE.
+    """Family of ASPIRE-EASE.
 
     Attributes:
-        numbers_at: The numbers of a task, by the version it carries.
+        numbers_at: Returns the numbers of a task for its version.
         kappa: Weight of the quadratic pull.
-        budget: Gamma, as a share of the clients: how many weights may go as far as they can.
-        reach: How far one can, as a share of its prior.
+        budget: Gamma, as a fraction of the clients: count of weights that may change in full.
+        reach: Largest change of a weight, as a fraction of its prior.
         h_rate: Step of the epigraph variable.
-        h_least: Its floor.
+        h_least: Floor of the epigraph variable.
         plane_rate: Step of the multipliers (rho_1).
-        plane_max: Their bound.
-        fading: The damping falls with this power of the firing.
+        plane_max: Bound of the multipliers.
+        fading: Exponent with which the damping decreases with the firing.
         every: Firings between two checks for a new plane.
         admit: A new plane must exceed the other ``planes``, or ``h``.
-        drop_after: Checks in a row at 0 after which a plane goes.
-        most: Planes at most; then the one with the least multiplier makes room.
-        loss_cap: A loss counts at most so many times the median; 0 takes all as claimed.
-        scaled: Whether a client's weight is multiplied by how many there are.
+        drop_after: Number of checks in a row at 0 after which a plane is removed.
+        most: Largest number of planes; a further one replaces that with the least multiplier.
+        loss_cap: Largest loss, as a multiple of the median; 0 uses losses as claimed.
+        scaled: True multiplies a client's weight by the number of clients.
     """
 
     numbers_at: Callable[[int], Scalars]
@@ -112,20 +113,20 @@ class Worst:
     scaled: bool = True
 
     def start(self) -> Cut:
-        """Know of no client."""
+        """Return a state without clients."""
         return Cut()
 
     def numbers(self, own: Cut, client: str, version: int) -> Scalars:
-        """Return the version's numbers, and what the client's own loss counts."""
+        """Return the version's numbers, and the weight of the client's own loss."""
         count = max(len(own.losses), 1) if self.scaled else 1
         return {**self.numbers_at(version), "weight": own.weight(client) * count}
 
     def said(self, vector: Array) -> Array:
-        """Return weights as they are."""
+        """Return the weights unchanged."""
         return vector
 
     def heard(self, own: Cut, update: Update) -> Cut:
-        """Keep the loss; who withholds it keeps its last, or is in no plane."""
+        """Keep the loss; a client that reports none keeps its last, or is in no plane."""
         if "loss" not in update.values:
             return own
         return replace(own, losses={**own.losses, update.sender: float(update.values["loss"])})
@@ -138,7 +139,7 @@ class Worst:
         return total * self.kappa
 
     def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
-        """Step h, then the multipliers at the new h; now and then look for a new plane."""
+        """Step h, then the multipliers at the new h; at intervals search for a new plane."""
         del cohort  # every client's latest loss counts
         own: Cut = state.own
         if not own.losses:
@@ -150,17 +151,17 @@ class Worst:
         return replace(state, own=own)
 
     def without(self, own: Cut, clients: Iterable[str]) -> Cut:
-        """Forget some clients: their weight in old planes finds no loss any more."""
+        """Remove some clients: their weight in old planes applies to no loss any more."""
         return replace(own, losses=without(own.losses, clients))
 
     def report(self, own: Cut) -> Mapping[str, Any]:
-        """Return how many planes there are, and the largest loss."""
+        """Return the number of planes, and the largest loss."""
         if not own.losses:
             return {}
         return {"planes": len(own.planes), "worst": max(own.losses.values())}
 
     def capped(self, losses: Mapping[str, float]) -> Mapping[str, float]:
-        """Bound losses by a multiple of their median: they are only claimed.
+        """Bound losses by a multiple of their median, because they are only claimed.
 
         >>> Worst(lambda _: {}).capped({"a": 1.0, "b": 2.0, "c": 1e30})["c"]
         20.0

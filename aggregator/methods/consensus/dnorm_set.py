@@ -1,8 +1,8 @@
-"""The constrained D-norm set: how far the weights of clients may be shifted against us, and where.
+"""The constrained D-norm set: bounded shifts of the clients' weights, and the worst of them.
 
 ``P = {q : |q_j - prior_j| <= reach_j, sum_j |q_j - prior_j| / reach_j <= budget, sum_j q_j = 1}``
-(ASPIRE-EASE (16), read in full in a public copy of the preprint). Budget 0 is the prior alone, the
-number of clients lets every weight go as far as its reach.
+(ASPIRE-EASE (16), read in full in a public copy of the preprint). Budget 0 is the prior alone;
+with the number of clients as budget every weight may change by its full reach.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Floats = NDArray[np.float64]
 def worst(losses: Floats, prior: Floats, reach: Floats, budget: float) -> Floats:
     """Return the weights of the set under which the weighted loss is largest, shape ``(n,)``.
 
-    With equal reaches this is what a greedy hand would do: take from the smallest losses and give
-    to the largest, one pair of clients for every two units of budget. In general it is a linear
-    program with one equation; for the right price of weight every client wants to move by itself,
-    and the price at which the wishes cancel is found by halving. Equal losses leave the prior.
+    With equal reaches the solution is greedy: take from the smallest losses and give to the
+    largest, one pair of clients for every two units of budget. In general it is a linear program
+    with one equation: for a given price of weight every client's move is independent, and the price
+    at which the moves cancel is found by bisection. Equal losses leave the prior.
 
     Args:
         losses: One a client, finite, shape ``(n,)``.
-        prior: Their weights before anybody interferes; sum 1.
-        reach: How far each may be moved, above 0 and at most its prior.
-        budget: How many may be moved by their whole reach, from 0.
+        prior: Weights before any shift; sum 1.
+        reach: Largest change of each weight, above 0 and at most its prior.
+        budget: Number of clients that may be moved by their full reach, from 0.
 
     Raises:
-        ValueError: A reach beyond its prior, which would make a weight negative, or none at all.
+        ValueError: A reach exceeds its prior, so a weight may be negative, or is not positive.
 
     Source:
         ASPIRE-EASE (17), which sorts ``reach_j f_j``; that is the optimum for equal reaches only.
@@ -57,9 +57,9 @@ def worst(losses: Floats, prior: Floats, reach: Floats, budget: float) -> Floats
 
 
 def _moves(gains: Floats, reach: Floats, budget: float) -> Floats:
-    """Move each client by its reach towards its gain, the most profitable first, while it lasts.
+    """Move each client by its reach towards its gain, the largest gain first, within the budget.
 
-    Who gains nothing either way moves up.
+    A client without gain in either direction moves up.
     """
     order = np.argsort(-(reach * np.abs(gains)), kind="stable")
     share = np.zeros_like(reach)
@@ -69,7 +69,7 @@ def _moves(gains: Floats, reach: Floats, budget: float) -> Floats:
 
 
 def _balanced(cheap: Floats, dear: Floats) -> Floats:
-    """Mix the wishes at a price just too low and just too high, so that nothing is left over."""
+    """Mix the moves at a price just too low and one just too high, so that their sum is 0."""
     over, under = float(cheap.sum()), -float(dear.sum())
     if over + under <= 0.0:
         return cheap
@@ -78,7 +78,7 @@ def _balanced(cheap: Floats, dear: Floats) -> Floats:
 
 
 def even(count: int) -> Floats:
-    """Return the prior that knows nothing, ``1/n`` each.
+    """Return the uniform prior, ``1/n`` each.
 
     >>> even(4)
     array([0.25, 0.25, 0.25, 0.25])

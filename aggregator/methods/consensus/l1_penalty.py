@@ -1,4 +1,4 @@
-"""The l1 pull of RSA and BAFDP: every client counts by a sign, however large its numbers.
+"""The l1 pull of RSA and BAFDP: every client has the weight of a sign, at any size of its values.
 
 No client moves a coordinate of z by more than ``rate (l1 + bound of its dual) / R`` a firing where
 pulls are averaged over R clients.
@@ -22,8 +22,8 @@ class Budget:
     """The dual of BAFDP's constraint that a client's budget stays below its cap.
 
     Attributes:
-        lowest: A claimed budget counts as at least so much.
-        cap: And at most so much (the paper's a).
+        lowest: Lower bound of a claimed budget.
+        cap: Upper bound of a claimed budget (the paper's a).
         rate: Step of the dual (alpha_lambda).
         least: Floor of its damping.
     """
@@ -34,7 +34,7 @@ class Budget:
     least: float = 0.0
 
     def claimed(self, eps: float) -> float:
-        """Return what a claim counts as."""
+        """Return a claimed budget within its bounds."""
         return min(max(eps, self.lowest), self.cap)
 
     def next_dual(self, dual: float, eps: float, fired: int) -> float:
@@ -54,11 +54,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """What is known of the clients' budgets; mappings are by client.
+    """State of the clients' budgets; mappings are by client.
 
     Attributes:
-        eps: As claimed and clamped.
-        dual: Of the constraint that each stays below the cap.
+        eps: Claimed budgets within their bounds.
+        dual: Duals of the constraint that each stays below the cap.
     """
 
     eps: Mapping[str, float] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class L1:
-    """The family of BAFDP and RSA.
+    """Family of BAFDP and RSA.
 
     Attributes:
-        weight: Of the l1 term.
-        numbers_at: The numbers of a task, by the version it carries.
-        budget: How budgets are held below their cap; None has none (RSA).
-        votes: Whether answers are signs of ``z - w``; they count in one firing only.
-        gain: What a sign is multiplied with, to undo the bias of noisy ones.
+        weight: Weight of the l1 term.
+        numbers_at: Returns the numbers of a task for its version.
+        budget: Constraint on the budgets; None has none (RSA).
+        votes: True if updates are signs of ``z - w``; they count in one firing only.
+        gain: Factor of a sign, which corrects the bias of noisy ones.
     """
 
     weight: float
@@ -84,7 +84,7 @@ class L1:
     gain: float = 1.0
 
     def start(self) -> Budgets:
-        """Know of no budget."""
+        """Return a state without budgets."""
         return Budgets()
 
     def numbers(self, own: Budgets, client: str, version: int) -> Scalars:
@@ -95,11 +95,11 @@ class L1:
         return {**values, "eps_dual": own.dual.get(client, 0.0)}
 
     def said(self, vector: Array) -> Array:
-        """Return a vote as -1, 0 or 1 whatever was sent; weights as they are."""
+        """Return a vote clamped to -1, 0 or 1; weights unchanged."""
         return np.sign(vector) if self.votes else vector
 
     def heard(self, own: Budgets, update: Update) -> Budgets:
-        """Clamp the claimed budget."""
+        """Keep the claimed budget within its bounds."""
         if self.budget is None:
             return own
         eps = self.budget.claimed(update.values.get("eps", self.budget.lowest))
@@ -113,7 +113,7 @@ class L1:
         return total * (self.weight * self.gain)
 
     def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
-        """Let votes expire; take the steps of the budgets' duals."""
+        """Remove votes; take the steps of the budgets' duals."""
         if self.votes:
             state = replace(state, held={})
         if self.budget is None:
@@ -126,7 +126,7 @@ class L1:
         return replace(state, own=replace(own, dual={**own.dual, **risen}))
 
     def without(self, own: Budgets, clients: Iterable[str]) -> Budgets:
-        """Forget some clients' budgets."""
+        """Remove some clients' budgets."""
         gone = frozenset(clients)
         return Budgets(without(own.eps, gone), without(own.dual, gone))
 

@@ -1,6 +1,6 @@
-"""The settings of the consensus methods, and what they make of them.
+"""RSA, DP-RSA, BAFDP and BSFDP: settings, and the engine that they configure.
 
-Wherever a paper leaves something open or cannot be meant, its own form is a value that is not the
+Where a paper leaves something open or contains an error, its own form is a value that is not the
 default.
 """
 
@@ -37,43 +37,43 @@ _MODES: Mapping[L1Mode, float] = {"prox": 0.0, "sign": 1.0, "away": 2.0}
 class Bafdp:
     """Byzantine-robust asynchronous learning with a distributionally robust loss.
 
-    The run's ``quorum`` is S, so many different devices make a firing; half of the fleet is the
-    paper's habit.
+    The run's ``quorum`` is S, the number of different devices of a firing; the paper uses half of
+    the fleet.
 
     Attributes:
         steps: Local steps an activation.
         rate: Their learning rate (alpha_omega).
-        optimiser: Of the smooth part of a step.
+        optimiser: Optimiser of the smooth part of a step.
         l1: Weight of the l1 term (psi).
-        l1_mode: Its ``prox``, which is calm but wants ``rate * l1`` below the length of a step (a
-            device that it stops at the consensus no longer says where it is drawn); its subgradient
-            (``sign``); or ``away``, the sign that (18) prints.
+        l1_mode: ``prox``, stable if ``rate * l1`` is below the length of a step (a device that it
+            stops at the consensus no longer shows its direction); the subgradient ``sign``; or
+            ``away``, the sign that (18) prints.
         server_rate: Step of the consensus (alpha_z).
         normalise: ``mean`` over the known devices, or the paper's ``sum``.
         dual_rate: Step of the consensus duals (alpha_phi).
-        dual_max: Their bound (phi_max); left out: ``l1``. ``inf`` is the paper's, and not robust.
+        dual_max: Bound of the duals (phi_max); left out: ``l1``. The paper's ``inf`` is not robust.
         damping: ``subtracted``, or ``added`` as (17) prints it.
         kappa_min: Floor of the damping.
-        regulariser: ``gradnorm``, the mean length of the loss's gradient in the data, which the
-            training graph differentiates again; or ``off``.
-        eps_cap: Largest budget of the regulariser (a), where every budget ends.
-        eps_start: Budget at first; left out: a tenth of the cap.
-        eps_min: Smallest; left out: a thousandth of the cap.
-        eps_rate: Its step (alpha_eps); left out: a hundredth of the cap.
-        eps_dual_rate: Step of its dual (alpha_lambda).
-        delta: Of the noise the regulariser reckons with.
-        reach: How far one number of a sample can move (Delta).
+        regulariser: ``gradnorm``, the mean norm of the loss's gradient in the data, which needs a
+            second differentiation of the training graph; or ``off``.
+        eps_cap: Largest budget of the regulariser (a), to which every budget tends.
+        eps_start: Initial budget; left out: a tenth of the cap.
+        eps_min: Smallest budget; left out: a thousandth of the cap.
+        eps_rate: Step of the budget (alpha_eps); left out: a hundredth of the cap.
+        eps_dual_rate: Step of the budget's dual (alpha_lambda).
+        delta: Delta of the regulariser's noise.
+        reach: Largest change of one value of a sample (Delta).
         noise: c3 itself; left out: ``sqrt(2 d ln(1.25/delta)) reach`` for samples of d numbers.
-        radius: The radius for few samples itself; left out: (8).
+        radius: The radius for few samples itself; left out: equation (8).
         radius_c1: Constant c1 of (8).
         radius_c2: Constant c2 of (8).
         radius_tail: Exponent beta of (8).
         radius_gamma: 1 minus the confidence of (8).
-        radius_scale: Multiplies the whole radius; the paper's is 1.
-        patience: Versions a device may fall behind (the bound on staleness).
+        radius_scale: Factor of the whole radius; the paper's is 1.
+        patience: Number of versions that a device may fall behind (the bound on staleness).
         overdue: ``drop`` a device that is further behind, or ``wait`` for it.
-        check_every: Activations between two checks that both ends hold one dual; 0: none.
-        max_staleness: Older answers are refused at the door; they count whatever their age.
+        check_every: Activations between two checks that device and server hold one dual; 0: none.
+        max_staleness: Ingress refuses staler updates; below it updates count at any age.
     """
 
     steps: Steps = 1
@@ -108,7 +108,7 @@ class Bafdp:
     max_staleness: Versions = 2**31
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself, with the key at fault."""
+        """Refuse contradictory settings; the error names the key."""
         if self.dual_rate * self.kappa_min > 1.0:
             raise ValueError("kappa_min: times dual_rate it is above 1, which drives duals apart")
         if not self.lowest <= self.first <= self.eps_cap:
@@ -121,22 +121,22 @@ class Bafdp:
 
     @property
     def graphs(self) -> tuple[str, ...]:
-        """What a device needs of its bundle for these numbers."""
+        """Return the bundle graphs that a device needs for these numbers."""
         return ("gradient",) if self.regulariser == "off" else ("gradient", "robust_gradient")
 
     @property
     def lowest(self) -> float:
-        """The smallest budget."""
+        """Return the smallest budget."""
         return 1e-3 * self.eps_cap if self.eps_min is None else self.eps_min
 
     @property
     def first(self) -> float:
-        """The budget a device begins with."""
+        """Return a device's initial budget."""
         return 0.1 * self.eps_cap if self.eps_start is None else self.eps_start
 
     @property
     def ascent(self) -> Ascent:
-        """How consensus duals climb."""
+        """Return the step settings of the consensus duals."""
         most = self.l1 if self.dual_max is None else self.dual_max
         return Ascent(self.dual_rate, most, self.kappa_min, is_damped=self.damping == "subtracted")
 
@@ -169,7 +169,7 @@ class Bafdp:
         return {"radius_level": level, "radius_tail": self.radius_tail}
 
     def budget(self) -> Budget | None:
-        """Return how budgets are held below their cap."""
+        """Return the constraint on the budgets; None without a regulariser."""
         if self.regulariser == "off":
             return None
         return Budget(self.lowest, self.eps_cap, self.eps_dual_rate, self.kappa_min)
@@ -181,21 +181,21 @@ class Rsa:
 
     Attributes:
         steps: Local steps a round.
-        rate: Their learning rate at first (eta_0).
-        server_rate: Step of the consensus at first; left out: ``rate``.
-        decay: ``root``, both fall with the root of the round; or ``none``.
-        optimiser: Of the smooth part of a step; Adam wants an ``l1`` of some 0.01, plain steps
-            0.07 to 0.5.
+        rate: Initial learning rate (eta_0).
+        server_rate: Initial step of the consensus; left out: ``rate``.
+        decay: ``root``, both decrease with the square root of the round; or ``none``.
+        optimiser: Optimiser of the smooth part of a step; Adam needs an ``l1`` of some 0.01, plain
+            steps 0.07 to 0.5.
         l1: Weight of the l1 term (lambda in the publication).
-        l1_mode: Its subgradient (``sign``), or its ``prox``, which wants small ``rate * l1``: a
-            device that it stops at the consensus no longer says where it is drawn.
+        l1_mode: Its subgradient (``sign``), or its ``prox``, which needs a small ``rate * l1``: a
+            device that it stops at the consensus no longer shows its direction.
         normalise: ``sum`` over the devices, or their ``mean``.
-        order: ``gauss_seidel``, the server sees the weights after the step (the published code);
-            or ``jacobi``, before it (the publication).
-        weight: Of the server's own term, half the squared length of the consensus.
-        patience: Rounds a device may be silent.
+        order: ``gauss_seidel``, the server receives the weights after the step (the published
+            code); or ``jacobi``, before it (the publication).
+        weight: Weight of the server's own term, half the squared length of the consensus.
+        patience: Number of rounds that a device may be silent.
         overdue: ``drop`` a device that is silent for longer, or ``wait`` for it.
-        max_staleness: Older answers are refused at the door.
+        max_staleness: Ingress refuses staler updates.
     """
 
     steps: Steps = 1
@@ -220,47 +220,47 @@ class Rsa:
 
     @property
     def power(self) -> float:
-        """How fast the rates fall."""
+        """Return the exponent with which the rates decrease."""
         return 0.5 if self.decay == "root" else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DpRsa(Rsa):
-    """RSA whose signs are made noisy on the device, by its own privacy mechanism at the sign.
+    """RSA with signs that the device's own privacy mechanism makes noisy.
 
-    What it promises is the device's to say (``sign_gaussian``, ``sign_flip``); the server at most
-    undoes the bias of flipped signs. Further keys are RSA's.
+    The privacy guarantee is the device's (``sign_gaussian``, ``sign_flip``); the server at most
+    corrects the bias of flipped signs. Further keys are RSA's.
 
     Attributes:
         debias_eps: Multiplies every sign by (e^eps + 1) / (e^eps - 1) for flips at this budget a
-            coordinate; a liar's too. 0 takes signs as they come.
+            coordinate, signs of Byzantine clients too. 0 uses signs as they are sent.
     """
 
     debias_eps: Annotated[float, Between(0.0, 1e3)] = 0.0
 
     @property
     def gain(self) -> float:
-        """What a vote is multiplied with."""
+        """Return the factor of a vote."""
         return debias(self.debias_eps) if self.debias_eps > 0.0 else 1.0
 
 
 def bafdp(setup: Setup) -> Half[Agreed]:
-    """Bind BAFDP's server half: it fires after ``quorum`` different answers."""
+    """Return BAFDP's server half: it fires after ``quorum`` different updates."""
     return agreed(_bafdp(setup, everybody=False))
 
 
 def bsfdp(setup: Setup) -> Half[Agreed]:
-    """Bind BSFDP's, also called SRFDP: the same, but everybody present is waited for."""
+    """Return BSFDP's (also SRFDP's) server half: BAFDP that waits for all present devices."""
     return agreed(_bafdp(setup, everybody=True))
 
 
 def rsa(setup: Setup) -> Half[Agreed]:
-    """Bind RSA's over signs of two bits a coordinate: all that a liar can say is -1, 0 or 1."""
+    """Return RSA's server half over signs of two bits a coordinate: values are -1, 0 or 1."""
     return agreed(_rsa(setup, votes=True))
 
 
 def rsa_weights(setup: Setup) -> Half[Agreed]:
-    """Bind RSA's over weights, as published: who is silent pulls with the weights it sent last."""
+    """Return RSA's half over weights, as published: a silent client pulls with its last weights."""
     return agreed(_rsa(setup, votes=False))
 
 
@@ -299,7 +299,7 @@ def _rsa(setup: Setup, *, votes: bool) -> Consensus:
 def stepping(
     steps: int, rate: float, optimiser: Optimiser, l1: float, l1_mode: L1Mode
 ) -> dict[str, float]:
-    """Return how local steps are taken as a task's numbers.
+    """Return the settings of local steps as a task's numbers.
 
     >>> stepping(1, 0.1, "adam", 0.5, "sign")["l1_mode"]
     1.0
@@ -309,7 +309,7 @@ def stepping(
 
 
 def climbing(ascent: Ascent, check_every: int) -> dict[str, float]:
-    """Return how a dual climbs as a task's numbers; no bound is said by leaving it out.
+    """Return the settings of a dual's step as a task's numbers, without a key for no bound.
 
     >>> climbing(Ascent(0.05, math.inf), 50)
     {'cons_rate': 0.05, 'check_every': 50.0}

@@ -1,4 +1,4 @@
-"""What a sign that was flipped now and then is worth: DP-RSA's votes at the server."""
+"""Bias correction of randomly flipped signs: DP-RSA's votes at the server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 
 
 def debias(eps: float) -> float:
-    """Return by what a flipped sign must be multiplied to be right on average.
+    """Return the factor by which a flipped sign is unbiased.
 
-    A sign is kept with probability ``p = e^eps / (1 + e^eps)``; this is 1 / (2 p - 1). It is the
-    larger the more private the signs are, and so is then the reach of a liar, whose sign is
-    multiplied too.
+    A sign is kept with probability ``p = e^eps / (1 + e^eps)``; the factor is 1 / (2 p - 1). More
+    privacy needs a larger factor, which also multiplies the sign of a Byzantine client.
 
     Raises:
-        ValueError: A budget of 0: a sign that says nothing cannot be undone.
+        ValueError: A budget of 0: the sign is independent of the value.
 
     >>> round(debias(1.0), 8)
     2.16395341
