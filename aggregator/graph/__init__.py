@@ -1,6 +1,6 @@
-"""The model between the devices: what a server half hosts over all stations' activations.
+"""Graph models between the devices, which a server half hosts over all stations' activations.
 
-A server half is lent a ``GraphModel`` that is already bound and never sees what computes it.
+A server half receives a ``GraphModel`` that is already bound and is independent of its library.
 ``Diffusion`` is plain numpy; everything in ``aggregator.graph.nets`` needs torch, and nothing else
 of the package does.
 """

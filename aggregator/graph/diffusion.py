@@ -1,4 +1,4 @@
-"""The smallest graph model: every feature spreads over the graph with its own few weights."""
+"""The smallest graph model: every feature diffuses over the graph with its own few weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec
 class Diffusion:
     """``z = tanh(sum_k theta_k * T_k h)`` with ``theta (K, F)``, in numpy alone.
 
-    It has no attention and mixes no features: what a fleet can afford on a machine without torch,
-    and what the protocol's tests run against.
+    It has no attention and mixes no features. It runs on a machine without torch, and the
+    protocol's tests use it.
 
     Attributes:
-        adjacent: 0/1, ``(N, N)``, symmetric, nothing on the diagonal.
+        adjacent: 0/1, ``(N, N)``, symmetric, zero diagonal.
         features: F.
-        order: K, how many polynomials; two stations K - 1 edges apart still see each other.
+        order: K, number of polynomials; the output of a station depends on those K - 1 edges away.
 
     >>> model = Diffusion(np.array([[0.0, 1.0], [1.0, 0.0]]), features=1, order=2)
     >>> h = np.array([1.0, 2.0]).reshape(1, 2, 1, 1)
@@ -40,26 +40,26 @@ class Diffusion:
 
     @property
     def capacity(self) -> int:
-        """How many stations there can be."""
+        """Return the largest number of stations."""
         return len(self.adjacent)
 
     @cached_property
     def spec(self) -> ParamSpec:
-        """One layer."""
+        """Return the layout: one layer."""
         return ParamSpec.of([("theta", (self.order, self.features))])
 
     def init(self, seed: int) -> Array:
-        """Draw weights as Xavier does, float64."""
+        """Return Xavier-uniform weights, float64."""
         draw = np.random.Generator(np.random.Philox(seed))
         reach = np.sqrt(6.0 / (self.order + self.features))
         return draw.uniform(-reach, reach, self.spec.size)
 
     def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Compute z; see ``GraphModel``."""
+        """Return z; see ``GraphModel``."""
         return np.tanh(self._sum(p, self._spread(h, present)))
 
     def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
-        """Carry gradients back; see ``GraphModel``."""
+        """Return the gradients; see ``GraphModel``."""
         spread, theta = self._spread(h, present), self._theta(p)
         inner = np.where(present[:, None, None], gz, 0.0) * (1 - np.tanh(self._sum(p, spread)) ** 2)
         terms = chebyshev_of_present(self.adjacent, present, self.order)

@@ -1,4 +1,4 @@
-"""From ``[run.graph]`` to a graph model: which net, over which stations, with how much room."""
+"""Build the graph model of ``[run.graph]``: its net, its stations and its block size."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from edge_sdk.wire.schema import Between, Length, Matches, SchemaError, build
 Station = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 Few = Annotated[int, Between(1, 16)]
 MOST = 4096
-"""Slots a dense graph may have: its tables grow with their square."""
+"""Largest number of slots of a dense graph: its tables grow with their square."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSection:
     """The model between the devices, for methods that have one."""
 
-    kind: Literal["pfgl", "conv2d", "graphnet", "diffusion"] = "pfgl"  # which net
+    kind: Literal["pfgl", "conv2d", "graphnet", "diffusion"] = "pfgl"  # architecture of the net
     sites: Path | None = None  # coordinates or edges of the stations; left out: all are neighbours
     threshold: Literal["median"] | Annotated[float, Between(1e-6, 2.1e4)] = "median"  # km
-    nearest: Annotated[int, Between(1, MOST)] | None = None  # so many neighbours, not a threshold
-    capacity: Annotated[int, Between(1, MOST)] = 64  # stations there can ever be
+    nearest: Annotated[int, Between(1, MOST)] | None = None  # number of neighbours, no threshold
+    capacity: Annotated[int, Between(1, MOST)] = 64  # largest number of stations
     blocks: Few = 2  # blocks or layers, one after the other
     order: Annotated[int, Between(2, 16)] = 3  # Chebyshev polynomials of pfgl and diffusion
     attention: Literal["full", "local"] = "full"  # pfgl: to everybody, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
     swapped: bool = False  # pfgl: the convolution reads h, spatial attention weighted steps: ASTGCN
-    dtype: Literal["float32", "float64"] = "float32"  # what it computes in
-    device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # where torch runs it
-    memory: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for what is between h and z
+    dtype: Literal["float32", "float64"] = "float32"  # precision of the computation
+    device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # torch device
+    memory: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for the arrays between h and z
 
     def __post_init__(self) -> None:
-        """Refuse what the small form does not have."""
+        """Refuse options that the local form does not have."""
         if self.net == "local" and self.residual_ln:
             raise ValueError("residual_ln goes with full attention only")
 
     @property
     def net(self) -> str:
-        """Which net: the kind, or ``local``."""
+        """Return the name of the net: the kind, or ``local``."""
         return "local" if self.kind == "pfgl" and self.attention == "local" else self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class SitesFile:
-    """What a sites file may say: where stations are, or which are neighbours, or both.
+    """Content of a sites file: coordinates of stations, or edges, or both.
 
-    Edges win; stations in neither have no neighbours.
+    Edges take precedence; stations in neither have no neighbours.
     """
 
     sites: Mapping[Station, Site] = field(default_factory=lambda: MappingProxyType({}))
@@ -67,17 +67,17 @@ class SitesFile:
 
     @property
     def stations(self) -> tuple[str, ...]:
-        """Everybody that the file names, in its order."""
+        """Return all stations of the file, in its order."""
         ends = (end for edge in self.edges or () for end in edge)
         return tuple(dict.fromkeys((*self.sites, *ends)))
 
 
 class Seated(NamedTuple):
-    """A graph model, and which of its slots are whose.
+    """A graph model, and the slots of its stations.
 
     Attributes:
         model: The model.
-        places: Slots of the stations whose neighbours are known; any other may take a free slot.
+        places: Slots of the stations with known neighbours; any other may take a free slot.
     """
 
     model: GraphModel
@@ -85,12 +85,12 @@ class Seated(NamedTuple):
 
 
 def bind(section: GraphSection, activation: tuple[int, int], folder: Path = Path()) -> Seated:
-    """Make the graph model of a run.
+    """Return the graph model of a run.
 
     Args:
         section: ``[run.graph]``.
-        activation: F and L, as the bundle's manifest says.
-        folder: What a relative ``sites`` is relative to.
+        activation: F and L, from the bundle's manifest.
+        folder: Folder that a relative ``sites`` is relative to.
 
     Raises:
         SchemaError: A file that cannot be read, more sites than capacity, or a net without torch.
@@ -118,7 +118,7 @@ def read_sites(path: Path) -> SitesFile:
     """Read ``[sites]`` and ``edges`` from TOML, or from the CSV of ``run.settings.neighbours``.
 
     Raises:
-        SchemaError: It cannot be read, or does not fit; the message names the file.
+        SchemaError: The file cannot be read, or does not fit; the message names the file.
     """
     try:
         text = path.read_text("utf-8")
@@ -174,10 +174,10 @@ def _model(section: GraphSection, activation: tuple[int, int], adjacent: Matrix)
 
 
 def _check_device(name: str) -> None:
-    """Refuse an accelerator that is not there before a round finds out.
+    """Refuse an unavailable accelerator before the first round.
 
     Raises:
-        SchemaError: Naming the key.
+        SchemaError: The device is not available; the error names the key.
     """
     from aggregator.graph.nets.accelerators import cuda_devices  # noqa: PLC0415 - torch, only here
 
@@ -229,9 +229,9 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
 
 
 def examples_at_once(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> int:
-    """Return how many examples fit into ``memory``, at least one.
+    """Return the number of examples that fit into ``memory``, at least one.
 
-    Counted is twice what ``kept`` says: the way back makes as much again for a while.
+    The estimate is twice ``kept``: the backward pass temporarily needs as much again.
 
     >>> apart = np.zeros((8, 8))
     >>> examples_at_once(GraphSection(memory=100), 64, 32, apart)
@@ -243,7 +243,7 @@ def examples_at_once(section: GraphSection, features: int, steps: int, adjacent:
 
 
 def kept(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> int:
-    """Return how many scalars of one example a block or layer keeps for the way back, at most.
+    """Return the largest number of scalars of one example that a block or layer keeps for backward.
 
     ``pfgl``: ``(2 + K) N^2 + (8 + K) N F L``, and with local attention to at most D stations
     ``2 N D (D + L + K) + (8 + K) N F L``; ``conv2d``: ``2 N F L``; ``graphnet``: ``(E + 5 N) F L``

@@ -1,4 +1,4 @@
-"""From a graph to the Chebyshev polynomials of its scaled Laplacian, float64."""
+"""Chebyshev polynomials of a graph's scaled Laplacian, float64."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def chebyshev(adjacent: Matrix, order: int) -> Matrix:
 
 
 def chebyshev_of_present(adjacent: Matrix, present: NDArray[np.bool_], order: int) -> Matrix:
-    """Return the polynomials of the graph of those who are there; rows of the others are zero.
+    """Return the polynomials of the graph of present stations; rows of the others are zero.
 
     >>> there = np.array([True, False, True])
     >>> chebyshev_of_present(path(3), there, 1)[0].tolist()
@@ -73,7 +73,7 @@ def chebyshev_of_present(adjacent: Matrix, present: NDArray[np.bool_], order: in
 
 
 def within(adjacent: Matrix, edges: int) -> NDArray[np.bool_]:
-    """Return who is so many edges or fewer from whom, oneself included, ``(N, N)``.
+    """Return the mask of nodes within a number of edges, oneself included, ``(N, N)``.
 
     >>> within(path(4), 2)[0].tolist()
     [True, True, True, False]
@@ -87,7 +87,7 @@ def within(adjacent: Matrix, edges: int) -> NDArray[np.bool_]:
 
 
 def reached(adjacent: Matrix, edges: int) -> int:
-    """Return how many anyone has within so many edges, at most.
+    """Return the largest number of nodes that any node has within a number of edges.
 
     >>> reached(path(5), 2)
     5

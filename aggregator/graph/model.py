@@ -1,4 +1,4 @@
-"""What a server half may ask of the model between the devices."""
+"""Interface of the graph model between the devices, as a server half uses it."""
 
 from __future__ import annotations
 
@@ -15,52 +15,51 @@ class GraphModel(Protocol):
     """A function of all stations' activations, and its pullback. Numpy in, numpy out.
 
     Every station has a slot on the axis N, and keeps it; N is always ``capacity``. A slot that no
-    station holds is absent: what stands there is never read, and its results are zero. A station
-    that merely missed a deadline still holds its slot: the caller puts its last activations, or
-    zeros, there, and a zero gradient.
+    station holds is absent: its content is never read, and its results are zero. A station that
+    merely missed a deadline still holds its slot: the caller puts its last activations, or zeros,
+    there, and a zero gradient.
 
-    Nothing is remembered between two calls, and the same arguments give the same bits: parameters
-    and what an optimiser knows of them are the caller's to keep. B is any number of examples,
-    which do not see each other.
+    Nothing is kept between two calls, and the same arguments give the same bits: the caller keeps
+    the parameters and their optimiser's state. B is any number of examples, which are independent.
 
     Attributes:
-        spec: How the parameters lie in the vector ``p``, ``(P,)``; all of them belong to the
+        spec: Layout of the parameters in the vector ``p``, ``(P,)``; all of them belong to the
             server and none is ever sent.
-        capacity: Slots.
+        capacity: Number of slots.
     """
 
     @property
     def spec(self) -> ParamSpec:
-        """The layout of ``p``."""
+        """Return the layout of ``p``."""
 
     @property
     def capacity(self) -> int:
-        """How many stations there can be."""
+        """Return the largest number of stations."""
 
     def init(self, seed: int) -> Array:
-        """Draw first parameters ``(P,)``; the same seed draws the same."""
+        """Return initial parameters ``(P,)``; the same seed gives the same."""
 
     def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Compute what goes to the decoders.
+        """Return the decoders' input.
 
         Args:
             p: Parameters, ``(P,)``.
             h: Activations, ``(B, N, F, L)``.
-            present: Which slots a station holds, ``(N,)`` of bool.
+            present: Mask of the slots that a station holds, ``(N,)`` of bool.
 
         Returns:
             ``z``, ``(B, N, F, L)`` of the model's own type; zero where absent.
         """
 
     def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
-        """Carry the decoders' gradients back through ``forward(p, h, present)``, run anew.
+        """Return the gradients through ``forward(p, h, present)``, which is computed again.
 
         Args:
             p: Parameters, ``(P,)``.
             h: Activations, ``(B, N, F, L)``.
-            present: Which slots a station holds, ``(N,)`` of bool.
-            gz: The gradient of the sum of all stations' losses in z, ``(B, N, F, L)``; what stands
-                in an absent slot is not read.
+            present: Mask of the slots that a station holds, ``(N,)`` of bool.
+            gz: Gradient of the sum of all stations' losses in z, ``(B, N, F, L)``; an absent
+                slot is not read.
 
         Returns:
             The gradient of that sum in ``h``, ``(B, N, F, L)``, zero where absent, and in ``p``,

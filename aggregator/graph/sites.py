@@ -1,4 +1,4 @@
-"""Which stations are neighbours: from public coordinates, or as a file says."""
+"""Neighbourhood of stations, from public coordinates or from a file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aggregator.graph.laplacian import Matrix
 from edge_sdk.wire.schema import Between
 
 EARTH = 6371.0088
-"""The mean radius, in km (IUGG)."""
+"""Mean radius of the Earth in km (IUGG)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a station stands, in degrees."""
+    """Coordinates of a station, in degrees."""
 
     latitude: Annotated[float, Between(-90.0, 90.0)]
     longitude: Annotated[float, Between(-180.0, 180.0)]
@@ -39,11 +39,11 @@ def distances(sites: Sequence[Site]) -> Matrix:
 
 
 def adjacency(far: Matrix, threshold: float | None = None) -> Matrix:
-    """Return 1 where two different stations lie within the threshold but not on one spot.
+    """Return 1 where two different stations lie within the threshold but not at one place.
 
     Args:
         far: Distances in km, ``(N, N)``, symmetric.
-        threshold: In km; None is the median over all pairs (the paper gives none).
+        threshold: Largest distance in km; None is the median over all pairs (the paper gives none).
 
     >>> far = distances([Site(0.0, 0.0), Site(0.0, 1.0), Site(0.0, 2.0), Site(0.0, 2.0)])
     >>> adjacency(far).tolist()  # of two stations at one place neither is the other's neighbour

@@ -1,1 +1,1 @@
-"""Graph models in torch; of the server's modules only these and the exporters need it."""
+"""Graph models in torch; only these and the exporters of the server need it."""

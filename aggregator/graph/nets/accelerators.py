@@ -1,4 +1,4 @@
-"""How many accelerators torch finds."""
+"""Accelerators that torch can use."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def cuda_devices() -> int:
-    """Return how many CUDA devices can be used here; 0 where there is none."""
+    """Return the number of available CUDA devices."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

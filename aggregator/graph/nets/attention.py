@@ -1,4 +1,4 @@
-"""How much every station, and every time step, looks at every other: PFGL's two attentions."""
+"""PFGL's two attentions: over stations, and over time steps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class SpatialAttention(nn.Module):
-    """``softmax over j of V sigmoid(((H W1) W2) (W3 H)' + b)``: who looks at whom.
+    """Attention over stations, ``softmax over j of V sigmoid(((H W1) W2) (W3 H)' + b)``.
 
-    Rows sum to one. Who is absent is looked at by nobody and tells nobody anything.
+    Rows sum to one. An absent station has no weight and no output.
 
     Attributes:
         w1: ``(L,)``.
@@ -20,7 +20,7 @@ class SpatialAttention(nn.Module):
     """
 
     def __init__(self, stations: int, features: int, steps: int) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.w1 = nn.Parameter(torch.empty(steps))
         self.w2 = nn.Parameter(torch.empty(features, steps))
@@ -36,7 +36,7 @@ class SpatialAttention(nn.Module):
 
 
 class TemporalAttention(nn.Module):
-    """``softmax over i of V sigmoid(((H' U1) U2) (U3 H) + b)``: what every step is a mean of.
+    """Attention over time steps, ``softmax over i of V sigmoid(((H' U1) U2) (U3 H) + b)``.
 
     Columns sum to one, so that ``H E`` is a weighted mean over time.
 
@@ -49,7 +49,7 @@ class TemporalAttention(nn.Module):
     """
 
     def __init__(self, stations: int, features: int, steps: int) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.u1 = nn.Parameter(torch.empty(stations))
         self.u2 = nn.Parameter(torch.empty(features, stations))

@@ -9,16 +9,16 @@ from aggregator.graph.nets.spatiotemporal import Surroundings
 
 
 class Conv2d(nn.Module):
-    """Two convolutions of 3 by 3 with ReLU over (station, time); the graph is not looked at.
+    """Two convolutions of 3 by 3 with ReLU over (station, time); the graph is not used.
 
-    Stations are neighbours here if their slots are.
+    Stations are neighbours here if their slots are adjacent.
 
     >>> sum(p.numel() for p in Conv2d(64).parameters())
     73856
     """
 
     def __init__(self, features: int, layers: int = 2) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.layers = nn.ModuleList(
             nn.Conv2d(features, features, 3, padding=1) for _ in range(layers)

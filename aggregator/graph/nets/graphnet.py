@@ -1,4 +1,4 @@
-"""CNFGNN's server model: messages along edges, gathered at nodes."""
+"""CNFGNN's server model: message passing along edges."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from aggregator.graph.nets.spatiotemporal import Surroundings
 
 
 class GraphNetLayer(nn.Module):
-    """Every edge makes a message of its two ends, every node takes the mean of its messages.
+    """One layer of message passing: a message for every edge, and their mean at every node.
 
     ``e_ij = B(ReLU(A [x_i, x_j]))``, ``x_i' = D(ReLU(C [x_i, mean_j e_ij]))``; a node without
-    neighbours hears zero. The sum over neighbours is taken before B, which is the same and costs
-    nodes instead of edges.
+    neighbours receives zero. The sum over neighbours is taken before B, which is equivalent and
+    costs nodes instead of edges.
 
     Reference:
         Battaglia et al. 2018, algorithm 1, without a global attribute.
     """
 
     def __init__(self, features: int) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.mine = nn.Linear(features, features)
         self.theirs = nn.Linear(features, features, bias=False)
@@ -39,10 +39,10 @@ class GraphNetLayer(nn.Module):
 
 
 class GraphNet(nn.Module):
-    """Layers one after the other, ReLU between; every time step is a graph of its own."""
+    """Layers in sequence, ReLU between; every time step is a separate graph."""
 
     def __init__(self, features: int, layers: int = 2) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.layers = nn.ModuleList(GraphNetLayer(features) for _ in range(layers))
 
@@ -59,6 +59,6 @@ class GraphNet(nn.Module):
 
 
 def _edges(around: Surroundings) -> Tensor:
-    """Return the pairs whose Laplacian is not zero off its diagonal, ``(2, E)``."""
+    """Return the pairs with a non-zero Laplacian off its diagonal, ``(2, E)``."""
     step = around.terms[1]
     return (step - torch.diag(step.diagonal())).nonzero().T

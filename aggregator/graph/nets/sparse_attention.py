@@ -1,9 +1,9 @@
-"""PFGL's block for thousands of stations: everybody attends to a neighbourhood, not to everybody.
+"""PFGL's block for thousands of stations: attention within a neighbourhood.
 
 The graph convolution weights attention with Chebyshev polynomials, and these are zero between
-stations that are further apart than K - 1 edges: attention beyond is computed for nothing but the
-softmax's sum. Here V and b have numbers for such pairs only, and the softmax is over them. It is
-the full block with V and b zero elsewhere and nobody else looked at.
+stations that are further apart than K - 1 edges: attention beyond contributes only to the softmax's
+sum. Here V and b have numbers for such pairs only, and the softmax is over them. It equals the full
+block with V and b zero elsewhere and attention masked to these pairs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from aggregator.graph.nets.spatiotemporal import Surroundings
 
 @dataclass(frozen=True)
 class Pattern:
-    """Who lies within so many edges of whom, as rows of the same length and as a sparse table.
+    """Neighbourhoods within a number of edges, as rows of the same length and as a sparse table.
 
     Attributes:
-        near: Slots, rising, ``(N, D)``; rows that are shorter are filled up with the last.
-        real: Which of them are not filling, ``(N, D)`` of bool.
-        pairs: Where in the flattened ``near`` the pair (near[i, m], near[i, j]) is, ``(N, D, D)``;
-            ``N D`` if it is none.
-        rows: Beginnings of rows in compressed form, ``(N + 1,)``.
-        columns: Of the real ones, ``(E,)``.
-        turned: The order of the real ones that transposes the table, ``(E,)``.
+        near: Slots, rising, ``(N, D)``; shorter rows are padded with their last slot.
+        real: Mask of the slots that are not padding, ``(N, D)`` of bool.
+        pairs: Position of the pair (near[i, m], near[i, j]) in the flattened ``near``,
+            ``(N, D, D)``; ``N D`` if there is none.
+        rows: Row pointers of the compressed form, ``(N + 1,)``.
+        columns: Column indices of the real slots, ``(E,)``.
+        turned: Order of the real slots that transposes the table, ``(E,)``.
     """
 
     near: Tensor
@@ -45,7 +45,7 @@ class Pattern:
 
     @classmethod
     def of(cls, adjacent: Matrix, edges: int) -> Pattern:
-        """Find everybody within ``edges`` edges.
+        """Return the neighbourhoods within ``edges`` edges.
 
         >>> from aggregator.graph.laplacian import path
         >>> Pattern.of(path(4), 1).near.tolist()
@@ -83,7 +83,7 @@ class LocalAttention(nn.Module):
     """
 
     def __init__(self, pattern: Pattern, features: int, steps: int) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         for name, part in vars(pattern).items():
             self.register_buffer(name, part, persistent=False)  # goes where the parameters go
@@ -95,11 +95,11 @@ class LocalAttention(nn.Module):
 
     @property
     def pattern(self) -> Pattern:
-        """Who is near whom."""
+        """Return the neighbourhoods."""
         return Pattern(**{field.name: getattr(self, field.name) for field in fields(Pattern)})
 
     def forward(self, h: Tensor, there: Tensor) -> Tensor:
-        """Return ``(B, N, D)`` for ``h (B, N, F, L)``: how much i looks at near[i, j]."""
+        """Return ``(B, N, D)`` for ``h (B, N, F, L)``: the weight of near[i, j] for i."""
         pattern = self.pattern
         near, real, pairs = pattern.near, pattern.real, pattern.pairs
         left, right = h @ self.w1 @ self.w2, self.w3 @ h
@@ -107,7 +107,7 @@ class LocalAttention(nn.Module):
         seen = torch.sigmoid(left[:, near] @ right[:, near].transpose(2, 3) + offsets)
         here = real & there[near]
         found = torch.einsum("nm,bnmj->bnj", self.v * here, seen)
-        here = here | ~here.any(1, keepdim=True)  # a row of nobody: anything, it is not read
+        here = here | ~here.any(1, keepdim=True)  # an empty row has any value and is not read
         return torch.softmax(found.masked_fill(~here, -torch.inf), 2)
 
 
@@ -117,7 +117,7 @@ class LocalBlock(nn.Module):
     def __init__(
         self, pattern: Pattern, features: int, steps: int, *, order: int, swapped: bool = False
     ) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.swapped = swapped
         self.spatial = LocalAttention(pattern, features, steps)
@@ -152,7 +152,7 @@ class LocalBlock(nn.Module):
 
 
 class SparseAttentionNet(nn.Module):
-    """Blocks one after the other."""
+    """Blocks in sequence."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class SparseAttentionNet(nn.Module):
         order: int = 3,
         swapped: bool = False,
     ) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         pattern = Pattern.of(adjacent, order - 1)
         self.blocks = nn.ModuleList(
@@ -180,7 +180,7 @@ class SparseAttentionNet(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """A sparse table times a dense one, with a gradient for the values that are there only."""
+    """A sparse table times a dense one, with a gradient for the present values only."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, x: Tensor, pattern: Pattern) -> Tensor:  # noqa: ANN401 - torch's

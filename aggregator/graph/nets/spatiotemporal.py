@@ -12,10 +12,10 @@ from aggregator.graph.nets.attention import SpatialAttention, TemporalAttention
 
 
 class Surroundings(NamedTuple):
-    """The graph of those present.
+    """Graph of the present stations.
 
     Attributes:
-        there: Which slots a station holds, ``(N,)`` of bool.
+        there: Mask of the slots that a station holds, ``(N,)`` of bool.
         terms: Chebyshev polynomials of their scaled Laplacian, ``(K, N, N)``, zero elsewhere.
     """
 
@@ -26,11 +26,11 @@ class Surroundings(NamedTuple):
 class SpatioTemporalBlock(nn.Module):
     """One spatio-temporal block: ``ReLU(conv_t(ReLU(sum_k (T_k * S) (H E) Theta_k)))``.
 
-    The graph convolution reads what the temporal attention has weighted, the spatial attention
-    reads what came in; ``swapped`` is the reverse, as in ASTGCN's reference. Where attention to
-    steps is still even, the printed form passes on means over the whole window only.
-    ``residual_ln`` adds what came in before the last ReLU and normalises over the filters, as that
-    reference does; the paper prints neither.
+    The graph convolution reads the output of the temporal attention, the spatial attention reads
+    the input; ``swapped`` is the reverse, as in ASTGCN's reference. While the attention over steps
+    is uniform, the printed form passes on means over the whole window only. ``residual_ln`` adds
+    the input before the last ReLU and normalises over the filters, as that reference does; the
+    paper prints neither.
 
     >>> block = SpatioTemporalBlock(8, 64, 32, order=3)
     >>> sum(p.numel() for p in block.parameters())
@@ -47,7 +47,7 @@ class SpatioTemporalBlock(nn.Module):
         residual_ln: bool = False,
         swapped: bool = False,
     ) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.swapped = swapped
         self.spatial = SpatialAttention(stations, features, steps)
@@ -84,7 +84,7 @@ class SpatioTemporalBlock(nn.Module):
 
 
 class SpatioTemporal(nn.Module):
-    """Blocks one after the other."""
+    """Blocks in sequence."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class SpatioTemporal(nn.Module):
         residual_ln: bool = False,
         swapped: bool = False,
     ) -> None:
-        """Make room for parameters; whoever hosts the net draws them."""
+        """Create the parameters without values; the host of the net initialises them."""
         super().__init__()
         self.blocks = nn.ModuleList(
             SpatioTemporalBlock(

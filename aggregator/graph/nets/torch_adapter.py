@@ -1,4 +1,4 @@
-"""A torch net as a ``GraphModel``: one flat vector, examples in blocks, no graph kept."""
+"""Adapter from a torch net to a ``GraphModel``: one flat vector, examples in blocks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Weights = dict[str, Tensor]
 class TorchGraphModel:
     """A net over the activations of all stations.
 
-    Examples do not see each other, so they are taken ``block`` at a time, forwards and backwards,
-    and a gradient is the sum over blocks: memory beside the arguments and results is that of one
-    block. Between two calls nothing is kept but the polynomials of the last graph.
+    Examples are independent, so they are taken ``block`` at a time, forwards and backwards, and a
+    gradient is the sum over blocks: memory beside the arguments and results is that of one block.
+    Between two calls nothing is kept but the polynomials of the last graph.
 
     Attributes:
         make: Makes the net; its parameters need no values.
-        adjacent: 0/1, ``(N, N)``, symmetric, nothing on the diagonal; N is the capacity.
-        order: How many Chebyshev polynomials it is shown.
-        dtype: What it computes in, ``float32`` or ``float64``.
-        device: Where torch runs it.
+        adjacent: 0/1, ``(N, N)``, symmetric, zero diagonal; N is the capacity.
+        order: Number of Chebyshev polynomials that it receives.
+        dtype: Precision of the computation, ``float32`` or ``float64``.
+        device: Torch device.
         block: Examples at a time.
     """
 
@@ -48,12 +48,12 @@ class TorchGraphModel:
 
     @property
     def capacity(self) -> int:
-        """How many stations there can be."""
+        """Return the largest number of stations."""
         return len(self.adjacent)
 
     @cached_property
     def spec(self) -> ParamSpec:
-        """The layout of ``p``, in the order of the net's parameters."""
+        """Return the layout of ``p``, in the order of the net's parameters."""
         return ParamSpec.of([(name, tuple(p.shape)) for name, p in self._net.named_parameters()])
 
     @cached_property
@@ -70,13 +70,13 @@ class TorchGraphModel:
         return torch.device(self.device)
 
     def init(self, seed: int) -> Array:
-        """Draw parameters: Xavier's uniform for tables, 0 to ``1/sqrt(length)`` for rows."""
+        """Return parameters: Xavier's uniform for tables, 0 to ``1/sqrt(length)`` for rows."""
         draw = torch.Generator().manual_seed(seed)
         parts = [_drawn(p, draw) for p in self._net.parameters()]
         return self._out(torch.cat([part.reshape(-1) for part in parts]))
 
     def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Compute z; see ``GraphModel``."""
+        """Return z; see ``GraphModel``."""
         around, weights = self._around(present), self._weights(self._in(p))
         out = np.zeros(h.shape, self.dtype)
         with torch.no_grad():
@@ -86,7 +86,7 @@ class TorchGraphModel:
         return out
 
     def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
-        """Carry gradients back, one block after the other; see ``GraphModel``."""
+        """Return the gradients, one block after the other; see ``GraphModel``."""
         around, flat = self._around(present), self._in(p).requires_grad_()
         gh, total = np.zeros(h.shape, self.dtype), torch.zeros_like(flat)
         for rows in self._blocks(h, present):
@@ -104,11 +104,11 @@ class TorchGraphModel:
         }
 
     def _blocks(self, h: Array, present: Array) -> list[slice]:
-        examples = len(h) if present.any() else 0  # nobody looks at nobody: a softmax of nothing
+        examples = len(h) if present.any() else 0  # without stations the softmax is empty
         return [slice(at, at + self.block) for at in range(0, examples, self.block)]
 
     def _there(self, h: Array, around: Surroundings) -> Tensor:
-        """Take a block in, with zeros where nobody is, whatever stands there."""
+        """Return a block as a tensor, with zeros in absent slots."""
         return torch.where(around.there[:, None, None], self._in(h), 0.0)
 
     def _around(self, present: NDArray[np.bool_]) -> Surroundings:
@@ -129,7 +129,7 @@ class TorchGraphModel:
 
 
 def _drawn(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Draw on the processor, so that a seed means the same on every device."""
+    """Draw on the CPU, so that a seed gives the same parameters on every device."""
     out = torch.empty(like.shape, dtype=torch.float64)
     if out.dim() < 2:
         nn.init.uniform_(out, 0.0, max(out.numel(), 1) ** -0.5, generator=draw)

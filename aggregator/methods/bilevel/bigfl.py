@@ -1,4 +1,4 @@
-"""BiG-FL: what a run may choose, and what it makes of the half of two levels."""
+"""BiG-FL: settings, and the bilevel half that they configure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Near = Callable[[tuple[str, ...]], NDArray[np.bool_]]
 Products = Annotated[int, Between(1, 1000)]
 
 WIDEST: Final = 2048
-"""Numbers of a model up to which its map may be any matrix."""
+"""Largest model width for which the map may be any matrix."""
 
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 _SOLVERS = {"conjugate": 0.0, "neumann": 1.0}
@@ -36,41 +36,40 @@ _SOLVERS = {"conjugate": 0.0, "neumann": 1.0}
 class BiGFL:
     """Bilevel learning on a graph: a model for each device, and a learned map between neighbours.
 
-    A device's model is drawn to what the map makes of its neighbours' models. The map is learned so
-    that models of neighbours point the same way under it and others do not. Nothing here resists a
-    device that lies.
+    A device's model is pulled towards the map of its neighbours' models. The map is trained so that
+    neighbours' models align under it and others do not. The method is not Byzantine-robust.
 
     Attributes:
         steps: Local steps a round (tau).
         rate: Their learning rate.
-        optimiser: Of the steps: plain ones as in the paper, the bundle's, or Adam.
-        smooth: Weight of the squared distance of a device's model from what its neighbourhood is
-            mapped to (lambda of the lower level).
+        optimiser: Optimiser of the steps: plain ones as in the paper, the bundle's, or Adam.
+        smooth: Weight of the squared distance of a device's model from the map of its neighbourhood
+            (lambda of the lower level).
         ridge: Weight of a model's own squared length (kappa).
-        map: Which form the map has: any matrix (``full``, up to 2048 shared numbers, and with what
-            is sent within 8 MiB), a scale for each number (``diagonal``), the identity plus a
-            ``low_rank`` matrix, or any matrix of the ``last_layer`` only.
-        rank: Of the low rank.
+        map: Form of the map: any matrix (``full``, up to 2048 shared numbers, and with the other
+            content of a message within 8 MiB), a scale for each number (``diagonal``), the identity
+            plus a ``low_rank`` matrix, or any matrix of the ``last_layer`` only.
+        rank: Rank of the low-rank form.
         map_rate: Step of the map. 0 leaves it the identity: plain smoothing over the graph.
         map_pull: Weight of the map's squared distance from the identity (lambda of the upper one).
-        strangers: How many devices that are no neighbours count for each, drawn anew each round.
-        solver: How devices solve for what the map's step needs: by ``conjugate`` gradients, by a
-            ``neumann`` series, or not at all (``first_order``): the server takes the slope itself,
-            and a round is one question instead of two.
-        iterations: Products with a device's curvature it may take to solve.
-        damping: Added to the curvature (delta).
-        tolerance: Part of the slope's length that may be left unsolved.
-        neumann_step: Step of the series; left out, devices find one.
-        curvature: What the slope is divided by instead, where nothing is solved.
+        strangers: Number of non-neighbours drawn for each device, anew in each round.
+        solver: Solver of the linear system of the map's step: ``conjugate`` gradients, a
+            ``neumann`` series, or none (``first_order``): the server uses the gradient itself, and
+            a round has one task instead of two.
+        iterations: Largest number of products with a device's curvature.
+        damping: Number added to the curvature (delta).
+        tolerance: Largest residual, as a fraction of the gradient's norm.
+        neumann_step: Step of the series; left out, devices compute one.
+        curvature: Divisor of the gradient where nothing is solved.
         windows: Minibatches over which a device measures its curvature.
-        coupled: How often devices solve again with what their neighbours found (for tests and small
-            fleets): 0 as in the paper; each time is a question more.
+        coupled: Number of further solves with the neighbours' solutions (for tests and small
+            fleets): 0 as in the paper; each needs one more task.
         sites: Public coordinates by device id: latitude and longitude in degrees. Without these and
-            ``neighbours`` all devices are neighbours, and nobody is a stranger.
+            ``neighbours`` all devices are neighbours, and there are no strangers.
         neighbours: The same from a CSV with the first line ``client,latitude,longitude``; or pairs
             with the first line ``client,neighbour``. Relative to the configuration.
-        threshold: Devices at most so many km apart are neighbours; left out: the median distance.
-        stale_after: Rounds that the last weights of a silent device count.
+        threshold: Largest distance of neighbours in km; left out: the median distance.
+        stale_after: Number of rounds that the last weights of a silent device count.
     """
 
     steps: Steps = 5
@@ -97,7 +96,7 @@ class BiGFL:
     stale_after: Rounds = 5
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself, with the key at fault."""
+        """Refuse contradictory settings; the error names the key."""
         if self.sites and self.neighbours is not None:
             raise ValueError("neighbours: expected none beside sites, for both say who is near")
         if self.threshold is not None and not (self.sites or self.neighbours is not None):
@@ -112,20 +111,20 @@ class BiGFL:
 
     @property
     def max_staleness(self) -> int:
-        """Answers that began from an older version than silent devices count are refused."""
+        """Return the largest accepted staleness, equal to ``stale_after``."""
         return self.stale_after
 
     @property
     def graphs(self) -> tuple[str, ...]:
-        """The graphs that devices need for these numbers."""
+        """Return the graphs that devices need for these numbers."""
         solves = self.map_rate > 0.0 and self.solver != "first_order"
         return ("gradient", "hvp") if solves else ("gradient",)
 
     def near(self, folder: Path) -> Near:
-        """Return what tells who of some devices is whose neighbour.
+        """Return the function that gives the adjacency matrix of some devices.
 
         Raises:
-            SchemaError: Coordinates that are none, or a file that does not fit.
+            SchemaError: Coordinates are out of range, or a file does not fit.
         """
         if self.neighbours is not None:
             return read(folder / self.neighbours, self.threshold).among
@@ -169,7 +168,7 @@ class BiGFL:
         )
 
     def _first(self, setup: Setup) -> Callable[[int], Basis]:
-        """Return what makes the identity in the map's form, for a model's width."""
+        """Return the function that makes the identity in the map's form, for a model's width."""
         if self.map == "diagonal":
             return lambda width: Diagonal(np.ones(width))
         if self.map == "low_rank":
@@ -184,8 +183,8 @@ def bigfl(setup: Setup) -> Half[Bilevel]:
     """Return BiG-FL's server half.
 
     Raises:
-        SchemaError: Neighbours that cannot be read; a map too large to be learned or sent; or something
-            that the method has no use for.
+        SchemaError: Neighbours that cannot be read; a map too large to be learned or sent; or a
+            setting that the method does not use.
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: BiGFL = setup.settings
@@ -195,7 +194,7 @@ def bigfl(setup: Setup) -> Half[Bilevel]:
 
 
 def everybody(ids: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return that all are neighbours.
+    """Return the adjacency matrix in which all are neighbours.
 
     >>> everybody(("a", "b")).tolist()
     [[False, True], [True, False]]
@@ -204,7 +203,7 @@ def everybody(ids: tuple[str, ...]) -> NDArray[np.bool_]:
 
 
 def last_layer(spec: ParamSpec) -> tuple[int, int]:
-    """Return where in the shared vector the last module's numbers begin, and how many they are.
+    """Return the start and the length of the last module in the shared vector.
 
     >>> layers = [("body.weight", (3,)), ("head.weight", (2,)), ("head.bias", (1,))]
     >>> last_layer(ParamSpec.of(layers))
@@ -221,7 +220,7 @@ def last_layer(spec: ParamSpec) -> tuple[int, int]:
 
 
 def _low_rank(width: int, rank: int, seed: int) -> LowRank:
-    """Return the identity: U is zero, and V drawn, or neither would ever move."""
+    """Return the identity: U is zero and V drawn; with both zero neither would ever move."""
     rng = np.random.Generator(np.random.Philox(key=seed % 2**64))
     drawn = rng.standard_normal((width, rank)) / np.sqrt(width)
     return LowRank(np.zeros((width, rank)), drawn)
@@ -231,7 +230,7 @@ def _check_size(settings: BiGFL, spec: ParamSpec) -> None:
     """Refuse a map that is too large.
 
     Raises:
-        SchemaError: It is.
+        SchemaError: The map is too large.
     """
     width = spec.shared_size
     side = {"full": width, "last_layer": last_layer(spec)[1]}.get(settings.map, 0)

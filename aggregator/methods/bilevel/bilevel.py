@@ -1,11 +1,11 @@
-"""Two levels: devices fit models that lean on their neighbours' through a map, the server the map.
+"""Bilevel rounds: devices fit models pulled towards their neighbours', the server fits the map.
 
-A round asks twice. First everybody steps on its own loss, drawn to what the map makes of its
-neighbours (the lower level). Then who answered solves a system with the curvature of its loss,
-which tells what its model would do under another map; one step of the map follows (the upper
-level). A device that does not solve in time is left out of that step, and of nothing else.
+A round has two tasks. First all devices step on their own loss, pulled towards the map of their
+neighbours (the lower level). Then the devices with an update solve a linear system with the
+curvature of their loss, which gives the change of their model under another map; one step of the
+map follows (the upper level). A device that does not solve in time is left out of that step only.
 
-Every question has a round of its own, so that an answer says which one it is to.
+Every task has a round of its own, so that an update identifies its task.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 
 Matrix = NDArray[np.float64]
 SOLVE = "solve"
-"""The second question of a round."""
+"""The second task of a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What a run of this kind is.
+    """Settings of a run: rounds, graph, task numbers and the steps of the map.
 
     Attributes:
-        rounds: When a round ends.
-        near: Who of some clients is whose neighbour, ``(n, n)``, in the order given.
+        rounds: Settings of the rounds.
+        near: Returns the adjacency matrix of some clients, ``(n, n)``, in the order given.
         values: Numbers of the tasks of the lower level.
-        solving: Numbers of the tasks that ask to solve.
-        first: The map at first: the identity, in the form that is learned.
-        smooth: Weight of a device's distance from what its neighbours are mapped to (s).
+        solving: Numbers of the solving tasks.
+        first: Returns the initial map: the identity, in the form that is learned.
+        smooth: Weight of a device's distance from the map of its neighbours (s).
         ridge: Weight of a model's own length (kappa).
-        damping: Added to the curvature when solving (delta).
+        damping: Number added to the curvature when solving (delta).
         map_rate: Step of the map; 0 leaves it the identity, and nothing is solved.
         map_pull: Weight of the map's distance from the identity (u).
-        strangers: How many devices that are no neighbours count for each.
-        solve: By whom: the ``device``, or the ``server``, which takes the slope for the solution.
-        curvature: What the server divides by then, and a device that cannot solve.
-        outer: Further questions to solve, in which neighbours' answers count (the coupled game).
-        stale_after: Rounds that a silent client's weights count.
-        seed: Of the draws of strangers.
+        strangers: Number of non-neighbours drawn for each client.
+        solve: ``device``, or ``server``, which uses the gradient as the solution.
+        curvature: Divisor of the server's gradient, and of a device that cannot solve.
+        outer: Number of further solving tasks with neighbours' solutions (the coupled game).
+        stale_after: Number of rounds that a silent client's weights count.
+        seed: Seed of the draws of strangers.
     """
 
     rounds: Rounds
@@ -87,17 +87,17 @@ class Levels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bilevel(LatestUpdates):
-    """The server's state; ``w`` is the average over clients of their weights. Mappings by client.
+    """Store the server's state; ``w`` is the average of the clients' weights. Mappings by client.
 
     Attributes:
-        phi: The map's numbers, under their names.
-        moved: How often the map has moved.
-        seed: Of the draws of strangers; kept, because the configured one may change.
-        turn: 0 while answers of the lower level are gathered, then the how manieth solving it is.
-        right: What each is asked to solve for now, float32; empty but in such a turn.
-        solved: What each has found in this turn, float32.
-        questions: The round in which each was asked to solve last.
-        trained: The round that each one's newest weights answer.
+        phi: Numbers of the map, by name.
+        moved: Number of times the map has moved.
+        seed: Seed of the draws of strangers; kept, because the configured one may change.
+        turn: 0 during the lower level, then the number of the solving task.
+        right: Right-hand side of each present solving task, float32; else empty.
+        solved: Solution of each in this turn, float32.
+        questions: Round of each client's last solving task.
+        trained: Round of the task of each client's newest weights.
     """
 
     phi: Mapping[str, Matrix]
@@ -111,12 +111,12 @@ class Bilevel(LatestUpdates):
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for the turn to close."""
+        """Return the number of updates that wait for the turn to close."""
         return len(self.solved) if self.turn else len(self.who.arrived)
 
 
 def bilevel(settings: Levels) -> Half[Bilevel]:
-    """Return the server half: the events of ``RoundHooks``, and what a second question needs."""
+    """Return the server half: the events of ``RoundHooks``, and those of the solving task."""
     shell = _Shell(settings)
 
     def init(w: Vector) -> Bilevel:
@@ -129,17 +129,17 @@ def bilevel(settings: Levels) -> Half[Bilevel]:
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """The events of both questions."""
+    """Transitions of both tasks."""
 
     settings: Levels
 
     @property
     def turns(self) -> RoundHooks[Bilevel]:
-        """The lower level's rounds."""
+        """Return the rounds of the lower level."""
         return RoundHooks(self.settings.rounds, self._asked, self._closed, _trained)
 
     def apply(self, state: Bilevel, event: Event) -> tuple[Bilevel, Effects]:
-        """Take one event."""
+        """Apply one event."""
         match event:
             case Update(sender=client, round=number) if number == state.questions.get(client):
                 return self._solution(state, event)
@@ -157,7 +157,7 @@ class _Shell:
         return _tasks(state, self.settings, sorted(clients))
 
     def _closed(self, state: Bilevel) -> tuple[Bilevel, Effects]:
-        """End the lower level of a round, and ask for the solutions that the upper one needs."""
+        """End the lower level of a round, and send the solving tasks of the upper one."""
         state, _ = forgotten(state, self.settings.stale_after)
         state = replace(state, w=_average(state))
         if self.settings.map_rate == 0.0:
@@ -196,7 +196,7 @@ class _Shell:
         return self._solved(state) if is_full else (state, ())
 
     def _solved(self, state: Bilevel) -> tuple[Bilevel, Effects]:
-        """Ask again where neighbours' solutions count; else take the step of the map."""
+        """Send solving tasks again if neighbours' solutions count; else take the map's step."""
         if state.turn > self.settings.outer or not state.solved:
             return self._stepped(state)
         ids, told = _upper(state, self.settings)
@@ -206,7 +206,7 @@ class _Shell:
         return self._asking(state, named, cohort, turn=state.turn + 1)
 
     def _stepped(self, state: Bilevel) -> tuple[Bilevel, Effects]:
-        """Take one step of the map with what was solved, and end the round."""
+        """Take one step of the map with the solutions, and end the round."""
         ids, told = _upper(state, self.settings)
         report = _report(state, self.settings, told)
         report |= {"solved": sorted(state.solved), "unsolved": sorted(_unsolved(state))}
@@ -233,7 +233,7 @@ class _Shell:
         return hypergradient(told.slopes, cross)
 
     def basis(self, state: Bilevel) -> Basis:
-        """Return the map as it is now."""
+        """Return the present map."""
         return self.settings.first(len(state.w)).with_leaves(state.phi)
 
 
@@ -241,13 +241,13 @@ def _trained(state: Bilevel, update: Update) -> Bilevel:
     return replace(state, trained={**state.trained, update.sender: update.round})
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def _tasks(state: Bilevel, settings: Levels, clients: list[str]) -> Effects:
-    """Ask clients to step on their own loss, each with what its neighbours are now.
+    """Return tasks to step on the clients' own loss, each with its neighbours' present models.
 
-    In the first round there is nothing to lean on: its steps are taken alone, by whoever comes.
+    In the first round there are no neighbours' models: each client takes its steps alone.
     """
     ids = tuple(sorted({*state.held, *clients}))
     if not ids:
@@ -271,7 +271,7 @@ def _tasks(state: Bilevel, settings: Levels, clients: list[str]) -> Effects:
 
 
 def _mapped(state: Bilevel, settings: Levels) -> tuple[dict[str, float], dict[str, Array]]:
-    """Return the map as tasks bring it; while it is the identity, nothing."""
+    """Return the map as tasks carry it; nothing while it is the identity."""
     if not state.moved:
         return {}, {}
     basis = settings.first(len(state.w)).with_leaves(state.phi)
@@ -307,12 +307,12 @@ def _graph(ids: tuple[str, ...], settings: Levels) -> Matrix:
 
 
 def _theta(state: Bilevel, ids: tuple[str, ...]) -> Matrix:
-    """Return everybody's weights; who has sent none yet counts as what stands for all."""
+    """Return all weights; a client without an update has the common model."""
     return np.stack([np.asarray(state.held.get(name, state.w), np.float64) for name in ids])
 
 
 def _stacked(state: Bilevel, ids: tuple[str, ...]) -> Matrix:
-    """Return what was solved; who has not solved counts with nothing."""
+    """Return the solutions; a client without one has zero."""
     nothing = np.zeros_like(state.w)
     return np.stack([np.asarray(state.solved.get(name, nothing), np.float64) for name in ids])
 
@@ -325,7 +325,7 @@ def _average(state: Bilevel) -> Matrix:
 
 
 def _upper(state: Bilevel, settings: Levels) -> tuple[tuple[str, ...], Upper]:
-    """Return the upper loss of all whose weights are known, and who these are."""
+    """Return the upper loss of all clients with known weights, and their ids."""
     ids = tuple(sorted(state.held))
     near = settings.near(ids)
     strange = sampled(near, settings.strangers, draws(state.seed, state.version))
@@ -336,7 +336,7 @@ def _upper(state: Bilevel, settings: Levels) -> tuple[tuple[str, ...], Upper]:
 
 
 def _believable(q: Array, right: Array, settings: Levels) -> Array:
-    """Shorten a solution that no loss curving upwards can have, with the curvature we add to it."""
+    """Clip a solution to the largest norm that a convex loss with the added damping allows."""
     length, most = float(np.linalg.norm(q)), float(np.linalg.norm(right))
     most /= max(settings.ridge + settings.damping, 1e-12)
     wide = np.asarray(q, np.float64)
@@ -348,7 +348,7 @@ def _unsolved(state: Bilevel) -> frozenset[str]:
 
 
 def _report(state: Bilevel, settings: Levels, told: Upper | None = None) -> dict[str, Any]:
-    """Return what is worth telling about a round; plain values only, for a page or JSON."""
+    """Return the report of a round; plain values only, for a page or JSON."""
     told = _upper(state, settings)[1] if told is None else told
     return {
         "upper": told.value,

@@ -1,11 +1,11 @@
-"""What BiG-FL's server minimises, and how its slope reaches the map: the arithmetic of a round.
+"""Loss of BiG-FL's upper level, and its gradient in the map.
 
 Models are rows of ``theta (n, d)``; ``L`` is the graph's normalised adjacency with self-loops, and
-``H = L theta phi`` is what is compared: neighbours should point the same way, others should not.
-The map phi is learned through what devices would make of their models under another one, for which
-each of them solves ``(Hessian + delta I) q = p``.
+``H = L theta phi`` is compared: neighbours should align, others should not. The map phi is trained
+through the change of the devices' models under another map, for which each device solves
+``(Hessian + delta I) q = p``.
 
-Everything is float64, and nothing of shape ``(d, d)`` is made that phi is not itself.
+Everything is float64, and no ``(d, d)`` array is made except phi itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edge_sdk.shared_math.bilevel_map import Basis, Slopes, total
 Matrix = NDArray[np.float64]
 
 SHORTEST = 1e-8
-"""A vector counts as at least so long when an angle is measured."""
+"""Least norm of a vector when an angle is computed."""
 
 
 def normalised(adjacent: NDArray[np.bool_] | Matrix) -> Matrix:
     """Return ``D^-1/2 (A + I) D^-1/2``, where D are the degrees with the self-loop.
 
-    Who has no neighbour keeps its own model: 1 on the diagonal. (The paper calls this matrix a
-    Laplacian.)
+    A client without neighbours keeps its own model: 1 on the diagonal. (The paper calls this matrix
+    a Laplacian.)
 
     >>> normalised(np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])).round(4).tolist()
     [[0.5, 0.4082, 0.0], [0.4082, 0.3333, 0.4082], [0.0, 0.4082, 0.5]]
@@ -40,12 +40,12 @@ def normalised(adjacent: NDArray[np.bool_] | Matrix) -> Matrix:
 
 
 def sampled(near: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Matrix:
-    """Return how much each counts as a stranger of each: rows sum to 1, or to 0 without strangers.
+    """Return the weight of each stranger for each: rows sum to 1, or to 0 without strangers.
 
     Args:
-        near: Who is whose neighbour, symmetric, shape ``(n, n)``.
+        near: Adjacency matrix, symmetric, shape ``(n, n)``.
         count: Strangers drawn for each, uniformly and none twice; all, where there are fewer.
-        rng: Of the draws.
+        rng: Generator of the draws.
 
     Example:
         >>> near = np.zeros((3, 3), bool)
@@ -63,18 +63,18 @@ def sampled(near: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Ma
 
 
 def draws(seed: int, version: int) -> np.random.Generator:
-    """Return the randomness of one round's strangers; asked again, it is the same."""
+    """Return the generator of one round's strangers; the same arguments give the same draws."""
     key = hashlib.sha256(f"bigfl {seed} {version}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
 
 
 class Likeness(NamedTuple):
-    """How like neighbours are, and how unlike strangers.
+    """Similarity of neighbours, and of strangers.
 
     Attributes:
         neighbours: ``1/n sum_i sum_(j near i) 1 - cos(H_i, H_j)``.
         strangers: ``1/n sum_i mean_j max(0, cos(H_i, H_j))``.
-        slope: Of their sum in H, shape ``(n, d)``.
+        slope: Gradient of their sum in H, shape ``(n, d)``.
     """
 
     neighbours: float
@@ -87,8 +87,8 @@ def likeness(h: Matrix, near: NDArray[np.bool_], strange: Matrix) -> Likeness:
 
     Args:
         h: Embeddings, shape ``(n, d)``.
-        near: Who is whose neighbour, shape ``(n, n)``.
-        strange: As ``sampled`` returns it.
+        near: Adjacency matrix, shape ``(n, n)``.
+        strange: Result of ``sampled``.
 
     Example:
         >>> near = np.array([[False, True], [True, False]])
@@ -110,13 +110,13 @@ def likeness(h: Matrix, near: NDArray[np.bool_], strange: Matrix) -> Likeness:
 
 
 class Upper(NamedTuple):
-    """The upper level's loss at some models and a map.
+    """Loss of the upper level at some models and a map.
 
     Attributes:
         value: The whole loss.
         likeness: Its first two terms.
-        p: Its slope in the models, shape ``(n, d)``.
-        slopes: Its slope in the map's numbers, models held.
+        p: Its gradient in the models, shape ``(n, d)``.
+        slopes: Its gradient in the map's numbers, at fixed models.
     """
 
     value: float
@@ -134,14 +134,14 @@ def upper(
     strange: Matrix,
     pull: float = 1.0,
 ) -> Upper:
-    """Return the upper level's loss and its slopes.
+    """Return the upper level's loss and its gradients.
 
     Args:
         theta: Models, shape ``(n, d)``.
-        graph: As ``normalised`` returns it.
+        graph: Result of ``normalised``.
         basis: The map phi.
-        near: Who is whose neighbour.
-        strange: As ``sampled`` returns it.
+        near: Adjacency matrix.
+        strange: Result of ``sampled``.
         pull: Weight of ``|phi - I|² / 2`` (u).
     """
     mixed = graph @ theta
@@ -152,24 +152,24 @@ def upper(
 
 
 def off(mixed: Matrix, theta: Matrix, basis: Basis) -> Matrix:
-    """Return how far models are from where graph and map put them, ``(L theta) phi - theta``."""
+    """Return the residual of the models under graph and map, ``(L theta) phi - theta``."""
     return basis.forth(mixed) - theta
 
 
 def crossed(
     mixed: Matrix, theta: Matrix, own: Matrix, basis: Basis, *, q: Matrix, weight: float
 ) -> Slopes:
-    """Return ``sum_i d/dphi <grad_theta g_i, q_i>``: what a map changes in what devices want.
+    """Return ``sum_i d/dphi <grad_theta g_i, q_i>``: the map's effect on the devices' gradients.
 
-    Only the graph's term of g_i knows the map: ``s/2 |r_i|²`` with ``r_i = (c_i + L_ii theta_i)
-    phi - theta_i``, whose slope in theta_i is ``s r_i (L_ii phi' - I)``.
+    Only the graph's term of g_i depends on the map: ``s/2 |r_i|²`` with ``r_i = (c_i + L_ii
+    theta_i) phi - theta_i``, whose gradient in theta_i is ``s r_i (L_ii phi' - I)``.
 
     Args:
         mixed: ``c_i + L_ii theta_i``, shape ``(n, d)``.
         theta: Models, shape ``(n, d)``.
         own: ``L_ii``, shape ``(n,)``.
         basis: The map.
-        q: What devices have solved, shape ``(n, d)``.
+        q: Solutions of the devices, shape ``(n, d)``.
         weight: s.
 
     Example:
@@ -186,21 +186,21 @@ def crossed(
 
 
 def hypergradient(slopes: Slopes, crossed_by: Slopes) -> Slopes:
-    """Return the slope of the upper loss in the map, with what the models make of it."""
+    """Return the gradient of the upper loss in the map, with its effect through the models."""
     return total((1.0, slopes), (-1.0, crossed_by))
 
 
 def coupled(p: Matrix, q: Matrix, graph: Matrix, basis: Basis, weight: float) -> Matrix:
-    """Return what devices solve next where each one's model moves its neighbours' too.
+    """Return the next right-hand sides where each model moves its neighbours' too.
 
-    A model enters its neighbours' loss through ``c``; the slope of the game's solution is
+    A model enters its neighbours' loss through ``c``; the gradient of the game's solution is
     ``J' q = p`` with blocks ``s L_ij phi (L_ii phi' - I)`` beside the diagonal. This is one step of
     the block-Jacobi iteration: ``p_j - sum_(i != j) s L_ij q_i (L_ii phi - I) phi'``.
 
     Args:
-        p: Slope of the upper loss in the models, shape ``(n, d)``.
-        q: What devices solved last.
-        graph: As ``normalised`` returns it.
+        p: Gradient of the upper loss in the models, shape ``(n, d)``.
+        q: Last solutions of the devices.
+        graph: Result of ``normalised``.
         basis: The map.
         weight: s.
     """

@@ -44,7 +44,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class ConsensusVariant(Protocol):
-    """Hooks in which the methods of this kind differ. ``own`` is a tree of leaves, private to each."""
+    """Hooks of a method of this kind. ``own`` is its private tree of leaves."""
 
     def start(self) -> Any:  # noqa: ANN401 - each family's own state
         """Return the family's state before the first update."""

@@ -1,8 +1,8 @@
-"""Hosting a topology: the server half of DFL-SGD and DFL-GT says who is whose neighbour, no more.
+"""Topology of peer-to-peer methods: the server half of DFL-SGD and DFL-GT, which links neighbours.
 
-It sees no model and is in nobody's way: devices go on without it. What it says is an *epoch*: the
-devices that are there, and their links. Who comes is linked in by the next epoch, and where a
-tracker could be held up by a device that left, it is linked out by the next epoch too.
+It receives no model, and devices continue without it. It announces *epochs*: the present devices
+and their links. A new device is linked by the next epoch; where a tracker would wait for a device
+that left, it is unlinked by the next epoch too.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Links = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSettings:
-    """How devices learn among neighbours.
+    """Settings of the exchange among neighbours.
 
     Attributes:
         neighbours: A CSV with the first line ``client,latitude,longitude``, or pairs with the first
             line ``client,neighbour``. Relative to the configuration. Left out: a ring in order of
             name.
-        threshold: Devices at most so many km apart are neighbours; left out: the median distance.
-        reach: On the ring, how many devices to either side are neighbours.
-        mixing: What a neighbour counts: found by the devices from degrees (``metropolis``); the
-            same for all links (``maximum_degree``); or the same and as much as mixes fastest
-            (``best_constant``), which may count a device's own model less than nothing.
+        threshold: Largest distance of neighbours in km; left out: the median distance.
+        reach: On the ring, number of neighbours to either side.
+        mixing: Weight of a neighbour: computed by the devices from degrees (``metropolis``); the
+            same for all links (``maximum_degree``); or the same and with the fastest mixing
+            (``best_constant``), at which a device's own model may have negative weight.
         steps: Local steps from one exchange to the next, that of the exchange included.
         rate: Length of a step.
-        fading: Whether it is divided by the square root of the step's number.
+        fading: True divides it by the square root of the step's number.
         order: The gradient step beside the mixing (``dgd``, as printed), or before it (``atc``).
         every: Seconds from one exchange to the next.
         deadline: Seconds after which a neighbour is missing in an exchange.
-        last: Steps in all; left out: no end.
-        drop_after: Seconds after which a device that left is linked out; left out: never, its
+        last: Total number of steps; left out: no end.
+        drop_after: Seconds after which a device that left is unlinked; left out: never, its
             neighbours keep its place.
     """
 
@@ -67,10 +67,10 @@ class ExchangeSettings:
     drop_after: Seconds | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what says two things, or nothing.
+        """Refuse contradictory or missing settings.
 
         Raises:
-            ValueError: Naming the key first, so that a configuration can name it too.
+            ValueError: The message begins with the key, so that a configuration can name it too.
         """
         if self.threshold is not None and self.neighbours is None:
             raise ValueError("threshold: expected none without neighbours")
@@ -79,7 +79,7 @@ class ExchangeSettings:
 
     @property
     def values(self) -> dict[str, float]:
-        """The numbers of ``begin``."""
+        """Return the numbers of ``begin``."""
         out = {
             "steps": float(self.steps),
             "rate": self.rate,
@@ -93,15 +93,16 @@ class ExchangeSettings:
 
 @dataclass(frozen=True, slots=True)
 class DflSgd(ExchangeSettings):
-    """Steps and mixing among neighbours; a device may doubt what they say.
+    """Steps and mixing among neighbours, with optional robust mixing.
 
     Attributes:
-        robust: Take over ``none`` less than all; ``clip`` how a neighbour differs; or ``trim`` the
-            extremes, number by number.
-        radius: With ``clip``: at most so much (Euclidean) of each.
-        trim: With ``trim``: so many neighbours at either end.
-        insist: Wait for a neighbour's word however long it takes, as trackers must: both ends of a
-            link then always decide alike, and who left holds neighbours up until ``drop_after``.
+        robust: ``none`` mixes unchanged; ``clip`` bounds the difference to a neighbour; ``trim``
+            drops the extremes of each coordinate.
+        radius: With ``clip``: largest norm of a difference.
+        trim: With ``trim``: number of neighbours to drop at either end.
+        insist: True waits for a neighbour's vector without a limit, as trackers must: both ends of
+            a link then take the same decision, and a device that left delays its neighbours until
+            ``drop_after``.
     """
 
     robust: Literal["none", "clip", "trim"] = "none"
@@ -111,7 +112,7 @@ class DflSgd(ExchangeSettings):
 
     @property
     def values(self) -> dict[str, float]:
-        """The numbers of ``begin``."""
+        """Return the numbers of ``begin``."""
         out = ExchangeSettings.values.__get__(self) | ({"insist": 1.0} if self.insist else {})
         match self.robust:
             case "clip":
@@ -123,10 +124,10 @@ class DflSgd(ExchangeSettings):
 
 @dataclass(frozen=True, slots=True)
 class DflGt(ExchangeSettings):
-    """Steps along a tracker of everybody's gradient; who left holds it up, and is linked out.
+    """Steps along a tracker of the mean gradient; a device that left delays it, and is unlinked.
 
     Attributes:
-        drop_after: Seconds after which that happens.
+        drop_after: Seconds after which a device that left is unlinked.
         robust: Only ``none``.
     """
 
@@ -134,10 +135,10 @@ class DflGt(ExchangeSettings):
     robust: Literal["none", "clip", "trim"] = "none"
 
     def __post_init__(self) -> None:
-        """Refuse as before, and what would spoil trackers.
+        """Refuse contradictory settings, and those that would invalidate trackers.
 
         Raises:
-            ValueError: As before.
+            ValueError: The message begins with the key.
         """
         ExchangeSettings.__post_init__(self)
         if self.robust != "none":
@@ -149,14 +150,14 @@ class DflGt(ExchangeSettings):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopologyState:
-    """Who is there, and who is linked to whom.
+    """Present devices and their links.
 
     Attributes:
-        round: The epoch; 0 before ``OPEN``, 1 before there were links.
-        w: The first model of all; it never moves here.
-        here: Whether each device that ever came is there (1) or has left (0).
-        links: What every device makes of each neighbour, in the present epoch.
-        weighs: Whether devices are told what; else they find it from degrees.
+        round: Epoch; 0 before ``OPEN``, 1 before there were links.
+        w: First model of all; it never moves here.
+        here: 1 for a present device, 0 for one that has left.
+        links: Weight of each neighbour for every device, in the present epoch.
+        weighs: True if devices receive the weights; else they compute them from degrees.
     """
 
     round: int
@@ -167,33 +168,33 @@ class TopologyState:
 
     @property
     def version(self) -> int:
-        """Nothing common moves."""
+        """Return 0: there is no common model to move."""
         return 0
 
     @property
     def is_open(self) -> bool:
-        """Whether devices are to be asked."""
+        """Return True while devices receive tasks."""
         return self.round > 0
 
     @property
     def waiting(self) -> int:
-        """No answers are waited for."""
+        """Return 0: no updates are waited for."""
         return 0
 
     @property
     def credit(self) -> Links:
-        """The mixing matrix without its diagonal: status and page show it."""
+        """Return the mixing matrix without its diagonal, for status and page."""
         return self.links
 
     @property
     def credits(self) -> Mapping[int, Links]:
-        """The same; only the present epoch's is kept."""
+        """Return the same; only the present epoch's is kept."""
         return {self.version: self.links} if self.links else {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Street:
-    """What the half is bound to: its settings, the graph if one is given, who begins together."""
+    """Inputs that the half is bound to: settings, an optional graph, and the size of the start."""
 
     settings: ExchangeSettings
     near: NeighbourGraph | None
@@ -201,10 +202,10 @@ class _Street:
 
 
 def hosting(setup: Setup) -> Half[TopologyState]:
-    """Return the half that hosts the topology of a run. ``quorum`` devices begin together.
+    """Return the half that announces the topology of a run. ``quorum`` devices begin together.
 
     Raises:
-        SchemaError: What the method has no use for, or a graph that cannot be exchanged over.
+        SchemaError: A setting that the method does not use, or a graph without exchange.
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: ExchangeSettings = setup.settings
@@ -248,9 +249,9 @@ def _left(
 def _relinked(
     state: TopologyState, members: list[str], street: _Street
 ) -> tuple[TopologyState, Effects]:
-    """Begin the next epoch with these members, if that changes anything.
+    """Begin the next epoch with these members, if that changes a link.
 
-    The first one waits until they are enough; who is left goes on, however few.
+    The first epoch waits for ``quorum`` members; the remaining ones continue, however few.
     """
     names = sorted(frozenset(members))
     links = linked(names, street.near, street.settings)
@@ -258,7 +259,7 @@ def _relinked(
         return state, ()
     after = replace(state, round=state.round + 1, links=links)
     told = [name for name in names if links[name] or state.links.get(name)]
-    return after, _told(after, told, street.settings)  # who lost its last neighbour, too
+    return after, _told(after, told, street.settings)  # also devices that lost their last neighbour
 
 
 def _told(state: TopologyState, names: list[str], settings: ExchangeSettings) -> Effects:
@@ -272,7 +273,7 @@ def _told(state: TopologyState, names: list[str], settings: ExchangeSettings) ->
 def linked(
     members: Sequence[str], near: NeighbourGraph | None, settings: ExchangeSettings
 ) -> Links:
-    """Return what every member makes of each of its neighbours; a part that is cut off has its own.
+    """Return the weight of each neighbour for every member; a separate component has its own.
 
     >>> ring = linked(["a", "b", "c", "d"], None, ExchangeSettings())
     >>> {name: round(weight, 4) for name, weight in ring["a"].items()}
@@ -321,7 +322,7 @@ def _parts(beside: Array) -> list[list[int]]:
 
 
 def _near(setup: Setup) -> NeighbourGraph | None:
-    """Read the graph; refuse one that no fleet could agree over.
+    """Read the graph; refuse one on which no fleet could reach consensus.
 
     Raises:
         SchemaError: A device with too many neighbours, or a graph that is not connected.

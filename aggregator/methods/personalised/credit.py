@@ -1,11 +1,11 @@
-"""Credit attention: every client gets a mixture of the models that resemble its own.
+"""Credit attention: every client gets a mixture of the models that are most like its own.
 
 Rows in, rows out: row i of the result may go back to client i. The nearer a model is to a client's
-own, compared with the nearest of all, the more it counts; what is too far does not count at all.
+own, relative to the nearest of all, the larger its weight; one that is too far has no weight.
 
-Two limits, which no setting removes. Nearness is rewarded: whoever sends a copy of a client's model
-plus a little drift is its nearest, takes almost half of its mixture and makes all others look far
-(``anti_sybil`` weakens that). And a ``credit`` near 1 lets everything in.
+Two limits apply with any settings. Nearness is rewarded: a client that sends a copy of another's
+model plus a little drift is its nearest, takes almost half of its mixture and makes all others look
+far (``anti_sybil`` weakens that). And a ``credit`` near 1 admits every model.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Columns = NDArray[np.intp]
-_TINY = 1e-300  # below every square that matters; keeps 0/0 away
+_TINY = 1e-300  # below every relevant square; avoids 0/0
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How models are compared and mixed.
+    """Settings of the comparison and the mixture of models.
 
     Attributes:
-        alpha: What likeness counts; the rest is what neighbourhood counts.
-        least: Likeness below which a model does not count at all (``A_min``).
-        floor: The nearest distance counts at least this share of a model's length.
-        anti_sybil: The nearest distance also counts at least half the median one.
-        scale: Of distances: ``squared`` by the nearest, so that the nearest has exactly the credit;
-            or as ``printed``, by its first power, which makes weights near-uniform.
+        alpha: Weight of likeness; the rest is the weight of neighbourhood.
+        least: Likeness below which a model has no weight (``A_min``).
+        floor: Lower bound of the nearest distance, as a fraction of a model's length.
+        anti_sybil: True also bounds the nearest distance below by half the median one.
+        scale: Scale of distances: ``squared`` by the nearest, so that the nearest has exactly the
+            credit; or as ``printed``, by its first power, which makes weights near-uniform.
         adjacency: ``averaged`` over a client and its neighbours; or as ``printed``, a plain one for
             each, so that rows do not sum to 1.
-        drop: Who is too far stays out of the ``mixture``; or of ``likeness`` only, as printed: then
-            a neighbour comes back in.
+        drop: A model that is too far stays out of the ``mixture``; or of ``likeness`` only, as
+            printed: then a neighbour comes back in.
         sums: Rows of the mixture are made to sum to ``one``, or left as ``printed``.
     """
 
@@ -56,13 +56,13 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """What a mixing makes of rows.
+    """Result of mixing rows.
 
     Attributes:
-        values: The mixture of each client, by id, float64, shape ``(d,)``.
-        weights: What each client (row) makes of each other (column), the mean over modules,
+        values: Mixture of each client, by id, float64, shape ``(d,)``.
+        weights: Weight for each client (row) of each other (column), the mean over modules,
             shape ``(n, n)``, in order of id.
-        let_in: Whose model each client lets in, in every module, shape ``(n, n)``.
+        let_in: Mask of the models that each client admits, in every module, shape ``(n, n)``.
     """
 
     values: Mapping[str, Matrix]
@@ -78,9 +78,9 @@ def credited(
     Args:
         rows: One model a client, in order of id.
         sigma: Each client's credit, in (0, 1), shape ``(n,)``.
-        adjacency: Who is whose neighbour, symmetric, nobody its own, shape ``(n, n)``.
+        adjacency: Adjacency matrix, symmetric, zero diagonal, shape ``(n, n)``.
         modules: Columns that are compared and mixed together; together all of them.
-        how: The rest.
+        how: Settings.
 
     Reference:
         The personalised aggregation (14)-(18) of the PFGL paper, with the resolutions that
@@ -100,16 +100,16 @@ def credited(
 
 
 def likeness(squares: Matrix, norms: Matrix, sigma: Matrix, how: Credit) -> Matrix:
-    """Return how alike models are: 1 to oneself, ``sigma_i ** r_ij`` to others.
+    """Return the likeness of models: 1 to oneself, ``sigma_i ** r_ij`` to others.
 
-    ``r_ij`` is the squared distance over that of the nearest; computed in the log domain, so that
-    what is far underflows to 0. With one client there is nobody to be like.
+    ``r_ij`` is the squared distance over that of the nearest; computed in the log domain, so that a
+    far model underflows to 0. A single client has no others.
 
     Args:
         squares: Squared distances, shape ``(n, n)``.
         norms: Lengths of the models, shape ``(n,)``.
         sigma: Each client's credit, shape ``(n,)``.
-        how: ``scale``, ``floor`` and ``anti_sybil``.
+        how: Settings ``scale``, ``floor`` and ``anti_sybil``.
 
     Example:
         The nearest has exactly the credit, here 0.8; the paper's printed scale gives it 0.98:
@@ -137,10 +137,10 @@ def likeness(squares: Matrix, norms: Matrix, sigma: Matrix, how: Credit) -> Matr
 
 
 def mixture(alike: Matrix, adjacency: Mask, how: Credit) -> tuple[Matrix, Mask]:
-    """Return what each client makes of each other, and whom it lets in at all.
+    """Return the weight for each client of each other, and the mask of admitted models.
 
-    Who is too far is found before neighbourhood is mixed in, and stays out of the mixture, though
-    it be a neighbour.
+    A model that is too far is found before neighbourhood is mixed in, and stays out of the mixture
+    even if it is a neighbour's.
 
     Example:
         Client 1 has two neighbours; the one that is too unlike stays out, and rows sum to 1:
@@ -166,7 +166,7 @@ def mixture(alike: Matrix, adjacency: Mask, how: Credit) -> tuple[Matrix, Mask]:
 
 
 def modules_of(spec: ParamSpec) -> tuple[Columns, ...]:
-    """Return the columns of each module: of the shared layers whose names begin alike.
+    """Return the columns of each module: of the shared layers whose names have the same first part.
 
     >>> layers = [("encoder.a", (2,)), ("decoder.a", (1,)), ("encoder.b", (1,))]
     >>> [columns.tolist() for columns in modules_of(ParamSpec.of(layers))]
@@ -187,7 +187,7 @@ def _part(rows: Rows, columns: Columns) -> Rows:
 
 
 def _rows_to_one(matrix: Matrix) -> Matrix:
-    """Divide rows by their sums; a row of nothing stays a row of nothing."""
+    """Divide rows by their sums; a row of zeros stays zero."""
     sums = matrix.sum(axis=1, keepdims=True)
     divided: Matrix = matrix / np.where(sums > 0.0, sums, 1.0)
     return divided

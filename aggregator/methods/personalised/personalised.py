@@ -1,9 +1,9 @@
-"""A model for each client: everybody's rows are mixed, and row i goes back to client i.
+"""Personalised rounds: all rows are mixed, and row i goes back to client i.
 
-A round is: the newest weights of all who are known are mixed, and who answered gets its own mixture
-with the next task. There is no model of all; what is announced as one, and given to who comes
-later, is the plain average of those clients whom at least half of the others let in; where there
-are none of these, it stays.
+A round mixes the newest weights of all known clients; each client with an update gets its own
+mixture with the next task. There is no common model; the model that is announced, and given to new
+clients, is the plain average of the clients that at least half of the others admit; without any of
+these, it stays.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 
 Matrix = NDArray[np.float64]
 Mixing = Callable[[Rows], Mixed]
-"""Rows to rows: what each client's own mixture is."""
+"""Map from rows to each client's own mixture."""
 
 SHOWN = 64
-"""Clients up to which a round's report has the whole matrix; the kept history has it anyway."""
+"""Clients up to which a round's report has the whole matrix; the kept history has it always."""
 
 CELLS = 1_000_000
-"""Numbers that the kept history may have in all, the newest round apart."""
+"""Largest number of weights in the kept history, except the newest round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Personalising:
-    """What a run of this kind is.
+    """Settings of a run: mixture, rounds, task numbers and history.
 
     Attributes:
-        mixing: What each client gets.
-        rounds: When a round ends.
-        values: Numbers of a client's task, as the contract names them.
-        stale_after: Rounds that a silent client's weights count.
-        history: Rounds of which the weights are kept.
-        by_fleet: Whether devices keep the models of the round whose mean held-back loss is least.
-        is_last_alone: Whether nothing pulls in the last round, which tunes the models.
+        mixing: Returns each client's mixture.
+        rounds: Settings of the rounds.
+        values: Returns the numbers of a client's task, as the contract names them.
+        stale_after: Number of rounds that a silent client's weights count.
+        history: Number of rounds of which the weights are kept.
+        by_fleet: True if devices keep the models of the round with the least mean held-back loss.
+        is_last_alone: True if the last round has no pull, which tunes the models.
     """
 
     mixing: Mixing
@@ -68,13 +68,13 @@ class Personalising:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Personalised(LatestUpdates):
-    """The server's state; ``history`` is by version.
+    """Store the server's state; ``history`` is by version.
 
     Attributes:
-        best: The least mean held-back loss of a round so far.
+        best: Least mean held-back loss of a round so far.
         kept: That round; 0 while there is none.
-        mixed: What each client was given for its weights, float32.
-        judged: Held-back losses, reported with the waiting answers.
+        mixed: Mixture that each client received for its weights, float32.
+        judged: Held-back losses, reported with the waiting updates.
         history: Weights of the last rounds, with the names of their rows, one a line.
     """
 
@@ -86,13 +86,13 @@ class Personalised(LatestUpdates):
 
     @property
     def credit(self) -> dict[str, dict[str, float]]:
-        """What each client made of each other last; empty where no history is kept, or too many."""
+        """Return the last weight for each client of each other; empty if none is kept."""
         newest = self.history.get(str(self.version))
         return _rows_of(newest) if newest is not None and len(self.held) <= SHOWN else {}
 
     @property
     def credits(self) -> dict[int, dict[str, dict[str, float]]]:
-        """The kept weights: by version, what each client made of each other. Zeros are left out."""
+        """Return the kept weights by version and client. Zeros are left out."""
         return {
             int(version): _rows_of(one)
             for version, one in sorted(self.history.items(), key=lambda pair: int(pair[0]))
@@ -127,12 +127,12 @@ def personal(settings: Personalising) -> Half[Personalised]:
 
 
 def _choice(state: Personalised, settings: Personalising) -> dict[str, float]:
-    """Return of which round the models are to be kept, where the fleet chooses and has chosen."""
+    """Return the round whose models are to be kept, where the fleet has chosen one."""
     return {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
 
 
 def _tasks(state: Personalised, settings: Personalising, clients: Iterable[str]) -> Effects:
-    """Ask each client with its own mixture; who has none gets what stands for all."""
+    """Return each client's task with its own mixture; the common model where it has none."""
     common = published(state.w)
     more = _choice(state, settings) | settings.alone(state.version)
     return tuple(
@@ -158,7 +158,7 @@ def _heard(state: Personalised, update: Update) -> Personalised:
 def _moved(
     state: Personalised, settings: Personalising, made: Mixed
 ) -> tuple[Personalised, dict[str, Any]]:
-    """Return what a mixing makes of a round, and what is worth telling about it."""
+    """Return the state after a mixing, and its part of the report."""
     rows = Rows.of(state.held)
     outcasts = left_out(rows.ids, made)
     trusted = [name for name in rows.ids if name not in outcasts]
@@ -183,7 +183,7 @@ def _common(rows: Rows, trusted: list[str]) -> Matrix:
 
 
 def left_out(ids: tuple[str, ...], made: Mixed) -> tuple[str, ...]:
-    """Return whom more than half of the others do not let in.
+    """Return the clients that more than half of the others do not admit.
 
     >>> let_in = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 1]], np.bool_)
     >>> left_out(("a", "b", "c"), Mixed({}, np.eye(3), let_in))
@@ -194,7 +194,7 @@ def left_out(ids: tuple[str, ...], made: Mixed) -> tuple[str, ...]:
 
 
 def _chosen(state: Personalised, trusted: list[str]) -> Personalised:
-    """Compare the round's mean held-back loss with the best so far; outcasts have no say."""
+    """Compare the round's mean held-back loss with the best; left-out clients are not counted."""
     told = [state.judged[name] for name in sorted(trusted) if name in state.judged]
     if not told:
         return state
@@ -204,7 +204,7 @@ def _chosen(state: Personalised, trusted: list[str]) -> Personalised:
     )
 
 
-# --- what is told and remembered ------------------------------------------------------------------
+# --- report and history ---------------------------------------------------------------------------
 
 
 def _report(
@@ -213,7 +213,7 @@ def _report(
     made: Mixed,
     outcasts: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Return what is worth telling about a round; plain values only, for a page or JSON."""
+    """Return the report of a round; plain values only, for a page or JSON."""
     n = len(ids)
     from_others = (made.weights.sum(axis=0) - np.diag(made.weights)) / max(n - 1, 1)
     report: dict[str, Any] = {
@@ -246,7 +246,7 @@ def _remembered(
     weights: Matrix,
     rounds: int,
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the newest rounds' weights: so many, and as few as fit into ``CELLS`` numbers."""
+    """Return the newest rounds' weights: at most ``rounds``, within ``CELLS`` numbers."""
     if not rounds:
         return {}
     newest: dict[str, Mapping[str, Any]] = {

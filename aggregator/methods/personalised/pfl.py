@@ -1,4 +1,4 @@
-"""PFL: what a run may choose, and what it makes of the personalising half."""
+"""PFL: settings, and the personalising half that they configure."""
 
 from __future__ import annotations
 
@@ -30,46 +30,47 @@ _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class PFL:
-    """Personalised learning with credit attention: each device has its own mixture to lean on.
+    """Personalised learning with credit attention: each device is pulled towards its own mixture.
 
     The parameters' part of the PFGL paper, with any model (its LSTM-PFL with an LSTM). A device
-    steps from its own weights and is drawn to a mixture of the weights most like its own.
+    steps from its own weights and is pulled towards a mixture of the weights most like its own.
 
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        prox: Pull towards the mixture (beta): weight of half the squared distance.
+        prox: Weight of half the squared distance to the mixture (beta).
         prox_of: The same for single devices, by id.
-        credit: What the nearest model counts beside one's own (sigma), above 0 and below 1: with
-            less a device trusts fewer others, near 1 it trusts everybody and nothing protects it.
+        credit: Weight of the nearest model relative to the device's own (sigma), above 0 and below
+            1: with a smaller one a device admits fewer others, near 1 it admits all and nothing
+            protects it.
         credit_of: The same for single devices, by id.
-        least: Likeness below which a model counts nothing (A_min), below 1.
-        alpha: What likeness counts; neighbourhood counts the rest. Left out: 0.8 with a
+        least: Likeness below which a model has no weight (A_min), below 1.
+        alpha: Weight of likeness; the rest is the weight of neighbourhood. Left out: 0.8 with a
             neighbourhood, 1 without.
         sites: Public coordinates by device id: latitude and longitude in degrees.
         neighbours: The same from a CSV with the first line ``client,latitude,longitude``; or pairs
             with the first line ``client,neighbour``. Relative to the configuration.
-        threshold: Devices at most so many km apart are neighbours; left out: the median distance.
+        threshold: Largest distance of neighbours in km; left out: the median distance.
         scope: Models are compared as a whole (``all``), or module by module (``per_module``), which
-            finds a poisoned decoder behind a large encoder.
-        floor: The nearest distance counts at least this share of a model's length.
-        anti_sybil: The nearest distance also counts at least half the median one, which weakens
-            near-copies of a device's own model.
-        scale: Of distances: ``squared``, so that the nearest has exactly the credit; or the paper's
-            ``printed`` form, which makes weights near-uniform and lets liars in.
+            detects a poisoned decoder behind a large encoder.
+        floor: Lower bound of the nearest distance, as a fraction of a model's length.
+        anti_sybil: True also bounds the nearest distance below by half the median one, which
+            weakens near-copies of a device's own model.
+        scale: Scale of distances: ``squared``, so that the nearest has exactly the credit; or the
+            paper's ``printed`` form, which makes weights near-uniform and admits Byzantine models.
         adjacency: Neighbours are ``averaged``; or ``printed``: each counts 1, rows exceed 1.
-        drop: Who is too unlike stays out of the ``mixture``, or of ``likeness`` only, as printed:
-            then a lying neighbour comes back in.
+        drop: A model that is too unlike stays out of the ``mixture``, or of ``likeness`` only, as
+            printed: then a Byzantine neighbour comes back in.
         sums: A mixture's weights are made to sum to ``one``, or left as ``printed``.
-        start: Of a device's steps: its ``own`` weights, or the ``received`` mixture.
-        optimiser: Of the steps: the bundle's, plain steps, or Adam.
-        moments: What the optimiser remembers is ``kept`` over rounds, or ``fresh`` in each.
-        choice: With which model a device forecasts, of those it had after its rounds: its ``own``
-            best on windows held back; that of the round with the least mean held-back loss of the
-            ``fleet``; or the ``last``. Without windows held back (``learn.part``) the last.
-        tune: When the run is over, a device takes as many steps once more, without any pull.
-        stale_after: Rounds that the last weights of a silent device count.
-        history: Rounds of which all weights are kept.
+        start: Start of a device's steps: its ``own`` weights, or the ``received`` mixture.
+        optimiser: Optimiser of the steps: the bundle's, plain steps, or Adam.
+        moments: State of the optimiser: ``kept`` over rounds, or ``fresh`` in each.
+        choice: Model that a device forecasts with, of those after its rounds: its ``own`` best on
+            held-back windows; that of the round with the least mean held-back loss of the
+            ``fleet``; or the ``last``. Without held-back windows (``learn.part``) the last.
+        tune: After the run, a device takes as many steps once more, without any pull.
+        stale_after: Number of rounds that the last weights of a silent device count.
+        history: Number of rounds of which all weights are kept.
     """
 
     steps: Steps = 10
@@ -99,7 +100,7 @@ class PFL:
     history: Annotated[int, Between(0, 100_000)] = 100
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself, with the key at fault."""
+        """Refuse contradictory settings; the error names the key."""
         named = {"credit": self.credit, **{f"credit_of.{k}": v for k, v in self.credit_of.items()}}
         for key, sigma in named.items():
             if not 0.0 < sigma < 1.0:
@@ -119,12 +120,12 @@ class PFL:
 
     @property
     def max_staleness(self) -> int:
-        """Answers that began from an older version than silent devices count are refused."""
+        """Return the largest accepted staleness, equal to ``stale_after``."""
         return self.stale_after
 
     @property
     def compared(self) -> Credit:
-        """How models are compared and mixed."""
+        """Return the settings of the comparison and the mixture."""
         near = bool(self.sites) or self.neighbours is not None
         alpha = (0.8 if near else 1.0) if self.alpha is None else self.alpha
         return Credit(
@@ -150,10 +151,10 @@ class PFL:
         return values | {name: 1.0 for name, is_set in flags.items() if is_set}
 
     def near(self, folder: Path) -> NeighbourGraph:
-        """Return who is whose neighbour.
+        """Return the neighbour graph.
 
         Raises:
-            SchemaError: Coordinates that are none, or a file that does not fit.
+            SchemaError: Coordinates are out of range, or a file does not fit.
         """
         if self.neighbours is not None:
             return read(folder / self.neighbours, self.threshold)
@@ -165,7 +166,7 @@ def pfl(setup: Setup) -> Half[Personalised]:
     """Return PFL's server half.
 
     Raises:
-        SchemaError: Neighbours that cannot be read; or something that the method has no use for.
+        SchemaError: Neighbours that cannot be read, or a setting that the method does not use.
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFL = setup.settings
@@ -183,7 +184,7 @@ def pfl(setup: Setup) -> Half[Personalised]:
 
 
 def modules_of_scope(setup: Setup) -> tuple[Columns, ...] | None:
-    """Return the modules that are compared each by itself; None compares whole models.
+    """Return the modules that are compared separately; None compares whole models.
 
     Raises:
         SchemaError: No layout is known.

@@ -1,6 +1,6 @@
-"""What is believed of signals and weights that stations send: not too long, and like their past.
+"""Guards of split learning: limits on the norm of the stations' signals and weights.
 
-Source: ``algorithms.md`` section 6.4, server guards. What is not finite never comes here.
+Source: ``algorithms.md`` section 6.4, server guards. Non-finite values are refused before.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
 MEDIANS = 3.0
-"""How many medians over the stations something may be long."""
+"""Largest accepted norm, in medians over the stations."""
 
 RANGE = 32.0
-"""How many times its own largest accepted length something of a station may be long. Its own past
-counts as at least the stations' median, and as at most so many medians: a slow rise ends there."""
+"""Largest accepted norm of a station, as a multiple of its own largest accepted one. Its own past
+counts as at least the stations' median, and as at most ``MEDIANS`` medians, which bounds a slow
+rise."""
 WEIGHTS_RANGE = 4.0
-"""The same of weights, which change less from one round to the next than a window from another."""
+"""The same limit for weights, which change less from round to round than windows do."""
 LONGEST = 1e6
-"""Length of a row of activations or gradients that no scaled model reaches."""
+"""Norm of a row of activations or gradients that no scaled model reaches."""
 FADING = 0.9
-"""What a station's past length keeps from one time to the next, if nothing longer comes."""
+"""Factor of a station's past norm from one turn to the next, if nothing longer arrives."""
 
 _TINY = 1e-12
 
 
 def clipped_features(h: Array, said: Mask, most: float = MEDIANS) -> tuple[Array, Array]:
-    """Shorten each station's activations, window by window, to so many medians over the stations.
+    """Clip each station's activations, window by window, to a number of medians over the stations.
 
     Zeros, of windows that a station lacks, are not counted in the median.
 
     Args:
         h: Activations, ``(B, N, F, L)``.
-        said: Whose these are this time, ``(N,)``: others are shortened, but not counted.
-        most: In medians; infinity shortens nothing.
+        said: Mask of the stations that sent theirs this turn, ``(N,)``: others are clipped, but not
+            counted.
+        most: Limit in medians; infinity clips nothing.
 
     Returns:
         The activations, and the factor of each, ``(B, N)``.
@@ -62,7 +64,7 @@ def clipped_features(h: Array, said: Mask, most: float = MEDIANS) -> tuple[Array
 
 
 def longest(array: Array) -> float:
-    """Return the length of the longest row, as float64: float32 would overflow.
+    """Return the norm of the longest row, as float64: float32 would overflow.
 
     >>> longest(np.full((2, 1, 4), 3.4e38, np.float32)) == 2 * float(np.float32(3.4e38))
     True
@@ -72,14 +74,14 @@ def longest(array: Array) -> float:
 
 
 def bound(name: str, past: Mapping[str, float], most: float = RANGE) -> float:
-    """Return how long something of a station may be, by its own past and that of the others.
+    """Return the norm limit of a station, from its own past and that of the others.
 
-    A station without a past has the median of the others' as its own; infinite if nobody has one.
+    A station without a past has the median of the others' as its own; infinite if none has.
 
     Args:
         name: The station.
         past: Largest accepted lengths, by station (``remembered``).
-        most: How many times its past a length may be.
+        most: Limit as a multiple of the past norm.
 
     Example:
         >>> past = {"a": 1.0, "b": 3.0, "c": 0.5, "d": 1e9}
@@ -94,14 +96,14 @@ def bound(name: str, past: Mapping[str, float], most: float = RANGE) -> float:
 
 
 def astray(lengths: Mapping[str, float], past: Mapping[str, float]) -> frozenset[str]:
-    """Return the stations whose length leaves the range of their own past.
+    """Return the stations whose norm is outside of the range of their own past.
 
-    Where nobody has a past, the present lengths stand for it. If half of the stations or more are
-    out of range, the fleet has moved, and only those beyond ``LONGEST`` are out; if all are, nobody
-    is, and ``clipped_features`` and ``clipped_gradients`` are what remains.
+    If no station has a past, the present norms replace it. If half of the stations or more are out
+    of range, the fleet has moved, and only those beyond ``LONGEST`` are out; if all are, no station
+    is, and only ``clipped_features`` and ``clipped_gradients`` apply.
 
     Args:
-        lengths: What came now, by station.
+        lengths: Present norms, by station.
         past: Largest accepted lengths, by station (``remembered``).
 
     Example:
@@ -122,7 +124,7 @@ def astray(lengths: Mapping[str, float], past: Mapping[str, float]) -> frozenset
 def remembered(
     past: Mapping[str, float], lengths: Mapping[str, float], out: Iterable[str]
 ) -> dict[str, float]:
-    """Return the past lengths after one more time; those out of range leave no trace.
+    """Return the past norms after one more turn; those out of range are not recorded.
 
     >>> remembered({"a": 1.0, "b": 1.0}, {"a": 0.5, "b": 1e9, "c": 2.0}, ["b"])
     {'a': 0.9, 'b': 1.0, 'c': 2.0}
@@ -132,12 +134,12 @@ def remembered(
 
 
 def clipped_gradients(gz: Array, said: Mask, most: float = MEDIANS) -> Array:
-    """Shorten each station's gradient, of the whole batch, to so many medians over the stations.
+    """Clip each station's gradient, of the whole batch, to a number of medians over the stations.
 
     Args:
         gz: Gradients, ``(B, N, F, L)``.
-        said: Whose these are this time, ``(N,)``.
-        most: In medians; infinity shortens nothing.
+        said: Mask of the stations that sent theirs this turn, ``(N,)``.
+        most: Limit in medians; infinity clips nothing.
 
     Example:
         >>> gz = np.array([1.0, 1.0, -1e6]).reshape(1, 3, 1, 1)

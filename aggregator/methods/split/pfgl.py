@@ -1,4 +1,4 @@
-"""What runs with a graph model between the devices may choose: PFGL and its kin."""
+"""PFGL and related methods with a graph model between the devices: settings and server halves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_sdk.wire.protocol.array_fragments import PIECE
 from edge_sdk.wire.schema import SchemaError
 
 MEMORY = 4 << 30
-"""Bytes that four arrays of all stations may take: what came, what goes, and their gradients."""
+"""Largest size in bytes of four arrays of all stations: activations, results, and gradients."""
 
 _CHOICES = {"last": 0.0, "fleet": 2.0}
 _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
@@ -28,18 +28,18 @@ _OPTIMISERS = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class PFGL(PFL):
-    """Personalised federated graph learning: credit attention as in PFL, and turns through a graph.
+    """Personalised federated graph learning: credit attention as in PFL, and split turns.
 
     ``steps`` are the iterations of a round (or local steps, where they alternate).
 
     Attributes:
-        choice: With which model a device forecasts, and the server with which graph: those of the
-            ``last`` round; or of the round with the least mean held-back loss of the ``fleet``, as
-            the paper has it, judged with the graph's word by ``turns.judge`` more batches a round.
-            Without windows held back (``learn.part``) the last.
-        tune: In the last round nothing pulls: the tuning at the end, with the graph's word. Only
-            where ``run.rounds`` says which is the last.
-        turns: What happens inside a round.
+        choice: Round whose model a device and whose graph the server forecasts with: the ``last``;
+            or the one with the least mean held-back loss of the ``fleet``, as in the paper, over
+            ``turns.judge`` more batches a round through the graph. Without held-back windows
+            (``learn.part``) the last.
+        tune: The last round has no pull: final tuning, through the graph. Only where ``run.rounds``
+            sets the last round.
+        turns: Settings of the turns inside a round.
     """
 
     choice: Any = "last"
@@ -47,7 +47,7 @@ class PFGL(PFL):
     turns: SplitTurns = field(default_factory=SplitTurns)
 
     def __post_init__(self) -> None:
-        """Refuse a choice that the one graph of all cannot follow."""
+        """Refuse a choice that needs a graph for each device."""
         PFL.__post_init__(self)
         if self.choice not in _CHOICES:
             said = "'fleet' or 'last', for all forecast through one graph"
@@ -64,14 +64,14 @@ class PFGL(PFL):
 
 @dataclass(frozen=True, slots=True)
 class SplitAveraging:
-    """One model for all devices, averaged, and turns through a graph.
+    """One averaged model for all devices, and turns through a graph.
 
     Attributes:
         steps: Iterations of a round; local steps, where they alternate.
         rate: The devices' learning rate.
-        prox: Pull towards the average.
-        optimiser: Of a device's steps: the bundle's, plain steps, or Adam.
-        turns: What happens inside a round.
+        prox: Weight of the pull towards the average.
+        optimiser: Optimiser of a device's steps: the bundle's, plain steps, or Adam.
+        turns: Settings of the turns inside a round.
     """
 
     steps: Steps = 10
@@ -87,20 +87,20 @@ class SplitAveraging:
 
     @property
     def max_staleness(self) -> int:
-        """An answer may come one version late."""
+        """Return the largest accepted staleness, one version."""
         return 1
 
     def numbers(self, _client: str) -> dict[str, float]:
-        """Return the numbers of a client's task: everybody begins at the average."""
+        """Return the numbers of a client's task: every device begins at the average."""
         told = {"prox": self.prox, "rate": self.rate, "received": 1.0}
         return told | {"optimiser": _OPTIMISERS[self.optimiser]}
 
 
 def pfgl(setup: Setup) -> Half[Any]:
-    """Return the server half of PFGL and of LSTM-CNN-PFL, which differ in the graph model.
+    """Return the server half of PFGL and of LSTM-CNN-PFL, which have different graph models.
 
     Raises:
-        SchemaError: Settings that cannot go together, or no graph model.
+        SchemaError: Settings contradict each other, or there is no graph model.
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFGL = setup.settings
@@ -120,10 +120,10 @@ def pfgl(setup: Setup) -> Half[Any]:
 
 
 def averaged_through(setup: Setup) -> Half[Any]:
-    """Return the server half of CNFGNN and of LSTM-CNN-FedAvg: the mean of who answered.
+    """Return the server half of CNFGNN and of LSTM-CNN-FedAvg: the mean of the round's updates.
 
     Raises:
-        SchemaError: Settings that cannot go together, or no graph model.
+        SchemaError: Settings contradict each other, or there is no graph model.
     """
     has_no_use(setup, "rule", "weighting", "share")
     settings: SplitAveraging = setup.settings
@@ -131,7 +131,7 @@ def averaged_through(setup: Setup) -> Half[Any]:
 
 
 def averaged(rows: Rows) -> Mixed:
-    """Give everybody the plain mean, and let everybody in.
+    """Return the plain mean for every client, with every client in it.
 
     >>> averaged(Rows.of({"a": np.array([1.0]), "b": np.array([3.0])})).values["b"].tolist()
     [2.0]
@@ -143,10 +143,10 @@ def averaged(rows: Rows) -> Mixed:
 
 
 def _check_sizes(lent: BoundGraph, turns: SplitTurns) -> None:
-    """Refuse arrays that cannot cross the wire, or of which this machine cannot hold all.
+    """Refuse arrays that exceed a message, or the memory limit.
 
     Raises:
-        SchemaError: Naming the key.
+        SchemaError: A size is too large; the error names the key.
     """
     features, rows = lent.shape
     if 4 * features * rows > PIECE:

@@ -1,11 +1,11 @@
-"""Split learning around a personalising half: the graph model is part of the state, and lasts.
+"""Split learning around a personalising half, with the graph model as part of the state.
 
-The inner half asks each device for a round's weights with ``train`` and mixes them. Between its
-question and the answers lie the round's turns (``play``), which perish. What they made of the graph
-model comes back as one journalled ``Played``, so the state is a fold over the journal as any
-other's; only then are answers taken, and the round's deadline begins. A process that was killed
-before that begins the round anew under the next ``attempt``; one that was killed after it asks for
-the answers again.
+The inner half sends each device a ``train`` task for a round's weights and mixes them. Between the
+task and the updates the round's turns take place (``split_rounds.play``), which are not journalled.
+Their result for the graph model is one journalled ``Played``, so the state is a fold over the
+journal like any other; only then are updates accepted, and the round's deadline begins. A process
+that stops before that begins the round anew under the next ``attempt``; one that stops after it
+sends the tasks again.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from edge_sdk.wire.contract.method import (
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 AGAIN = "again"
-"""The wake-up that begins an open round anew."""
+"""The ``ask`` of the timer that begins an open round anew."""
 
 MEANS = 1_000_000
-"""Scalars of the stations' mean activations, up to which they are kept over rounds."""
+"""Scalars of the stations' mean activations up to which they are kept over rounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Woven(Personalised):
-    """A personalising half's state, and what the turns of its rounds need. Mappings are by client.
+    """A personalising half's state, and that of its rounds' turns. Mappings are by client.
 
     Attributes:
         net: The graph model's parameters ``p``, and its optimiser's ``first`` and ``second``.
-        chosen: The parameters ``p`` of the round that the fleet found best, where it chooses one.
-        taken: The optimiser's steps.
-        attempt: How often the open round was begun anew.
-        settled: The last round whose turns are over.
-        slots: Where each station stands on the graph's axis.
-        masked: Whom most of the others left out when the last round closed.
+        chosen: Parameters ``p`` of the round with the fleet's least loss, where it chooses one.
+        taken: Number of the optimiser's steps.
+        attempt: Number of times the open round was begun anew.
+        settled: Last round whose turns are over.
+        slots: Slot of each station on the graph's axis.
+        masked: Stations that most of the others left out when the last round closed.
         means: Mean activations of each, ``(F, L)``, in the last turns.
-        past: The largest accepted lengths of each: of activations ``h``, gradients ``g`` and
-            weights ``w``.
-        astray: Whose weights left the range of its past in the open round; how long they were.
-        early: Answers that came before the turns were over.
-        told: What is told of the turns when the round closes.
+        past: Largest accepted norms of each: of activations ``h``, gradients ``g`` and weights
+            ``w``.
+        astray: Norm of the weights that left the range of their past in the open round.
+        early: Updates that arrived before the turns were over.
+        told: Part of the round's report on its turns.
     """
 
     net: Mapping[str, Array] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class Woven(Personalised):
 
     @property
     def here(self) -> tuple[str, ...]:
-        """Who is linked."""
+        """Return the linked stations."""
         return tuple(name for name, present in self.who.present.items() if present)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the turns of the open round are over, so that its answers count."""
+        """Return True if the turns of the open round are over, so that updates count."""
         return self.settled >= self.round
 
 
@@ -92,9 +92,9 @@ def split(
 
     Args:
         inner: The half; its state is a ``Personalised``, here a ``Woven``.
-        score: What plays inside a round.
-        deadline: Seconds from the end of a round's turns to that of the round.
-        places: Slots of stations whose place on the graph is known; others get what is left.
+        score: Settings of the turns inside a round.
+        deadline: Seconds from the end of a round's turns to the end of the round.
+        places: Slots of stations with a known position on the graph; others get the remaining ones.
     """
 
     def apply(state: Woven, event: Event) -> tuple[Woven, Effects]:
@@ -115,7 +115,7 @@ def split(
         return _between(after, effects, score)
 
     def settled(state: Woven, event: Played) -> tuple[Woven, Effects]:
-        """Take over what the turns came to, then whatever was answered meanwhile."""
+        """Apply the result of the turns, then the updates that arrived before."""
         state, early = replace(_taken_over(state, event), early={}), state.early
         effects: Effects = (Due(state.round, ASK, after=deadline),)
         for name in sorted(early):
@@ -132,9 +132,9 @@ def split(
 
 
 def _between(state: Woven, effects: Effects, score: SplitBinding) -> tuple[Woven, Effects]:
-    """Note whom a closed round left out; the deadline of a new one begins after its turns.
+    """Record the clients that a closed round left out, and delay a new round's deadline.
 
-    The graph of the round that the fleet found best is kept: the devices keep its models.
+    The graph of the round with the fleet's least loss is kept: the devices keep its models.
     """
     closed = next((e for e in effects if isinstance(e, Closed)), None)
     if closed is not None:
@@ -155,9 +155,9 @@ def _between(state: Woven, effects: Effects, score: SplitBinding) -> tuple[Woven
 
 
 def _placed(state: Woven, client: str, capacity: int, places: Mapping[str, int]) -> Woven:
-    """Give a station its slot: its known place, else the first that nobody holds or may claim.
+    """Assign a station its slot: its known one, else the first that is free and not reserved.
 
-    Who is known no more gives its own back. Without a free one, a station takes part in no turn.
+    A station that is removed frees its slot. Without a free slot, a station takes part in no turn.
     """
     if client in state.slots:
         return state
@@ -168,7 +168,7 @@ def _placed(state: Woven, client: str, capacity: int, places: Mapping[str, int])
 
 
 def _weighed(state: Woven, event: Event, score: SplitBinding) -> tuple[Woven, Event]:
-    """Judge the weights of an answer that counts, where there is a guard."""
+    """Check the weights of a counted update, if there is a guard."""
     has_guard = bool(np.isfinite(score.turns.most))
     if not (isinstance(event, Update) and has_guard and state.is_open and is_news(state, event)):
         return state, event
@@ -176,9 +176,9 @@ def _weighed(state: Woven, event: Event, score: SplitBinding) -> tuple[Woven, Ev
 
 
 def _within_range(state: Woven, update: Update) -> tuple[Woven, Update]:
-    """Take a station's last accepted weights for its answer, if that left the range of its past.
+    """Replace an update out of the range of its station's past by the last accepted weights.
 
-    Before any was accepted, the common model stands for its past and for its answer.
+    Before any was accepted, the common model is used for both.
     """
     length = float(np.linalg.norm(np.asarray(update.vector, np.float64)))
     past = {name: one["w"] for name, one in state.past.items() if "w" in one}

@@ -1,9 +1,9 @@
-"""Inside a round of split learning: who is asked for activations, what goes through the graph.
+"""Turns of a round of split learning: requests for activations, and passes through the graph.
 
-A pure machine beside ``split``. Nothing of it is journalled; at the end of a round it says in one
-``Played`` what the graph model has become. A turn waits for the stations that answered the turn
-before, and no longer than its deadline: who is late is left out of it, gets no gradient, and is
-waited for again once it answers in time.
+A pure machine beside ``split``. It is not journalled; at the end of a round one ``Played`` carries
+the new graph model. A turn waits for the stations that took part in the turn before, up to its
+deadline: a late station is left out of it, gets no gradient, and is waited for again once it sends
+in time.
 
 Source: ``algorithms.md`` section 6.4; the alternating schedule is CNFGNN's.
 """
@@ -51,7 +51,7 @@ from edge_sdk.wire.contract.method import (
 __all__ = ["KNOWN", "SplitBinding", "SplitPlay", "SplitTurns", "drawn", "play"]
 
 KNOWN = 4096
-"""Activations of single windows that a round remembers, for stations that miss a later turn."""
+"""Largest number of single windows whose activations a round keeps for later turns."""
 
 
 def play(score: SplitBinding) -> Play[Any]:
@@ -82,7 +82,7 @@ def _due(act: SplitPlay, score: SplitBinding, due: Due) -> tuple[SplitPlay, Effe
 
 
 def opened(state: RoundView, before: SplitPlay | None) -> SplitPlay:
-    """Begin with the state of the half; what is served goes on."""
+    """Begin with the state of the half; forecasts on demand continue."""
     phase = "idle"
     if state.round and state.is_open:
         phase = "share" if state.settled >= state.round else "ready"
@@ -104,7 +104,7 @@ def opened(state: RoundView, before: SplitPlay | None) -> SplitPlay:
 
 
 def wants(score: SplitBinding) -> Any:  # noqa: ANN401 - the shape of Play.wants
-    """Return what says whether an answer may come now: in its turn, from whom, of which shape."""
+    """Return the predicate that accepts a signal by its turn, its sender and its shape."""
     features = score.shape
 
     def judge(act: SplitPlay, said: Signal, shape: tuple[int, ...]) -> bool:
@@ -120,18 +120,18 @@ def wants(score: SplitBinding) -> Any:  # noqa: ANN401 - the shape of Play.wants
             return False
         if said.ask == act.phase == "decode":
             is_awaited = said.sender in act.took
-        else:  # one that comes too late says at least who is back
+        else:  # a late signal shows at least that its station is back
             is_awaited = said.ask == "encode" and said.sender not in act.took
         return is_awaited and shape == (len(act.ids), *features)
 
     return judge
 
 
-# --- who takes part -------------------------------------------------------------------------------
+# --- participation --------------------------------------------------------------------------------
 
 
 def _begin(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Ask who is ready, or, when the turns are over, for the round's answer."""
+    """Ask which stations are ready, or, when the turns are over, for the round's update."""
     if act.phase == "idle":
         return act, ()
     due = Due(act.round, act.phase, 0, after=score.turns.deadline)
@@ -166,7 +166,7 @@ def _heard(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[SplitPlay
 
 
 def _ready(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[SplitPlay, Effects]:
-    """Let a station in: at once where the round has not begun, else from the next turn on."""
+    """Admit a station: at once where the round has not begun, else from the next turn on."""
     spans = {"spans": said_span(said, ""), "held": said_span(said, "held_")}
     if act.phase == "share" or spans["spans"] is None:
         return act, ()
@@ -186,7 +186,7 @@ def _ready(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[SplitPlay
 
 
 def said_span(said: Signal, before: str) -> tuple[int, int] | None:
-    """Return the first and last window that a station speaks of; None if it names none.
+    """Return the first and last window that a station reports; None if it names none.
 
     >>> said_span(Signal("a", 1, "ready", 0, np.zeros(0), {"first": 3.0, "last": 7.0}), "")
     (3, 7)
@@ -199,7 +199,7 @@ def said_span(said: Signal, before: str) -> tuple[int, int] | None:
 
 
 def _late(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Go on without those who did not answer in time."""
+    """Continue without the late stations."""
     if act.phase == "share":
         return _begin(act, score)
     if act.phase == "ready":
@@ -214,11 +214,11 @@ def _late(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
     return _turn(replace(act, joining=act.here & act.spans.keys()), score)
 
 
-# --- a turn ---------------------------------------------------------------------------------------
+# --- turns ----------------------------------------------------------------------------------------
 
 
 def _turn(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Ask for the activations of one batch, or end the round."""
+    """Request the activations of one batch, or end the round."""
     program = score.program
     if act.at >= len(program) or (program[act.at] == "judge" and not act.held):
         return _played(act)
@@ -242,9 +242,9 @@ def _turn(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
 def drawn(act: SplitPlay, score: SplitBinding) -> Ids:
     """Draw the numbers of a turn's windows, the same in every attempt.
 
-    From where most stations have some: between the medians of their first and last windows, which
-    half of them cannot move. To judge by, the same numbers are drawn in every round, as long as no
-    readings come.
+    They lie between the medians of the stations' first and last windows, which most stations have
+    and a minority cannot move. For judging, every round draws the same numbers until new readings
+    arrive.
     """
     is_judged = score.program[act.at] == "judge"
     spans = act.held if is_judged else act.spans
@@ -266,9 +266,9 @@ def keyed(purpose: str, *numbers: int) -> np.random.Generator:
 
 
 def silenced(act: SplitPlay, score: SplitBinding) -> NDArray[np.bool_]:
-    """Draw of which windows each station is told nothing this turn, ``(B, N)``.
+    """Draw the mask of windows whose ``z`` is withheld from each station, ``(B, N)``.
 
-    Of stations that learn from the turn only; the same in every attempt.
+    Only for stations that train in the turn; the same in every attempt.
     """
     shape = len(act.ids), score.graph.capacity
     if not score.turns.z_dropout or score.program[act.at] not in ("joint", "refresh"):
@@ -279,7 +279,7 @@ def silenced(act: SplitPlay, score: SplitBinding) -> NDArray[np.bool_]:
 
 
 def _forward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Send each station what the graph makes of all activations."""
+    """Send each station the graph's output for all activations."""
     what = score.program[act.at]
     if act.phase == "encode":
         act = _within_range(act, score, "h")
@@ -312,7 +312,7 @@ def _forward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
 
 
 def _backward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Step the graph, and send each station that answered what came back to its activations."""
+    """Step the graph, and send each participating station the gradient of its activations."""
     act = replace(act, cast=act.cast - (act.took - act.heard.keys()))
     act = _within_range(act, score, "g")
     answered = sorted(act.heard)
@@ -339,16 +339,16 @@ def _backward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
 
 
 def _within_range(act: SplitPlay, score: SplitBinding, of: str) -> SplitPlay:
-    """Leave out of this phase, as if they were late, stations out of the range of their past.
+    """Treat stations out of the range of their past as late in this phase.
 
     Args:
-        act: In the phase whose answers are here.
-        score: Says whether there is a guard.
+        act: State in the phase whose signals are here.
+        score: Settings, with the guard.
         of: ``h`` for activations, ``g`` for gradients.
     """
     if not np.isfinite(score.turns.most):
         return act
-    judged = sorted(act.heard.keys() - act.masked)  # what a masked one says reaches nobody
+    judged = sorted(act.heard.keys() - act.masked)  # a masked station's signal is not used
     lengths = {name: longest(np.asarray(act.heard[name].array)) for name in judged}
     out = astray(lengths, act.past.get(of, {}))
     past = {**act.past, of: remembered(act.past.get(of, {}), lengths, out)}
@@ -361,7 +361,7 @@ def _within_range(act: SplitPlay, score: SplitBinding, of: str) -> SplitPlay:
 
 
 def _noted(act: SplitPlay, phase: str, names: Iterable[str]) -> SplitPlay:
-    """Note who took part in a phase, where these are others than the last time."""
+    """Record the participants of a phase, if they differ from the last time."""
     said = f"{phase} {' '.join(sorted(names))}"
     of_phase = [one.partition(" ")[2] for one in act.record if one.split(" ")[1] == phase]
     if of_phase and of_phase[-1] == said:
@@ -370,7 +370,7 @@ def _noted(act: SplitPlay, phase: str, names: Iterable[str]) -> SplitPlay:
 
 
 def _finish(act: SplitPlay, score: SplitBinding, gh: Array) -> Effects:
-    """Return what ends an iteration: without a gradient where none came, or none is finite."""
+    """Return the end of an iteration: without a gradient where none arrived, or none is finite."""
     told = []
     for name in sorted(act.took):
         mine = gh[:, act.slots[name]]
@@ -391,7 +391,7 @@ def _finish(act: SplitPlay, score: SplitBinding, gh: Array) -> Effects:
 
 
 def _own(act: SplitPlay, score: SplitBinding, gz: Array) -> Array:
-    """Return what comes back of each station's own loss only."""
+    """Return the gradient of each station's own loss only."""
     gh, present = np.zeros_like(act.h), _present(act, score)
     for name in sorted(act.heard):
         at = act.slots[name]
@@ -402,7 +402,7 @@ def _own(act: SplitPlay, score: SplitBinding, gz: Array) -> Array:
 
 
 def _played(act: SplitPlay) -> tuple[SplitPlay, Effects]:
-    """Say what the round came to; the half makes it last."""
+    """Return the result of the round; the half journals it."""
     _, first, second = act.memory
     arrays = {"p": act.p, "first": first, "second": second}
     arrays |= {f"mean.{name}": mean for name, mean in sorted(act.means.items())}
@@ -420,7 +420,7 @@ def _played(act: SplitPlay) -> tuple[SplitPlay, Effects]:
 
 
 def _filled(act: SplitPlay, score: SplitBinding) -> Array:
-    """Put all activations together: of who is late the last known of each window, else zeros."""
+    """Combine all activations: of late stations the last known of each window, else zeros."""
     shape = (len(act.ids), score.graph.capacity, *score.shape)
     kinds = [np.asarray(said.array).dtype for said in act.heard.values()]
     h = np.zeros(shape, np.result_type(act.p.dtype, *kinds))
@@ -436,7 +436,7 @@ def _filled(act: SplitPlay, score: SplitBinding) -> Array:
 
 
 def _remembered(act: SplitPlay) -> SplitPlay:
-    """Keep the newest activations of single windows, and the mean of each honest station's."""
+    """Keep the newest activations of single windows, and the mean of each accepted station's."""
     known, means = dict(act.known), dict(act.means)
     for name in sorted(act.heard.keys() - act.masked):
         rows = np.asarray(act.heard[name].array)
@@ -496,7 +496,7 @@ def _asked_to_serve(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[
 def _served_within_range(
     act: SplitPlay, score: SplitBinding, of: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Return the activations of who stays within the range of its past, or is masked anyway."""
+    """Return the activations of stations within the range of their past, or masked."""
     if not np.isfinite(score.turns.most):
         return dict(of)
     lengths = {n: longest(np.asarray(h)[None]) for n, h in of.items() if n not in act.masked}
@@ -506,9 +506,9 @@ def _served_within_range(
 
 
 def _serve(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Answer all who wait, each with the newest that its neighbours said of that very time.
+    """Send all waiting stations a forecast from their neighbours' newest activations of that time.
 
-    A masked station's activations are its mean here too: what it says reaches nobody's forecast.
+    A masked station's activations are its mean here too: what it sends affects no other forecast.
     """
     asking, told = act.serving.asking, []
     for number in sorted(set(asking.values())):

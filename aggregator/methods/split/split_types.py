@@ -1,6 +1,6 @@
-"""What a round of split learning is made of: its settings, and where it stands.
+"""Settings and state of a round of split learning.
 
-``play`` says how it goes on.
+``split_rounds.play`` defines its transitions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Ids = NDArray[np.int32]
 
 
 class HostedGraph(Protocol):
-    """The graph model that is lent (``aggregator.graph.GraphModel`` says more)."""
+    """The hosted graph model (see ``aggregator.graph.GraphModel``)."""
 
     @property
     def capacity(self) -> int:
-        """How many stations there can be."""
+        """Return the largest number of stations."""
 
     def init(self, seed: int) -> Array:
-        """Draw first parameters."""
+        """Return initial parameters."""
 
     def forward(self, p: Array, h: Array, present: Array) -> Array:
-        """Compute z of all stations' h, ``(B, N, F, L)`` both."""
+        """Return z for all stations' h, ``(B, N, F, L)`` both."""
 
     def pullback(self, p: Array, h: Array, present: Array, gz: Array) -> tuple[Array, Array]:
         """Return the gradients in h and in p."""
@@ -39,28 +39,28 @@ class HostedGraph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitTurns:
-    """The turns of a round.
+    """Settings of the turns of a round.
 
     Attributes:
         batch: Windows of one iteration, the same for all stations.
         deadline: Seconds that a turn waits for a station.
         schedule: ``joint``: every iteration moves the devices and the graph. ``alternating``: first
-            the graph alone for ``server`` iterations; then its word on ``refresh`` batches goes to
-            the devices, which step on these without asking again. Not the same descent, for a
+            the graph alone for ``server`` iterations; then its output on ``refresh`` batches goes
+            to the devices, which step on these without asking again. Not the same descent, for a
             hundredth of the bytes.
-        server: Iterations of the graph alone, where they alternate.
-        refresh: Batches whose ``z`` the devices get, where they alternate.
+        server: Iterations of the graph alone, in the alternating schedule.
+        refresh: Batches whose ``z`` the devices get, in the alternating schedule.
         rate: Learning rate of the graph model.
-        guard: Activations and gradients may be so many medians long; 0: any length.
-        mask: Whether a station that most others leave out of their models is left out of the graph
-            too: its activations are its last accepted mean, its loss moves nobody.
-        own_loss_only: A device gets only its own loss's gradient, as problem (7) is printed: one
-            backward pass a station.
-        half: Arrays cross the wire in float16.
-        gather: Seconds in which devices that want a forecast are answered together.
+        guard: Largest norm of activations and gradients, in medians; 0: no limit.
+        mask: True leaves a station that most others leave out of their models out of the graph too:
+            its activations are its last accepted mean, its loss has no effect.
+        own_loss_only: True sends a device only its own loss's gradient, as problem (7) is printed:
+            one backward pass a station.
+        half: True sends arrays in float16.
+        gather: Seconds in which requests for forecasts are collected and served together.
         judge: Batches of held-back windows that a round is judged by, where the fleet chooses.
-        z_dropout: Share of windows of which a device that learns is told nothing, ``z = 0``: so it
-            learns to forecast alone, which it must when the server is away.
+        z_dropout: Fraction of windows for which a training device receives ``z = 0``: it learns to
+            forecast without the server, as it must when the server is away.
     """
 
     batch: Annotated[int, Between(1, 1024)] = 32
@@ -78,7 +78,7 @@ class SplitTurns:
     z_dropout: Annotated[float, Between(0.0, 1.0)] = 0.0
 
     def program(self, steps: int, *, judges: bool = False) -> tuple[str, ...]:
-        """Return the iterations of a round, by what they are for.
+        """Return the iterations of a round, by their purpose.
 
         >>> SplitTurns().program(2)
         ('joint', 'joint')
@@ -104,23 +104,23 @@ class SplitTurns:
 
     @property
     def most(self) -> float:
-        """The guard, infinite where there is none."""
+        """Return the guard, infinite where there is none."""
         return self.guard or np.inf
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBinding:
-    """What a play is bound to.
+    """Settings that a run's machine is bound to.
 
     Attributes:
-        graph: The model between the stations.
-        turns: Of every round.
-        steps: Iterations of a round; local steps, where they alternate.
+        graph: Model between the stations.
+        turns: Settings of every round's turns.
+        steps: Iterations of a round; local steps, in the alternating schedule.
         shape: F and L of activations.
-        enough: So many stations begin a round when the deadline of the first turn passes.
-        quorum: So many begin it at once.
-        seed: Of the draws of windows.
-        by_fleet: Whether rounds are judged, and forecasts made with the graph of the best one.
+        enough: Number of stations that begins a round at the deadline of the first turn.
+        quorum: Number of stations that begins a round at once.
+        seed: Seed of the draws of windows.
+        by_fleet: True judges rounds, and forecasts with the graph of the best one.
     """
 
     graph: HostedGraph
@@ -134,12 +134,12 @@ class SplitBinding:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The iterations of a round."""
+        """Return the iterations of a round."""
         return self.turns.program(self.steps, judges=self.by_fleet)
 
 
 class RoundView(Protocol):
-    """What a play reads of its half's state."""
+    """Part of its half's state that a round reads."""
 
     round: int
     attempt: int
@@ -156,16 +156,16 @@ class RoundView(Protocol):
 
     @property
     def here(self) -> Iterable[str]:
-        """Who is linked."""
+        """Return the linked stations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServingSettings:
-    """Forecasts on demand. Mappings are by client.
+    """State of forecasts on demand. Mappings are by client.
 
     Attributes:
-        latest: The number of its newest window, and the activations, ``(F, L)``.
-        asking: Who waits for the graph's word, on which window.
+        latest: Number of the newest window, and its activations, ``(F, L)``.
+        asking: Window for which a station waits for the graph's output.
     """
 
     latest: Mapping[str, tuple[int, Array]] = field(default_factory=dict)
@@ -174,38 +174,38 @@ class ServingSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPlay:
-    """A round in play. Mappings are by client.
+    """State of a round's turns. Mappings are by client.
 
     Attributes:
-        round: Of the half.
-        attempt: How often it was begun anew.
+        round: Round of the half.
+        attempt: Number of times it was begun anew.
         phase: ``ready`` until it begins, ``encode`` or ``decode`` inside a turn, ``share`` when the
             turns are over, ``idle`` when no round is open.
-        at: Which iteration of the program.
-        step: Its number; one nobody answered is done over under the next number.
-        p: The graph's parameters.
-        memory: What their optimiser remembers.
-        slots: Where each station stands on the graph's axis.
-        masked: Whom most others left out: its loss moves nobody else.
-        means: The mean activations of each, last time.
-        past: The largest accepted lengths of each one's activations ``h`` and gradients ``g``.
-        astray: In how many phases each was left out, for they left the range of its past.
-        here: Who is linked.
-        served: The parameters to forecast with, where these are not ``p``.
-        kept: The round that they are of.
-        spans: First and last window of those who take part.
-        held: The same of windows held back, of those who have some.
-        cast: Who is waited for.
-        joining: Who will be, from the next turn on.
+        at: Index of the iteration in the program.
+        step: Number of the iteration; one without signals is repeated under the next number.
+        p: Parameters of the graph.
+        memory: State of their optimiser.
+        slots: Slot of each station on the graph's axis.
+        masked: Stations that most others left out: their loss moves no other model.
+        means: Mean activations of each, in the last turns.
+        past: Largest accepted norms of each station's activations ``h`` and gradients ``g``.
+        astray: Number of phases in which each was left out for leaving the range of its past.
+        here: Linked stations.
+        served: Parameters to forecast with, where these are not ``p``.
+        kept: Round of those parameters.
+        spans: First and last window of the participants.
+        held: The same of held-back windows, of stations that have some.
+        cast: Stations that are waited for.
+        joining: Stations that are waited for from the next turn on.
         ids: Windows of this turn.
-        took: Whose activations are in it.
-        heard: What came in this phase.
-        h: All activations, as the graph sees them, ``(B, N, F, L)``.
-        factors: How much of each its guard left, ``(B, N)``.
+        took: Stations whose activations are in it.
+        heard: Signals of this phase.
+        h: All activations, as the graph receives them, ``(B, N, F, L)``.
+        factors: Factor that the guard left of each, ``(B, N)``.
         known: Activations of windows of earlier turns, by station and number.
         losses: Mean losses of the turns.
-        record: Who took part: a line where that is not as in the turn before.
-        serving: Forecasts on demand; goes on from round to round.
+        record: Participants: a line where they differ from the turn before.
+        serving: Forecasts on demand; continues from round to round.
     """
 
     round: int
