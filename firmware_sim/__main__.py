@@ -1,4 +1,4 @@
-"""``python -m firmware_sim`` is ``gridfed-sim``."""
+"""Entry point of ``python -m firmware_sim``, which is ``gridfed-sim``."""
 
 from __future__ import annotations
 

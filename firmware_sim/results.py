@@ -1,4 +1,4 @@
-"""What a comparison says: errors in the unit of the meter, one table, and a verdict by rule."""
+"""Results of a comparison: errors in the unit of the meter, one table, and a verdict by rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {
     PLFL: "PL-FL configuration 1 (LSTM shared, head personal)",
 }
 TIE = 0.02
-"""Mean errors closer than this are called equal: about what another random seed changes."""
+"""Relative difference of mean errors below which they are equal: about that of another seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ForecastScore:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one device sent and received in one run, in bytes of its link."""
+    """Bytes that one device sent and received in one run, on its link."""
 
     up: int = 0
     down: int = 0
@@ -52,8 +52,7 @@ class DeviceResult:
 def score(truth: Series, forecast: Series) -> ForecastScore:
     """Score one-step forecasts of a test series. Shapes ``(n,)``; unforecast steps are NaN.
 
-    MASE's yardstick is the lag-1 error over the whole test series, so persistence itself comes out
-    at 1.
+    MASE is relative to the lag-1 error over the whole test series, so persistence itself has 1.
 
     Raises:
         ValueError: Nothing to score, or a constant series (MASE is undefined).
@@ -82,10 +81,10 @@ def wins(rows: Sequence[DeviceResult], arm: str, against: str) -> int:
 
 
 def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
-    """Say in one paragraph whether PL-FL won, by rule and not by taste.
+    """Return one paragraph that says by a fixed rule if PL-FL won.
 
     It won if its mean MASE is below that of every other arm by more than ``tie`` (a fraction); it
-    tied with what lies closer; else it lost.
+    tied if the difference is smaller; else it lost.
 
     Example:
         >>> def row(*mases):
@@ -119,7 +118,7 @@ def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
 
 
 def _saved(rows: Sequence[DeviceResult]) -> str:
-    """Say what share of the bytes PL-FL moved, where both were counted."""
+    """Return the fraction of the bytes that PL-FL sent, where both were counted."""
     moved = {
         arm: sum(row.traffic[arm].up + row.traffic[arm].down for row in rows if arm in row.traffic)
         for arm in (PLFL, FEDERATED)
@@ -131,7 +130,7 @@ def _saved(rows: Sequence[DeviceResult]) -> str:
 
 
 def table(rows: Sequence[DeviceResult], unit: str) -> str:
-    """Lay the results out as text: MAE and MASE of every arm, then bytes both ways, by device."""
+    """Return the results as text: MAE and MASE of every arm, then bytes both ways, by device."""
     lines = [f"{'':20}" + "".join(f"{arm:>18}" for arm in ARMS)]
     lines.append(f"{'device':20}" + f"{'MAE':>10}{'MASE':>8}" * len(ARMS))
     for row in rows:
@@ -157,7 +156,7 @@ def _bytes(row: DeviceResult, arm: str) -> str:
 
 
 def short(count: float) -> str:
-    """Write a byte count for people.
+    """Return a byte count as text with a unit.
 
     >>> short(999), short(23_456), short(4_560_000)
     ('999 B', '23.5 kB', '4.56 MB')

@@ -1,7 +1,7 @@
-"""The shipped readings: which sets there are, under which licence, and one column of one device.
+"""Shipped readings: the sets, their licences, and the columns of their devices.
 
-A folder of CSV files of your own works the same way: one file is one device, ``time`` and the
-columns of the set it stands for (``SampleSet.of_folder``).
+A folder of the user's own CSV files works the same way: one file is one device, with ``time`` and
+the columns of the set that it replaces (``SampleSet.of_folder``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class SampleError(Failure):
-    """A set, a file or a column that is not there, or is not what the index says."""
+    """A set, a file or a column that is missing, or differs from the index."""
 
     exit_code = USAGE
 
@@ -40,7 +40,7 @@ class DeviceReadings:
     sha256: str | None = None  # None for a file of your own
 
     def verify(self) -> None:
-        """Raise ``SampleError`` if the file is not, to the byte, the one the index names."""
+        """Raise ``SampleError`` if the file differs from the checksum in the index."""
         if self.sha256 is None:
             return
         if hashlib.sha256(self.path.read_bytes()).hexdigest() != self.sha256:
@@ -49,17 +49,17 @@ class DeviceReadings:
     def column(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return UTC seconds and values of one column; an empty cell is NaN. Shapes ``(n,)``.
 
-        Many devices of a fleet read one file: the arrays are shared, and read-only.
+        Many devices of a fleet read one file: the arrays are shared and read-only.
 
         Raises:
-            SampleError: There is no such column.
+            SampleError: The column does not exist.
         """
         return _column(self.path, self.path.stat().st_mtime_ns, name)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSet:
-    """Devices of one kind, with the terms under which their readings may be passed on."""
+    """Devices of one kind, with the licence of their readings."""
 
     name: str
     title: str
@@ -135,7 +135,7 @@ def sample_set(name: str) -> SampleSet:
     """Return one shipped set.
 
     Raises:
-        SampleError: The message lists the names there are.
+        SampleError: The set does not exist; the message lists the names.
     """
     sets = sample_sets()
     if name not in sets:

@@ -1,4 +1,4 @@
-"""What a simulated fleet does: a TOML file, or the options of a command, as one frozen value."""
+"""Scenario of a simulated fleet, from a TOML file or the options of a command."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 Count = Annotated[int, Between(1, 100_000)]
 
 SUITED: Mapping[str, str] = {"homes": "load-lstm-week", "cells": "cells-mlp-1"}
-"""The shipped bundle that forecasts a shipped set, where nothing was said."""
+"""The default bundle of a shipped set."""
 
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
-"""Nothing protects these devices' updates, and it is said aloud."""
+"""Explicit setting for devices whose updates are not protected."""
 
 _OWN = frozenset(
     {"fedasync", "afl", "fedatt", "fedda", "pfl", "rsa", "rsa_weights", "dp_rsa"}
     | {"bafdp", "bsfdp", "aspire_ease", "bigfl", "dfl_sgd", "dfl_gt"}
     | {"pfgl", "cnfgnn", "lstm_cnn_fedavg", "lstm_cnn_pfl"}
 )
-"""Methods that combine answers by themselves: a rule beside them is refused."""
+"""Methods that combine updates themselves: a rule beside them is refused."""
 
 _HALF = frozenset({"fedbuff", "bafdp", "aspire_ease"})
-"""Methods that wait for nobody in particular: half of the fleet is their papers' habit."""
+"""Methods whose quorum is half of the fleet, as in their papers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """One run of a fleet: what the aggregator is configured with.
+    """Settings of one run of a fleet, as the aggregator is configured.
 
     Attributes:
         method: A name of ``edge_sdk.wire.contract.method.CONTRACTS``.
-        shared: Prefixes of the layers that travel; left out: what the bundle says.
-        rounds: How often the model moves.
-        settings: The method's own numbers, such as ``steps`` and ``rate``.
-        quorum: Devices that close a round; left out: as the method is meant (``awaits``).
-        deadline: From opening a round to closing or abandoning it.
-        rule: How answers become one: the aggregator's table ``run.rule``; left out: the mean.
-        graph: The model between the devices: its table ``run.graph``, for methods that have one.
+        shared: Prefixes of the shared layers; left out: those of the bundle.
+        rounds: Number of times the model moves.
+        settings: Numbers of the method, such as ``steps`` and ``rate``.
+        quorum: Number of devices that closes a round; left out: the method's own (``awaits``).
+        deadline: Time from opening a round to closing or abandoning it.
+        rule: Aggregation rule: the aggregator's table ``run.rule``; left out: the mean.
+        graph: Model between the devices: its table ``run.graph``, for methods that have one.
     """
 
     method: str = "fedavg"
@@ -59,10 +59,11 @@ class Learning:
     graph: Mapping[str, Any] = field(default_factory=dict)
 
     def awaits(self, heard: int) -> int:
-        """Return the quorum: as configured, or what the method is meant for.
+        """Return the quorum: as configured, or the method's own.
 
-        All that can be heard where a round asks all at once; half of them where nobody is waited
-        for, and enough for the rule to bear ``f``; one where every answer moves the model.
+        All devices that can send where a round asks all at once; half of them where a round waits
+        for no device in particular, and enough for the rule's ``f``; one where every update moves
+        the model.
 
         >>> [Learning(method).awaits(7) for method in ("fedavg", "bafdp", "bsfdp", "fedasync")]
         [7, 4, 7, 1]
@@ -80,7 +81,7 @@ class Learning:
 
     @property
     def rule_name(self) -> str:
-        """The rule and what comes before it, as a command line writes them.
+        """Return the rule and its pre-aggregations as on a command line.
 
         >>> Learning(rule={"name": "krum", "f": 1, "before": ["nnm"]}).rule_name
         'nnm+krum'
@@ -97,21 +98,21 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A set of devices, their readings, and what they learn.
+    """A set of devices, their readings, and their runs.
 
     Attributes:
-        title: For people.
+        title: Title for reports.
         samples: Name of a shipped set.
-        devices: How many; a set with fewer is used over again under other names.
+        devices: Number of devices; a smaller set is used again under other names.
         bundle: A shipped name, or a path.
-        learning: The run.
+        learning: Settings of the run.
         start: First reading (ISO 8601).
-        until: First reading that is not learned from; empty takes all.
-        judge: First and last moment of the part that forecasts are judged on.
-        against: Further ways to learn, to be set beside ``learning``.
-        assaults: Attacks that every way to learn has to stand, one after the other.
-        privacy: Every device's ``[privacy]``.
-        why: What was tried before these numbers were chosen, and on which part.
+        until: First reading that is not used for training; empty takes all.
+        judge: First and last moment of the part that forecasts are evaluated on.
+        against: Settings of further runs to compare with ``learning``.
+        assaults: Attacks that are applied to every run, one after the other.
+        privacy: ``[privacy]`` of every device.
+        why: Record of the numbers that were tried before, and on which part.
     """
 
     title: Annotated[str, Length(1, 200)]
@@ -128,9 +129,9 @@ class Scenario:
     why: str = ""
 
     def first_days(self, days: int, samples: SampleSet, judged: int = 7) -> Scenario:
-        """Return the same with a history of so many days from the set's first reading.
+        """Return the scenario with a history of some days from the set's first reading.
 
-        The ``judged`` days after them are those that forecasts are judged on.
+        Forecasts are evaluated on the ``judged`` days after them.
         """
         times, _ = samples.samples[0].column(samples.target)
         until = datetime.fromtimestamp(int(times[0]) + 86_400 * days, UTC)
@@ -139,7 +140,7 @@ class Scenario:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The judged part in Unix seconds."""
+        """Return the evaluated part in Unix seconds."""
         first, last = (datetime.fromisoformat(text) for text in self.judge)
         return first.replace(tzinfo=first.tzinfo or UTC).timestamp(), last.replace(
             tzinfo=last.tzinfo or UTC
@@ -148,17 +149,17 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A file that says how devices protect their updates, and nothing else.
+    """A file with the devices' privacy settings only.
 
     Attributes:
-        privacy: A device's ``[privacy]``, for all of them.
+        privacy: ``[privacy]`` of all devices.
     """
 
     privacy: Mapping[str, Any]
 
     @classmethod
     def load(cls, path: Path) -> Noise:
-        """Read it.
+        """Read the file.
 
         Raises:
             SettingsError: Naming the file and the key that does not fit.
@@ -167,7 +168,7 @@ class Noise:
 
 
 PATIENT = Learning(deadline="15m")
-"""For hundreds of devices on one machine: a round that nobody is late for."""
+"""Settings for hundreds of devices on one machine: a deadline that no device misses."""
 
 
 def scenario(name: str) -> Scenario:

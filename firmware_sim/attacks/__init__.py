@@ -1,6 +1,6 @@
-"""The attacks by name. A new attack is one function and one line here.
+"""Registry of attacks. A new attack is one function and one line here.
 
-For simulations only: nothing that ships to a device, and nothing of the aggregator, imports this.
+For simulations only: neither the device package nor the aggregator imports this.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from firmware_sim.attacks.attack_context import AttackContext, Row, Space, told_
 __all__ = ["ATTACKS", "Attack", "BoundAttack", "Kind", "UnknownAttack", "bind", "options_of"]
 
 Kind = Literal["model", "data", "signal", "body", "link", "twin"]
-"""Where an attack takes hold: the answer, the readings, an activation, the signed body, the link,
-or the identity."""
+"""Target of an attack: the update, the readings, an activation, the signed body, the link, or the
+identity."""
 
 KINDS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -44,12 +44,13 @@ class Attack:
     """One row of the threat models.
 
     Attributes:
-        name: What a command line calls it.
-        kind: Where it takes hold, which fixes the signature of ``act``.
+        name: Name on a command line.
+        kind: Target, which fixes the signature of ``act``.
         act: The pure function; its keyword-only parameters are its options.
         says: Its definition, in one line.
-        space: Where a model attack computes unless told otherwise (``target=``).
-        is_omniscient: Whether it sees the honest answers of the round.
+        space: Space of a model attack by default (``target=``).
+        is_omniscient: True if it receives the honest updates of the round.
+        labels_only: True if a data attack leaves the inputs unchanged.
         labels_only: Whether a data attack leaves the inputs as they were read.
     """
 
@@ -63,20 +64,20 @@ class Attack:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Its options and their defaults; None stands for a number that follows from the run."""
+        """Return the options and their defaults; None is a number that follows from the run."""
         known = inspect.signature(self.act).parameters.values()
         return {p.name: p.default for p in known if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAttack:
-    """An attack with its numbers filled in.
+    """An attack with its options filled in.
 
     Attributes:
         attack: The row.
         act: Its function, bound.
-        space: Where a model attack computes.
-        is_chosen: Whether that was asked for, and is not only the attack's default.
+        space: Space in which a model attack computes.
+        is_chosen: True if the space was configured, and is not only the attack's default.
     """
 
     attack: Attack
@@ -85,13 +86,13 @@ class BoundAttack:
     is_chosen: bool = False
 
     def on(self, part: Up) -> Callable[[AttackContext], Row]:
-        """Return a model attack on answers of one kind.
+        """Return a model attack on updates of one kind.
 
-        Where they have no weights (signs, gradients) an attack whose default is weights takes them
-        as they are sent.
+        Where an update has no weights (signs, gradients), an attack whose default is weights
+        computes on the vector as it is sent.
 
         Raises:
-            ValueError: The space that was asked for cannot be had from such an answer.
+            ValueError: The configured space cannot be derived from such an update.
 
         Example:
             >>> import numpy as np
@@ -108,7 +109,7 @@ class BoundAttack:
 
 
 class UnknownAttack(Failure):
-    """An attack, or an option of one, that does not exist, or a value that does not fit it."""
+    """An attack or option that does not exist, or a value that does not fit it."""
 
     exit_code = USAGE
 
@@ -159,7 +160,7 @@ _ROWS = (
 )
 
 ATTACKS: Mapping[str, Attack] = MappingProxyType({row.name: row for row in _ROWS})
-"""Every attack by the name a command line uses."""
+"""Every attack by its name on a command line."""
 
 
 def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundAttack:
@@ -167,7 +168,7 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundA
 
     Args:
         name: A key of ``ATTACKS``.
-        options: Options as they are typed; ``target`` is understood by every model attack.
+        options: Options as text; every model attack accepts ``target``.
 
     Raises:
         UnknownAttack: An unknown name or option, or a value that is no number.
@@ -196,7 +197,7 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundA
 
 
 def options_of(attack: Attack) -> str:
-    """Write an attack's options and defaults for a person; nothing where it has none.
+    """Return an attack's options and defaults as text; empty where it has none.
 
     >>> options_of(ATTACKS["alie"]), options_of(ATTACKS["nan"])
     ('; z=auto floor=0.3 ddof=1', '')

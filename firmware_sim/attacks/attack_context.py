@@ -1,4 +1,4 @@
-"""What a liar knows in the moment it answers, and in which space it lies."""
+"""Context of an attack: what the threat model reveals to a Byzantine device, and its space."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from edge_sdk.wire.contract.method import Up
 Row = NDArray[np.float64]
 
 Space = Literal["sent", "weights", "update"]
-"""Where an attack computes: on the vector as it is sent, on trained weights, or on the change
+"""Space in which an attack computes: the vector as it is sent, trained weights, or the change
 (received minus trained)."""
 
 _OWN_SPACE: dict[Up, Space] = {Up.DELTA: "update", Up.WEIGHTS: "weights"}
 
 LARGEST = 3e38
-"""Of a lie that still travels as float32: beyond it the real client would refuse to send."""
+"""Largest value of an attack as float32: beyond it the real client would refuse to send."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttackContext:
-    """One liar, one question, and everything that the threat model lets it see.
+    """Input of one attack: one Byzantine device, one task, and what the threat model reveals.
 
     All vectors are float64 of shape ``(P,)`` and in one space.
 
     Attributes:
-        own: What this device would answer if it were honest.
-        honest: The honest answers of the same round, shape ``(h, P)``, in order of device ids. At
-            least one row: where nothing is known it is the liar's own.
-        received: The model that the question carried, as weights whatever the space.
-        past: What it would have answered honestly in earlier rounds, oldest first.
-        models: What it had received in each of them.
-        devices: How many devices there are, liars among them.
-        liars: How many of them lie together.
-        rng: Drawn from by the attacks that need noise; keyed, so that a repeat lies the same.
+        own: The honest update of this device.
+        honest: The honest updates of the same round, shape ``(h, P)``, in order of device ids. At
+            least one row: where none is known it is the device's own.
+        received: The model that the task carried, as weights in every space.
+        past: Its own honest updates of earlier rounds, oldest first.
+        models: The models that it received in each of them.
+        devices: Number of devices, Byzantine ones included.
+        liars: Number of colluding Byzantine devices.
+        rng: Generator of attacks with noise; keyed, so that a repeat draws the same.
     """
 
     own: Row
@@ -52,13 +52,13 @@ class AttackContext:
 
     @classmethod
     def alone(cls, own: Row, received: Row | None = None) -> AttackContext:
-        """Return the scene of a liar that sees nothing but itself."""
+        """Return the context of a device that receives nothing but its own update."""
         base = np.zeros_like(own) if received is None else received
         return cls(own, own[None], base)
 
     @classmethod
     def among(cls, honest: NDArray[np.float64], liars: int = 1) -> AttackContext:
-        """Return the scene of liars that see ``honest`` rows and would answer their mean."""
+        """Return the context of devices that receive ``honest`` rows, whose mean is their own."""
         own = honest.mean(axis=0)
         return cls(own, honest, np.zeros_like(own), devices=len(honest) + liars, liars=liars)
 
@@ -66,18 +66,18 @@ class AttackContext:
 def told_in(
     space: Space, part: Up, act: Callable[[AttackContext], Row]
 ) -> Callable[[AttackContext], Row]:
-    """Let an attack compute in its space, whatever is sent.
+    """Let an attack compute in its space, whichever vector is sent.
 
-    An answer ``delta`` is received minus trained, so weights and change turn into each other by
-    the same subtraction both ways.
+    An update ``delta`` is received minus trained, so weights and change are derived from each other
+    by the same subtraction.
 
     Args:
-        space: Where ``act`` computes.
-        part: What the contract asks to be answered.
-        act: From a scene to a lie, in ``space``.
+        space: Space in which ``act`` computes.
+        part: Kind of update that the contract asks for.
+        act: Map from a context to a vector, in ``space``.
 
     Raises:
-        ValueError: Neither weights nor a change can be made of what is sent (signs, a gradient).
+        ValueError: Neither weights nor a change can be derived from the update (signs, a gradient).
 
     Example:
         Uploading the negated *weights* of a device that received 5 and trained to 4:
@@ -97,7 +97,7 @@ def told_in(
 
 
 def _turned(scene: AttackContext) -> AttackContext:
-    """Return the scene in the other of the two spaces."""
+    """Return the context in the other of the two spaces."""
     return replace(
         scene,
         own=scene.received - scene.own,
@@ -107,7 +107,7 @@ def _turned(scene: AttackContext) -> AttackContext:
 
 
 def sendable(lie: Row) -> Row:
-    """Return a lie within what float32 can say; everything else is a fault of the protocol.
+    """Return a vector clamped to float32's range; everything else is a fault of the protocol.
 
     >>> sendable(np.array([1e40, -np.inf, 2.0])).tolist()
     [3e+38, -3e+38, 2.0]

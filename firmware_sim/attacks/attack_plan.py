@@ -1,4 +1,4 @@
-"""Who lies in a fleet, how, and from when: one frozen value, and the cast it makes of a fleet."""
+"""Attack on a fleet: its Byzantine devices, its options and its start, and the devices' roles."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Make = Callable[..., Client]
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """One attack on one run.
+    """Settings of one attack on one run.
 
     Attributes:
         attack: A name that ``gridfed-sim attacks`` lists.
-        byzantine: Share of the devices that lie, rounded down; at least one does.
-        options: The attack's own numbers.
-        start_round: Liars are honest before.
-        choice: The ``first`` ids lie, or a draw that ``seed`` decides.
-        seed: Of who lies, and of what attacks draw.
-        colluding: Whether all liars of a round send one vector.
-        patience: How long an omniscient liar waits for the honest answers of a round.
+        byzantine: Fraction of Byzantine devices, rounded down; at least one is.
+        options: Options of the attack.
+        start_round: Round before which the devices are honest.
+        choice: The ``first`` ids are Byzantine, or a draw with ``seed``.
+        seed: Seed of that draw, and of the attacks' draws.
+        colluding: True if all Byzantine devices of a round send one vector.
+        patience: Seconds that an omniscient device waits for the honest updates of a round.
     """
 
     attack: str
@@ -48,7 +48,7 @@ class AttackPlan:
     patience: Duration = "5s"
 
     def __post_init__(self) -> None:
-        """Refuse a start that the attack cannot wait for: a link knows of no rounds."""
+        """Refuse a start round for link attacks, which cannot observe rounds."""
         kind = ATTACKS[self.attack].kind if self.attack in ATTACKS else None
         if self.start_round > 1 and kind in {"link", "twin"}:
             raise ValueError(
@@ -57,21 +57,21 @@ class AttackPlan:
 
     @property
     def bound(self) -> BoundAttack:
-        """The attack with its options.
+        """Return the attack with its options.
 
         Raises:
-            UnknownAttack: There is no such attack or option.
+            UnknownAttack: The attack or option does not exist.
         """
         return bind(self.attack, {key: str(value) for key, value in self.options.items()})
 
     @property
     def is_silenced(self) -> bool:
-        """Whether liars' answers are refused or never arrive: no round may wait for them."""
+        """Return True if Byzantine updates never arrive or are refused: no round waits for them."""
         attack = self.bound.attack
         return attack.kind in {"body", "twin"} or attack.name == "empty_payload"
 
     def count(self, devices: int) -> int:
-        """Return how many devices lie.
+        """Return the number of Byzantine devices.
 
         >>> [AttackPlan("flipping", share).count(10) for share in (0.0, 0.05, 0.3, 0.39)]
         [0, 1, 3, 3]
@@ -81,7 +81,7 @@ class AttackPlan:
         return max(1, math.floor(self.byzantine * devices + 1e-9))
 
     def share(self, devices: int) -> float:
-        """Return which share of so many devices lies: whole devices do.
+        """Return the fraction of Byzantine devices, from their whole number.
 
         >>> AttackPlan("flipping", 0.3).share(8)
         0.25
@@ -89,7 +89,7 @@ class AttackPlan:
         return self.count(devices) / devices if devices else self.byzantine
 
     def malicious(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return who lies, for the whole run.
+        """Return the ids of the Byzantine devices, fixed for the whole run.
 
         >>> sorted(AttackPlan("flipping", 0.5).malicious(["d", "b", "a", "c"]))
         ['a', 'b']
@@ -102,12 +102,12 @@ class AttackPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttackRole:
-    """How one device is played.
+    """Role of one device.
 
     Attributes:
         make: Makes its client.
-        around: Puts what spoils messages around its link.
-        twins: Names under which further processes claim to be it.
+        around: Wraps its link in one that tampers with messages.
+        twins: Names under which further processes claim its identity.
     """
 
     make: Make = Client
@@ -120,12 +120,12 @@ HONEST = AttackRole()
 
 @dataclass(frozen=True, slots=True)
 class AttackCast:
-    """An assault, cast: every device's role.
+    """Roles of all devices under one attack.
 
     Attributes:
-        assault: What is played.
-        bound: Its attack.
-        coalition: What the liars know together.
+        assault: Settings of the attack.
+        bound: The attack with its options.
+        coalition: Shared knowledge of the Byzantine devices.
     """
 
     assault: AttackPlan
@@ -134,10 +134,10 @@ class AttackCast:
 
     @classmethod
     def of(cls, assault: AttackPlan, ids: Sequence[str], clock: Callable[[], float]) -> AttackCast:
-        """Cast an assault on these devices.
+        """Return the roles of these devices under an attack.
 
         Raises:
-            UnknownAttack: There is no such attack or option.
+            UnknownAttack: The attack or option does not exist.
         """
         liars = assault.malicious(ids)
         patience = seconds(assault.patience)
@@ -145,7 +145,7 @@ class AttackCast:
         return cls(assault, assault.bound, coalition)
 
     def role(self, device: str) -> AttackRole:
-        """Return how a device is played. Where nobody lies, everybody is simply a client."""
+        """Return the role of a device: a plain client if it is honest."""
         if not self.coalition.liars:
             return HONEST
         if device not in self.coalition.liars:

@@ -1,4 +1,4 @@
-"""The lying client and the spoiling link: what differs from the product, and nothing else."""
+"""Byzantine client and tampering link: their differences from the product."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 
 SPOILT = frozenset({"update", "offer", "chunk"})
-"""The kinds of message that a spoilt link spoils: those that an upload is made of."""
+"""Kinds of message that a tampering link changes: those of an upload."""
 
 
 class ByzantineClient(Client):
-    """A real client in a liar's hands: it may wait before it answers, and spoil what it seals.
+    """A real client of a Byzantine device: it may delay its update, and change what it seals.
 
     Args:
         config: As for any client.
-        liar: How it lies.
-        options: As for any client, but for ``methods``.
+        liar: Halves of the attack.
+        options: As for any client, except ``methods``.
     """
 
     def __init__(self, config: Any, *, liar: ByzantineHalves, **options: Any) -> None:  # noqa: ANN401 - the SDK's own
-        """Start as an honest one would, with halves that lie."""
+        """Start like an honest client, with Byzantine halves."""
         self._liar = liar
         liar.features = lambda: self.learner.manifest.features
         super().__init__(config, methods=liar.methods(), **options)
@@ -68,7 +68,7 @@ class _Held:
 
 
 class TamperingLink:
-    """A link on whose way up something happens to uploads. All else is the link's own affair."""
+    """A link that tampers with uploads. Other messages pass unchanged."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class TamperingLink:
         clock: Callable[[], float],
         rng: np.random.Generator,
     ) -> None:
-        """Stand before a link.
+        """Wrap a link.
 
         Args:
-            link: The real one.
+            link: The real link.
             bound: A link attack.
             clock: Monotonic seconds.
-            rng: Drawn from by the attack.
+            rng: Generator of the attack's draws.
         """
         self._link, self._bound, self._clock, self._rng = link, bound, clock, rng
         self._held: list[_Held] = []
@@ -92,7 +92,7 @@ class TamperingLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker has accepted us."""
+        """Return True if the broker has accepted the connection."""
         return self._link.is_up
 
     def open(self) -> None:
@@ -100,7 +100,7 @@ class TamperingLink:
         self._link.open()
 
     def poll(self, timeout: float) -> Sequence[Happening]:
-        """Send what was held back long enough, then serve the link."""
+        """Send delayed messages that are due, then serve the link."""
         while self._held and self._held[0].due <= self._clock():
             held = self._held[0]
             if self._link.is_up and not self._link.publish(
@@ -111,15 +111,15 @@ class TamperingLink:
         return self._link.poll(min(timeout, 0.05) if self._held else timeout)
 
     def subscribe(self, *filters: str) -> None:
-        """Ask for these topics."""
+        """Subscribe to these topics."""
         self._link.subscribe(*filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """Stop receiving these topics."""
+        """Unsubscribe from these topics."""
         self._link.unsubscribe(*filters)
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
-        """Spoil an upload, or hand any other message on."""
+        """Tamper with an upload, or publish any other message unchanged."""
         where = topics.parse(topic)
         if where is None or where.direction != "up" or where.kind not in SPOILT:
             return self._link.publish(topic, payload, **options)
@@ -132,13 +132,13 @@ class TamperingLink:
         return True
 
     def room(self) -> int:
-        """How many more publishes the link takes."""
+        """Return the number of further publishes that the link accepts."""
         return self._link.room()
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that the message is safe here."""
+        """Acknowledge a message that is stored here."""
         self._link.acknowledge(message)
 
     def close(self) -> None:
-        """Say goodbye; what is still held back never comes."""
+        """Close the link; delayed messages are lost."""
         self._link.close()

@@ -1,6 +1,6 @@
-"""Liars: the halves of a real device, whose answers are twisted before they are sealed.
+"""Byzantine device halves: halves of a real device whose updates are changed before sealing.
 
-A liar's own state stays that of an honest device: it knows the truth and says something else.
+The state of a Byzantine device stays that of an honest one; only its messages differ.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from firmware_sim.attacks.coalition import ALONE, Coalition
 from firmware_sim.attacks.data_poisoning import DataPoisoner
 
 Factory = Callable[..., Half[Any]]
-"""Makes a device half; what it is given besides the device's own is the SDK's affair."""
+"""Makes a device half; the SDK defines its further arguments."""
 
 
 def overheard(coalition: Coalition, device: str) -> Mapping[str, Factory]:
-    """Return the device halves of an honest device whose answers the liars overhear."""
+    """Return honest device halves whose updates are recorded for the coalition."""
 
     def wrap(factory: Factory) -> Factory:
         def made(*given: Any) -> Half[Any]:  # noqa: ANN401 - the SDK's own
@@ -57,16 +57,16 @@ def overheard(coalition: Coalition, device: str) -> Mapping[str, Factory]:
 
 @dataclass(slots=True)
 class ByzantineHalves:
-    """One device's part in an attack, and what it remembers.
+    """Part of one device in an attack, and its memory.
 
     Attributes:
-        device: Its id.
+        device: Id of the device.
         bound: The attack.
-        coalition: Whom it lies with.
-        start_round: It is honest before.
-        is_colluding: Whether all liars of a round send the same vector.
-        seed: Of what the attack draws.
-        features: Returns the inputs of the bundle at work; for data attacks.
+        coalition: Coalition of the device.
+        start_round: Round before which it is honest.
+        is_colluding: True if all Byzantine devices of a round send the same vector.
+        seed: Seed of the attack's draws.
+        features: Returns the inputs of the bundle in use; for data attacks.
     """
 
     device: str
@@ -80,15 +80,15 @@ class ByzantineHalves:
     _past: dict[int, tuple[Row, Row]] = field(default_factory=dict)  # round -> sent, received
 
     def methods(self) -> Mapping[str, Factory]:
-        """Return the device halves, each lying as this device lies."""
+        """Return the device halves with the attack applied."""
         return {name: self._lying(name, factory) for name, factory in METHODS.items()}
 
     def is_lying(self, of_round: int) -> bool:
-        """Whether the attack has begun; rounds that a device sets itself are its own affair."""
+        """Return True if the attack has begun; a device's own local rounds are excluded."""
         return self.start_round <= of_round < ALONE
 
     def may_answer(self, task: Task) -> bool:
-        """Whether this device knows enough to lie about a task now."""
+        """Return True if this device has what it needs for an attack on a task."""
         is_asked = task.ask != END and self.is_lying(task.round)
         return not (is_asked and self.bound.attack.is_omniscient) or self.coalition.may_answer(
             self.device, task
@@ -102,7 +102,7 @@ class ByzantineHalves:
                 if not isinstance(event, Task):
                     state, effects = half.apply(state, event)
                     return state, tuple(self._hinted(effect) for effect in effects)
-                self._at = event.round or self._at  # what belongs to no round changes none
+                self._at = event.round or self._at  # a task without a round changes none
                 state, effects = half.apply(state, event)
                 return state, tuple(self._twisted(method, event, effect) for effect in effects)
 
@@ -111,7 +111,7 @@ class ByzantineHalves:
         return made
 
     def _poisoned(self, local: Any) -> Any:  # noqa: ANN401 - as above
-        """Lend the half poisoned windows while the attack is on."""
+        """Give the half poisoned windows while the attack is on."""
         if self.bound.attack.kind != "data":
             return local
         poisoner, honest = DataPoisoner(self.bound, self.features, self._key(0)), local.windows
@@ -133,14 +133,14 @@ class ByzantineHalves:
         return effect if said is None else replace(effect, vector=_fit(said, part, effect.vector))
 
     def _hinted(self, effect: Effect) -> Effect:
-        """Twist a signal, one of no round as well: it is in others' forecasts."""
+        """Change a signal, one without a round as well: it enters other devices' forecasts."""
         is_on = self.bound.attack.kind == "signal" and self.is_lying(self._at)
         if not (is_on and isinstance(effect, Signal) and effect.array.size):
             return effect
         return replace(effect, array=self.bound.act(effect.array))
 
     def _said(self, part: Up, task: Task, own: Row, received: Row) -> Row | None:
-        """Return the lie of this round; None if the answer itself is not what is attacked."""
+        """Return the attack's vector for this round; None if updates are not its target."""
 
         def lie() -> Row:
             if self.bound.attack.kind != "model":
@@ -167,20 +167,20 @@ class ByzantineHalves:
         )
 
     def _remember(self, of_round: int, own: Row, received: Row) -> None:
-        """Keep as many rounds as the attack looks back."""
+        """Keep as many rounds as the attack needs."""
         self._past[of_round] = own, received
         reach = max(1, int(getattr(self.bound.act, "keywords", {}).get("rounds", 5)))
         for old in sorted(self._past)[: -reach - 1]:
             del self._past[old]
 
     def _key(self, of_round: int) -> int:
-        """Seed the draw of a round: a repeat lies the same, and no two devices do."""
+        """Return the seed of a round's draw: the same in a repeat, another for each device."""
         said = f"{self.seed}\0{self.device}\0{of_round}"
         return int.from_bytes(hashlib.sha256(said.encode()).digest()[:8], "big")
 
 
 def _received(task: Task, ask: Ask, own: Row) -> Row:
-    """Return the model that a task carried: the first array of its contract; zeros if none came."""
+    """Return the model of a task: the first array of its contract; zeros if there is none."""
     for name in ask.down:
         if name in task.arrays and task.arrays[name].shape == own.shape:
             return np.asarray(task.arrays[name], np.float64)
@@ -188,7 +188,7 @@ def _received(task: Task, ask: Ask, own: Row) -> Row:
 
 
 def _fit(lie: Row, part: Up, honest: Any) -> Any:  # noqa: ANN401 - an array of the honest type
-    """Say a lie in the alphabet of the answer: signs have only three letters, or two."""
+    """Return a vector in the update's own range: signs have three values, or two."""
     if part is Up.SIGNS:
         lie = np.where(np.sign(lie) == 0, np.sign(honest), np.sign(lie))
     return sendable(lie).astype(np.asarray(honest).dtype)

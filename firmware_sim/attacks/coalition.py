@@ -1,7 +1,7 @@
-"""What liars know of the others: the honest answers of a round, overheard inside the simulator.
+"""Coalition of Byzantine devices: the honest updates of a round, recorded inside the simulator.
 
-The coalition lives in the simulator's process. Nothing of it crosses the product's wire, and no
-honest device behaves differently because it is overheard.
+The coalition is in the simulator's process. It sends no messages, and it does not change the
+behaviour of honest devices.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from edge_sdk.wire.contract.method import ALL, Task
 from firmware_sim.attacks.attack_context import Row
 
 KEPT = 4
-"""Rounds remembered of each device: nobody is asked about older ones."""
+"""Rounds kept of each device: older ones are not needed."""
 
 ALONE = 2**40
-"""Rounds from here on a device set itself; nothing of them is sent."""
+"""First round number of local rounds; nothing of them is sent."""
 
 
 @dataclass(slots=True)
 class Coalition:
-    """The liars' common knowledge.
+    """Shared knowledge of the Byzantine devices.
 
-    Where a question goes to all, "the same round" is meant literally. Where a server asks one
-    device at a time, no two devices share a round; liars then go by everybody's latest answer.
+    Where a task goes to all devices, "the same round" is literal. Where a server sends tasks one
+    device at a time, no two devices share a round; the latest update of each device is used.
 
     Attributes:
-        honest: Ids of the devices that do not lie.
-        liars: Ids of those that do.
-        patience: Seconds that a liar waits for the honest answers of a round.
+        honest: Ids of the honest devices.
+        liars: Ids of the Byzantine devices.
+        patience: Seconds that a Byzantine device waits for the honest updates of a round.
         clock: Monotonic seconds.
     """
 
@@ -46,7 +46,7 @@ class Coalition:
     _silent: set[str] = field(default_factory=set)
 
     def tell(self, device: str, of_round: int, vector: Row) -> None:
-        """Overhear an honest answer."""
+        """Record an honest update."""
         if of_round >= ALONE:
             return
         rounds = self._told.setdefault(device, {})
@@ -56,9 +56,9 @@ class Coalition:
         self._silent.discard(device)
 
     def may_answer(self, liar: str, task: Task) -> bool:
-        """Whether a liar knows what it waited for, or has waited long enough.
+        """Return True if the awaited updates are recorded, or the wait has timed out.
 
-        Whom patience ran out over is not waited for again until it is heard.
+        A device whose updates timed out is not waited for again until its next update.
         """
         missing = self._missing(task)
         if not missing:
@@ -70,13 +70,13 @@ class Coalition:
         return True
 
     def rows(self, task: Task) -> NDArray[np.float64] | None:
-        """Return the honest answers to a question, by id, shape ``(h, P)``; None where none is."""
+        """Return the honest updates for a task, by id, shape ``(h, P)``; None if there is none."""
         known = [self._of(name, task) for name in sorted(self.honest)]
         heard = [row for row in known if row is not None]
         return np.stack(heard) if heard else None
 
     def agree(self, of_round: int, lie: Callable[[], Row]) -> Row:
-        """Return the one lie of a round; whoever comes first makes it up."""
+        """Return the one vector of a round; the first caller computes it."""
         if of_round not in self._agreed:
             self._agreed[of_round] = lie()
             for old in sorted(self._agreed)[:-KEPT]:

@@ -1,7 +1,7 @@
-"""Poisoned readings: a device's frame with the target, and all that derives from it, corrupted.
+"""Poisoned readings: a device's frame with its target, and all inputs derived from it, changed.
 
-The lie is told in the device's own unit interval, after the scale was fixed on what was really
-read: a scale fixed on shifted readings would undo the shift.
+Values are changed in the device's own unit interval, after the scale was fixed on the real
+readings: a scale fixed on shifted readings would undo the shift.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Spoil = Callable[[Scaled], Scaled]
 
 
 def poisoned(frame: Any, features: Iterable[Any], bound: BoundAttack, seed: int) -> Any:  # noqa: ANN401 - the SDK's own frame
-    """Return a frame in which the target was read as an attack wants it.
+    """Return a frame in which the target is changed by an attack.
 
     Args:
         frame: A device's channels, targets and scale.
         features: The bundle's inputs, in the order of the channels.
         bound: A data attack.
-        seed: Of what it draws; the same for every channel, or the lie would not be one.
+        seed: Seed of its draws; the same for every channel, so that all change alike.
     """
 
     def spoil(y: Scaled) -> Scaled:
@@ -46,7 +46,7 @@ def poisoned(frame: Any, features: Iterable[Any], bound: BoundAttack, seed: int)
 
 
 def _later(values: Scaled, rows: int) -> Scaled:
-    """Shift later by some rows: the first ones are unknown.
+    """Shift later by some rows: the first ones become NaN.
 
     >>> _later(np.array([1.0, 2.0, 3.0]), 1)
     array([nan,  1.,  2.])
@@ -56,12 +56,12 @@ def _later(values: Scaled, rows: int) -> Scaled:
 
 @dataclass(slots=True)
 class DataPoisoner:
-    """Poisons what a device learns from, once per frame.
+    """Poisons a device's training data, once per frame.
 
     Attributes:
         bound: A data attack.
-        features: Asked when needed: a run may bring another bundle.
-        seed: Of what the attack draws.
+        features: Returns the bundle's inputs; called when needed, as a run may change the bundle.
+        seed: Seed of the attack's draws.
     """
 
     bound: BoundAttack
@@ -71,7 +71,7 @@ class DataPoisoner:
     _spoilt: Any = None
 
     def windows(self, drawable: Any) -> Any:  # noqa: ANN401 - the SDK's own
-        """Return what there is to learn from, poisoned."""
+        """Return the training windows, poisoned."""
         if drawable.frame is not self._clean:
             self._clean = drawable.frame
             self._spoilt = poisoned(drawable.frame, self.features(), self.bound, self.seed)

@@ -1,6 +1,6 @@
-"""Attacks on the answer: from what an honest device would send, and what others send, to a lie.
+"""Attacks on the update: functions from the honest updates of a round to a Byzantine one.
 
-Every function is pure: a scene and its own numbers in, one vector out, shape ``(P,)``, float64.
+Every function is pure: a context and its own numbers in, one vector out, shape ``(P,)``, float64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from firmware_sim.attacks.attack_context import AttackContext, Row
 
 LEAST_Z = 0.3
-"""Below it ALIE would not move anything: with few devices the formula gives 0."""
+"""Least z of ALIE: with few devices the formula gives 0, which changes nothing."""
 
 
 def flipping(scene: AttackContext) -> Row:
@@ -32,7 +32,7 @@ def scaling(scene: AttackContext, *, factor: float = 10.0) -> Row:
 
 
 def gaussian(scene: AttackContext, *, variance: float = 1.0) -> Row:
-    """Return noise ``N(0, variance I)`` that *replaces* the answer; it is not added to it.
+    """Return noise ``N(0, variance I)`` that *replaces* the update; it is not added to it.
 
     Example:
         >>> lie = gaussian(AttackContext.alone(np.full(100_000, 1e6)), variance=4.0)
@@ -48,11 +48,11 @@ def constant(scene: AttackContext, *, value: float = 1e3) -> Row:
 
 
 def z_max(devices: int, liars: int) -> float:
-    """Return how many deviations a lie may lie off and still have a majority behind it.
+    """Return the largest offset in deviations that still has a majority behind it.
 
     With ``s = floor(n/2) + 1 - f`` supporters needed among the honest, ``z`` is the quantile
-    ``(n - f - s) / (n - f)`` of the normal distribution. Where the liars are the majority (s < 1)
-    it is taken for s = 1.
+    ``(n - f - s) / (n - f)`` of the normal distribution. Where Byzantine devices are the majority
+    (s < 1) it is taken for s = 1.
 
     Example:
         >>> round(z_max(50, 24), 8), z_max(8, 2)
@@ -71,12 +71,12 @@ def z_max(devices: int, liars: int) -> float:
 def alie(
     scene: AttackContext, *, z: float | None = None, floor: float = LEAST_Z, ddof: int = 1
 ) -> Row:
-    """Return ``mean - z * deviation`` of the honest answers, coordinate by coordinate.
+    """Return ``mean - z * deviation`` of the honest updates, coordinate by coordinate.
 
     Args:
-        scene: With the honest answers.
-        z: Deviations off; None takes ``z_max``.
-        floor: ``z_max`` is not used below it; a given ``z`` is used as given.
+        scene: Context with the honest updates.
+        z: Offset in deviations; None takes ``z_max``.
+        floor: Lower bound of ``z_max``; a given ``z`` is used as it is.
         ddof: 1 divides the squares by h - 1, 0 by h.
 
     Example:
@@ -94,9 +94,9 @@ def alie(
 
 
 def ipm(scene: AttackContext, *, epsilon: float = 0.5) -> Row:
-    """Return ``-epsilon * mean`` of the honest answers: inner product manipulation.
+    """Return ``-epsilon * mean`` of the honest updates: inner product manipulation.
 
-    0.5 stays inside the honest spread, 2 turns the mean of a fifth of liars around.
+    0.5 stays inside the honest spread; 2 reverses the mean with a fifth of Byzantine devices.
 
     Reference:
         Xie, Koyejo, Gupta: Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
@@ -106,11 +106,11 @@ def ipm(scene: AttackContext, *, epsilon: float = 0.5) -> Row:
 
 
 def mimic(scene: AttackContext, *, victim: int = 0) -> Row:
-    """Return the answer of one honest device, over again: it counts twice.
+    """Return a copy of one honest device's update: it counts twice.
 
     Args:
-        scene: With the honest answers.
-        victim: Which one, in order of ids, modulo how many there are.
+        scene: Context with the honest updates.
+        victim: Index of the device, in order of ids, modulo their number.
 
     Reference:
         Karimireddy, He, Jaggi: Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing,
@@ -121,7 +121,7 @@ def mimic(scene: AttackContext, *, victim: int = 0) -> Row:
 
 
 def near_copy(scene: AttackContext, *, drift: float = 1e-3, victim: int = 0) -> Row:
-    """Return one honest device's answer times ``1 + drift``: the nearest neighbour it can have.
+    """Return one honest device's update times ``1 + drift``: its nearest possible neighbour.
 
     Rules that reward nearness (credit, Krum) prefer it to every honest answer.
     """
@@ -129,12 +129,12 @@ def near_copy(scene: AttackContext, *, drift: float = 1e-3, victim: int = 0) -> 
 
 
 def free_rider(scene: AttackContext, *, deviation: float | None = None) -> Row:
-    """Return the received model under noise: nothing was learned. Computed on weights.
+    """Return the received model with noise: nothing was trained. Computed on weights.
 
     Args:
-        scene: With the received model, and the one before.
-        deviation: Of the noise; None takes that of the last change of the common model, which is
-            what an honest answer looks like; before there was one, it is 0.
+        scene: Context with the received model, and the one before.
+        deviation: Deviation of the noise; None takes that of the last change of the common model,
+            which an honest update resembles; before the first change, it is 0.
 
     Example:
         >>> free_rider(AttackContext.alone(np.array([3.0, 4.0]), np.array([1.0, 2.0]))).tolist()
@@ -147,7 +147,7 @@ def free_rider(scene: AttackContext, *, deviation: float | None = None) -> Row:
 
 
 def replay(scene: AttackContext, *, rounds: int = 5) -> Row:
-    """Return its own honest answer of ``rounds`` rounds ago, or the oldest it has, as if new.
+    """Return its own honest update of ``rounds`` rounds ago, or its oldest, as if new.
 
     Example:
         >>> from dataclasses import replace

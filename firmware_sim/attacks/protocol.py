@@ -1,7 +1,7 @@
-"""Faults of the protocol: what a signed body may say wrongly, and what a link may do to a message.
+"""Faults of the protocol: invalid content of signed bodies, and changes on a link.
 
-Bodies are spoilt before they are numbered into the outbox and signed with the device's own key, so
-that the aggregator has nothing but their content to judge them by. Links spoil what is on its way.
+Bodies are changed before they are numbered into the outbox and signed with the device's own key, so
+that the aggregator can refuse them by their content only. Links change messages on their way.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edge_sdk.wire.protocol.messages import UpdateMessage
 FLOAT = 4  # bytes of a scalar as updates carry it
 
 Sending = tuple[tuple[float, bytes], ...]
-"""What becomes of one publish: payloads, each with the seconds it is held back."""
+"""Result of one publish: payloads, each with its delay in seconds."""
 
 
 # --- bodies ---------------------------------------------------------------------------------------
 
 
 def samples(update: UpdateMessage, *, claimed: int = 1_000_000_000) -> UpdateMessage:
-    """Claim a number of training samples that nobody can check."""
+    """Claim a number of training samples, which cannot be verified."""
     return replace(update, n=claimed)
 
 
@@ -34,7 +34,7 @@ def not_a_number(update: UpdateMessage) -> UpdateMessage:
 
 
 def huge(update: UpdateMessage, *, value: float = 1e38) -> UpdateMessage:
-    """Fill the vector with a number that float32 can just say, and its square cannot.
+    """Fill the vector with a number that is in float32's range while its square is not.
 
     >>> from edge_sdk.wire.protocol.messages import UpdateMessage
     >>> spec = bytes(16)
@@ -46,13 +46,13 @@ def huge(update: UpdateMessage, *, value: float = 1e38) -> UpdateMessage:
 
 
 def wrong_size(update: UpdateMessage, *, more: int = 1) -> UpdateMessage:
-    """Send so many scalars more than the layout has; fewer, if negative."""
+    """Send ``more`` scalars more than the layout has; fewer, if negative."""
     size = max(len(update.blob) // FLOAT + more, 0)
     return replace(update, blob=update.blob[: size * FLOAT].ljust(size * FLOAT, b"\0"))
 
 
 def wrong_version(update: UpdateMessage, *, ahead: int = 1) -> UpdateMessage:
-    """Claim to have started from a version that does not exist yet; negative: from an old one."""
+    """Claim a start from a version that does not exist yet; negative: from an old one."""
     return replace(update, base=max(update.base + ahead, 0))
 
 
@@ -69,12 +69,12 @@ def _filled(update: UpdateMessage, value: float) -> UpdateMessage:
 
 
 def delay(payload: bytes, rng: np.random.Generator, *, seconds: float = 5.0) -> Sending:  # noqa: ARG001 - one signature for all
-    """Hold every upload back."""
+    """Delay every upload."""
     return ((seconds, payload),)
 
 
 def drop(payload: bytes, rng: np.random.Generator, *, share: float = 0.5) -> Sending:
-    """Lose that share of what is sent; the broker said that it had it.
+    """Lose a fraction of the messages after the broker has acknowledged them.
 
     >>> drop(b"x", np.random.default_rng(0), share=1.0), drop(b"x", np.random.default_rng(0))
     ((), ((0.0, b'x'),))
@@ -83,17 +83,17 @@ def drop(payload: bytes, rng: np.random.Generator, *, share: float = 0.5) -> Sen
 
 
 def duplicate(payload: bytes, rng: np.random.Generator, *, copies: int = 2) -> Sending:  # noqa: ARG001 - as above
-    """Send everything so often."""
+    """Send every message ``copies`` times."""
     return ((0.0, payload),) * copies
 
 
 def reorder(payload: bytes, rng: np.random.Generator, *, within: float = 3.0) -> Sending:
-    """Hold every message back by a draw of its own: later ones overtake earlier ones."""
+    """Delay every message by its own draw: later ones overtake earlier ones."""
     return ((float(rng.uniform(0.0, within)), payload),)
 
 
 def empty_payload(payload: bytes, rng: np.random.Generator) -> Sending:  # noqa: ARG001 - as above
-    """Publish no bytes at all in place of the message."""
+    """Publish an empty payload in place of the message."""
     return ((0.0, b""),)
 
 
@@ -101,7 +101,7 @@ def empty_payload(payload: bytes, rng: np.random.Generator) -> Sending:  # noqa:
 
 
 def twin(ids: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return, for every liar, the names of two processes that both claim its id and hold its key.
+    """Return, for every Byzantine device, two process names that claim its id and hold its key.
 
     >>> twin(["meter-1"])
     (('meter-1', 'meter-1-twin'),)
@@ -113,10 +113,10 @@ def twin(ids: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def flip_signal(array: Array) -> Array:
-    """Return the negative of what the device would have said for these activations."""
+    """Return the negative of the device's signal."""
     return -array
 
 
 def scale_signal(array: Array, *, factor: float = 10.0) -> Array:
-    """Return a multiple of it, in its own dtype."""
+    """Return a multiple of the signal, in its own dtype."""
     return (factor * array).astype(array.dtype)

@@ -1,4 +1,4 @@
-"""What the options of a trial mean: ways to learn, and what they have to stand."""
+"""Parse the options of a trial: its runs, and the attacks on them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from firmware_sim.scenario import Scenario
 
 
 def assaults(args: Namespace) -> tuple[AttackPlan, ...]:
-    """Return the attacks that the options name, one after the other.
+    """Return the attacks that the options name, in order.
 
     Raises:
-        SettingsError: A number that cannot be meant, or a share of liars without an attack.
-        UnknownAttack: There is no such attack or option.
+        SettingsError: A number is out of range, or there is a Byzantine share without an attack.
+        UnknownAttack: The attack or option does not exist.
     """
     names = words(args.attack)
     if args.byzantine is not None and not names:
@@ -43,7 +43,7 @@ def assaults(args: Namespace) -> tuple[AttackPlan, ...]:
 
 
 def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
-    """Put ways to learn and attacks on top of a scenario.
+    """Add runs and attacks to a scenario.
 
     Raises:
         SettingsError: As ``assaults``.
@@ -69,7 +69,7 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
 
 
 def _check(method: str, assault: AttackPlan) -> None:
-    """Refuse an attack on what a method never sends; an unknown method is the aggregator's."""
+    """Refuse an attack on a message that a method never sends; the aggregator checks the method."""
     if method not in CONTRACTS:
         return
     kinds = {ask.up for ask in CONTRACTS[method].values()}
@@ -83,7 +83,7 @@ def _check(method: str, assault: AttackPlan) -> None:
 
 
 def _check_signs(method: str, chosen: Scenario) -> None:
-    """Refuse noisy signs from devices that make none: they would answer nothing, and say so."""
+    """Refuse noisy signs from devices without a sign mechanism: they would send no updates."""
     tells = {ask.enc for ask in CONTRACTS.get(method, {}).values()}
     if "b1" in tells and dict(chosen.privacy.get("mechanism", {})).get("point") != "sign":
         raise SettingsError(
@@ -93,5 +93,5 @@ def _check_signs(method: str, chosen: Scenario) -> None:
 
 
 def is_trial(chosen: Scenario) -> bool:
-    """Whether there is more than one run to set side by side."""
+    """Return True if there is more than one run to compare."""
     return bool(chosen.assaults or chosen.against)

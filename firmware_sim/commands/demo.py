@@ -1,4 +1,4 @@
-"""The demo: eight devices learn over a real broker, three ways, and are judged on later readings.
+"""The demo: eight devices train over a real broker in three runs, evaluated on later readings.
 
 Local training is configuration 3 of PL-FL: the same program, data and optimiser, nothing shared.
 """
@@ -48,14 +48,14 @@ LEARNED = "round learned"  # what a device logs after each round
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything the demo found out.
+    """Results of the demo.
 
     Attributes:
-        scenario: What was run.
-        rows: A line a device.
+        scenario: The scenario.
+        rows: One row a device.
         panels: Forecasts and truth, for the picture.
         seconds: Wall time of each part.
-        rounds: Rounds that were learned in each run; the fewest of any device.
+        rounds: Rounds in each run; the fewest of any device.
         cpu: Processor seconds of the devices in each run, summed.
         peak_kb: Largest resident memory of any device, kilobytes.
     """
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Whether PL-FL won, by rule."""
+        """Return the verdict on PL-FL, by a fixed rule."""
         return verdict(self.rows)
 
     def text(self) -> str:
@@ -90,7 +90,7 @@ class Outcome:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything but the panels, for programs."""
+        """Return everything but the panels, as plain values."""
         return {
             "scenario": self.scenario.title,
             "samples": {"name": self.samples.name, "licence": self.samples.licence},
@@ -108,11 +108,11 @@ class Demo:
     """One demonstration in one folder.
 
     Attributes:
-        scenario: What to run.
-        out: Everything is written below it; the first level must not hold an earlier demo.
-        shown: Where progress goes.
-        limit: Seconds that one run may take.
-        broker: Which broker to start: ``auto``, ``mosquitto`` or ``embedded``.
+        scenario: The scenario.
+        out: Output folder; it must not hold an earlier demo.
+        shown: Display of the progress.
+        limit: Time limit of one run in seconds.
+        broker: Kind of broker to start: ``auto``, ``mosquitto`` or ``embedded``.
     """
 
     scenario: Scenario
@@ -127,11 +127,11 @@ class Demo:
     peak_kb: int = 0
 
     def run(self) -> Outcome:
-        """Do it all: broker, three runs, judgement, page.
+        """Run everything: broker, three runs, evaluation, page.
 
         Raises:
             Died: A program ended in failure.
-            TooSlow: A run was not done in time.
+            TooSlow: A run did not end in time.
         """
         begun = time.monotonic()
         samples = sample_set(self.scenario.samples)
@@ -166,7 +166,7 @@ class Demo:
         return prepared
 
     def _wait(self, run: Federation, arm: str) -> None:
-        """Show progress until the run is done and every device holds what it learned."""
+        """Show progress until the run is complete and every device has the final model."""
         name = NAMES[arm].split(" (")[0]
         if arm == LOCAL:
             self._wait_alone(run, name)
@@ -179,7 +179,7 @@ class Demo:
                 raise TooSlow(f"{device.name} did not finish", hint=device.tail())
 
     def _wait_alone(self, run: Federation, name: str) -> None:
-        """Nothing is sent when nothing is shared: progress is what devices log themselves."""
+        """Show progress from the devices' logs: without shared layers nothing is sent."""
         begun, wanted = time.monotonic(), self.scenario.learning.rounds
         while True:
             run.family.check()
@@ -209,20 +209,20 @@ class Demo:
 
 
 def shared(chosen: Scenario, arm: str) -> tuple[str, ...] | None:
-    """Return the layers that travel in a run, by name prefix.
+    """Return the shared layers of a run, by name prefix.
 
-    All when federated, none when alone, else what scenario or bundle say: the recurrent ones.
+    All when federated, none when local, else those of the scenario or bundle: the recurrent ones.
     """
     return {FEDERATED: ("",), LOCAL: ()}.get(arm, chosen.learning.shared)
 
 
 def learned_rounds(device: RunningProgram) -> int:
-    """Count the rounds that a device says it has learned."""
+    """Return the number of completed rounds in a device's log."""
     return device.log.read_text(encoding="utf-8", errors="replace").count(LEARNED)
 
 
 def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
-    """Write page, picture and numbers; return where they are."""
+    """Write page, picture and numbers; return their paths."""
     scenario, samples = outcome.scenario, outcome.samples
     learning = scenario.learning
     facts = (
@@ -249,13 +249,13 @@ def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
 
 
 class InTheWay(Failure):
-    """The output folder holds something that is not ours to overwrite."""
+    """The output folder holds something that the demo must not overwrite."""
 
     exit_code = 2
 
 
 def clear(out: Path) -> None:
-    """Make room for a demo: an earlier one's folder is emptied, any other is refused.
+    """Empty the folder of an earlier demo; refuse any other.
 
     Raises:
         InTheWay: The folder holds something else.

@@ -91,7 +91,7 @@ def _zone(name: str) -> tzinfo:
 
 
 def _announce(where: dict[str, Any]) -> None:
-    """Print where a device can be reached, at once: whoever started it is waiting for that."""
+    """Print the address of a device at once, for the process that waits for it."""
     print(json.dumps(where), flush=True)  # noqa: T201 - a command's own standard output
 
 
@@ -119,7 +119,7 @@ def _duration(text: str, option: str) -> float:
 
 
 def _life_arguments(parser: ArgumentParser, every: str, length: str, faults: str) -> None:
-    """Add what every simulated device can be told."""
+    """Add the options of every simulated device."""
     add = parser.add_argument
     add("--start", default="", metavar="TIME", help="of its clock, ISO; UTC without offset (now)")
     add(

@@ -1,4 +1,4 @@
-"""``gridfed-sim fleet``: one run of many devices, in processes of their own or all in this one."""
+"""``gridfed-sim fleet``: one run of many devices, in separate processes or all in this one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
 
 MOST_PROCESSES = 16
-"""Up to so many devices get a process each, unless told otherwise."""
+"""Largest number of devices that have a process each by default."""
 
 
 @dataclass
@@ -41,25 +41,25 @@ class FleetRun:
     """One run in one folder.
 
     Attributes:
-        scenario: What to run.
-        samples: Whose readings.
-        out: Everything is written below it.
-        shown: Where progress goes.
-        is_in_process: All devices in this process, instead of one each.
+        scenario: The scenario.
+        samples: Set of readings.
+        out: Output folder.
+        shown: Display of the progress.
+        is_in_process: True runs all devices in this process, instead of one each.
         broker: Address of a running broker, or empty to start one of ``kind``.
-        aggregator: Configuration of an aggregator of one's own to join, instead of a new one.
-        limit: Seconds that the run may take.
-        seed: Of what the fleet's own processes draw.
-        name: What the run is called where progress goes.
-        fleet: What the fleet is called, in topics and signatures.
-        assault: Who lies, and how; None where nobody does.
-        judged: Ids of the devices whose forecasts are judged at the end; none of a run in
-            processes of their own are.
-        errors: What the judged ones came to.
-        trust: Who trusted whom, where the method weighs models for one another.
-        counts: What the devices of this process counted, all together.
-        stall: Seconds that the model may stand still.
-        outages: How often a minute the power of some device fails, where each is a process.
+        aggregator: Configuration of a running aggregator to join, instead of a new one.
+        limit: Time limit of the run in seconds.
+        seed: Seed of the fleet's own draws.
+        name: Name of the run in the progress.
+        fleet: Name of the fleet, in topics and signatures.
+        assault: Attack on the run; None without one.
+        judged: Ids of the devices whose forecasts are evaluated at the end; none in a run with
+            separate processes.
+        errors: Errors of the evaluated devices.
+        trust: Credit report, where the method weighs models for one another.
+        counts: Counters of the devices of this process, summed.
+        stall: Seconds without a moved model after which the run ends.
+        outages: Power failures of any device a minute, where each is a process.
     """
 
     scenario: Scenario
@@ -82,17 +82,17 @@ class FleetRun:
     refused: dict[str, int] = field(default_factory=dict)
     stall: float = math.inf
     outages: float = 0.0
-    struck: int = 0  # how often the power of a device failed
-    moved: int = 0  # how often the model was last seen to have moved
+    struck: int = 0  # number of power failures
+    moved: int = 0  # version of the model at the last look
     weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
 
     def run(self) -> Cost:
-        """Start what is missing, run, stop all of it, and count.
+        """Start the missing programs, run, stop them, and return the cost.
 
         Raises:
-            NoBroker: Nobody answers at the broker's address.
+            NoBroker: There is no broker at the address.
             Died: A program ended in failure.
-            TooSlow: The run was not done in time.
+            TooSlow: The run did not end in time.
         """
         given = require_broker(self.broker) if self.broker else ""
         with ProcessGroup(self.out / "logs") as family:
@@ -116,7 +116,7 @@ class FleetRun:
         )
 
     def _inside(self, run: Federation) -> Cost:
-        """Serve every device from this thread."""
+        """Run every device in this thread."""
         devices = run.prepared.devices
         with Fleet() as fleet:
             connect = over_mqtt(self.seed)
@@ -138,18 +138,18 @@ class FleetRun:
             return meter.cost(fleet.traffic())
 
     def _roles(self, ids: Sequence[str]) -> Callable[[str], AttackRole]:
-        """Cast the assault, if there is one."""
+        """Return the roles of the attack, if there is one."""
         if self.assault is None:
             return lambda _device: HONEST
         return AttackCast.of(self.assault, ids, time.monotonic).role
 
     def _is_over(self, fleet: Fleet) -> bool:
-        """Whether every device that counts holds the final model: liars may never be told."""
+        """Return True if every counted device has the final model (Byzantine ones may not)."""
         wanted = set(self.judged) or {client.config.id for client in fleet.clients}
         return all(client.is_done for client in fleet.clients if client.config.id in wanted)
 
     def _outside(self, run: Federation) -> Cost:
-        """Start a process a device, and wait until each holds the final model."""
+        """Start one process a device, and wait until each has the final model."""
         run.start_devices()
         meter = RoundCosts(run, lambda: sum(one.measure() for one in run.devices))
         power = PowerFailures(run, self.outages, self.seed)
@@ -179,12 +179,12 @@ class FleetRun:
 
 @dataclass
 class RoundCosts:
-    """Counts what the rounds cost, from the first look after a round closed with all devices.
+    """Measures the cost of the rounds, from the first look after a round closed with all devices.
 
-    A run so short that no look fell between its first and last round is counted with its start.
+    A run without a look between its first and last round is counted with its start.
 
     Attributes:
-        run: What is measured.
+        run: The measured run.
         devices_cpu: Returns the processor seconds that all devices have used so far.
     """
 
@@ -195,7 +195,7 @@ class RoundCosts:
     _made: float = field(default_factory=time.monotonic)
 
     def see(self, now: Progress) -> None:
-        """Take a reading."""
+        """Record a measurement."""
         aggregator = self.run.aggregator
         own = 0.0 if aggregator is None else aggregator.measure()
         self._last = (time.monotonic(), self.devices_cpu(), own, now.version)
@@ -204,7 +204,7 @@ class RoundCosts:
             self._begun = self._last
 
     def cost(self, traffic: list[Traffic]) -> Cost:
-        """Return the cost of the rounds seen; bytes are those of the whole run."""
+        """Return the cost of the recorded rounds; bytes are those of the whole run."""
         begun = self._begun or (self._made, 0.0, 0.0, 0)
         seconds, devices, aggregator, moved = (
             last - first for last, first in zip(self._last, begun, strict=True)

@@ -1,4 +1,4 @@
-"""gridfed-sim: a fleet on this machine, from recorded readings."""
+"""The command ``gridfed-sim``: a fleet on this machine, from recorded readings."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _fleet(args: Namespace) -> CommandResult:
 
 
 def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
-    """Run every way to learn without and with every attack."""
+    """Run every scenario without and with every attack."""
     from firmware_sim.commands.trial import Trial, table, verdicts  # noqa: PLC0415 - as above
     from firmware_sim.fleet.processes import stoppable  # noqa: PLC0415 - as above
     from firmware_sim.reports.progress_display import display  # noqa: PLC0415 - numpy, and more
@@ -169,7 +169,7 @@ def _attacks(_: Namespace) -> CommandResult:
 
 
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
-    """Put the options on top of the scenario."""
+    """Return the scenario with the options applied."""
     from firmware_sim.commands.comparison_options import with_trial  # noqa: PLC0415 - as above
     from firmware_sim.samples import sample_set  # noqa: PLC0415 - numpy
     from firmware_sim.scenario import (  # noqa: PLC0415 - as above
@@ -207,13 +207,13 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
 
 
 def _memory() -> str | None:
-    """Where the states of many devices go: in memory, or one disk would pay for all their syncs."""
+    """Return a folder in memory for many devices' states, to spare the disk their syncs."""
     shared = Path("/dev/shm")  # noqa: S108 - a private folder is made below it
     return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
 
 
 def _layers(text: str) -> tuple[str, ...]:
-    """Read ``--shared``: prefixes with commas between; ``all`` and ``none`` are words.
+    """Parse ``--shared``: prefixes separated by commas; ``all`` and ``none`` are keywords.
 
     >>> _layers("lstm.,head.0"), _layers("all"), _layers("none")
     (('lstm.', 'head.0'), ('',), ())

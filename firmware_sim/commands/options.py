@@ -1,4 +1,4 @@
-"""The options of a trial, as text: what a command line may say before numpy is loaded."""
+"""Options of a trial as text, parsed before numpy is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from edge_sdk.app.settings import SettingsError
 
 BELIEVES = "mean"
-"""The rule that believes everybody: it cannot be told that somebody lies."""
+"""The rule without robustness: it has no parameter ``f``."""
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Read ``key=value`` texts.
+    """Parse ``key=value`` texts.
 
     Raises:
         SettingsError: A text without ``=``.
@@ -31,7 +31,7 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 def value_of(text: str) -> Any:  # noqa: ANN401 - what a TOML file would say
-    """Read a number, or leave the text.
+    """Return a number, or the text unchanged.
 
     >>> value_of("2"), value_of("0.5"), value_of("home-1")
     (2, 0.5, 'home-1')
@@ -45,12 +45,12 @@ def value_of(text: str) -> Any:  # noqa: ANN401 - what a TOML file would say
 
 
 def rule(text: str, options: Mapping[str, str], f: int) -> dict[str, Any]:
-    """Return the aggregator's table of a rule, ``before`` it what stands left of a ``+``.
+    """Return the aggregator's table of a rule; names left of a ``+`` become ``before``.
 
     Args:
         text: ``krum``, or ``nnm+krum``.
-        options: The rule's parameters; a pre-aggregation's with its name and a point before them.
-        f: How many may lie; the mean alone is not told.
+        options: The rule's parameters; a pre-aggregation's as ``name.parameter``.
+        f: Number of Byzantine rows; the mean alone has no such parameter.
 
     >>> rule("bucketing+krum", {"bucketing.size": "3"}, 2)
     {'name': 'krum', 'f': 2, 'before': [{'name': 'bucketing', 'size': 3}]}
@@ -75,7 +75,7 @@ def _step(name: str, options: Mapping[str, str]) -> dict[str, Any] | str:
 
 
 def words(text: str | None) -> tuple[str, ...]:
-    """Read a list with commas between.
+    """Parse a list separated by commas.
 
     >>> words("alie,ipm"), words(None)
     (('alie', 'ipm'), ())

@@ -1,7 +1,7 @@
-"""A trial: every way to learn, without and with every attack, and what the honest came to.
+"""A trial: every run without and with every attack, and the errors of the honest devices.
 
-Each run is a new aggregator and new devices on one broker; who lies in the attacked run takes part
-honestly in the other one, and is judged in neither.
+Each run is a new aggregator and new devices on one broker; a device that is Byzantine in the
+attacked run takes part honestly in the other one, and is evaluated in neither.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Learning, Scenario
 
 HOLDS = 0.15
-"""An RMSE that rose by at most so much is said to hold."""
+"""Largest rise of the RMSE that is reported as ``holds``."""
 
 DOUBLES = 1.0
-"""One that rose by at least so much is said to double."""
+"""Least rise that is reported as ``doubles``."""
 
 TENFOLD = 9.0
-"""One that rose beyond is said to diverge, and written as a factor."""
+"""Rise beyond which a run is reported as ``diverges``, and written as a factor."""
 
 WORST_FIRST = ("diverges", "stalled", "doubles", "suffers", "holds")
 
 STALL = 45.0
-"""Seconds that the model of an attacked run may stand still before it is judged where it stands."""
+"""Seconds without a moved model after which an attacked run is evaluated as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """What one run came to.
+    """Result of one run.
 
     Attributes:
-        learning: How the fleet learned.
-        assault: What it stood; None for the run without.
-        errors: Of the devices that lie in no run.
-        refused: What the aggregator refused, by reason.
-        rounds: How often the model moved.
-        clean: The RMSE of the same way to learn without an attack; None in that row itself.
-        devices: How many took part.
-        trust: Who trusted whom, where the method weighs models for one another.
-        liars: Ids of those who lied.
+        learning: Settings of the run.
+        assault: Attack on the run; None for the run without.
+        errors: Errors of the devices that are Byzantine in no run.
+        refused: Number of refusals by the aggregator, by reason.
+        rounds: Number of times the model moved.
+        clean: RMSE of the same run without an attack; None in that row itself.
+        devices: Number of devices.
+        trust: Credit report, where the method weighs models for one another.
+        liars: Ids of the Byzantine devices.
     """
 
     learning: Learning
@@ -67,17 +67,17 @@ class TrialRow:
 
     @property
     def rise(self) -> float | None:
-        """By what share the RMSE rose over the run without an attack."""
+        """Return the relative rise of the RMSE over the run without an attack."""
         return None if self.clean is None else self.errors.rmse / self.clean - 1.0
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the model did not move as often as it should."""
+        """Return True if the model moved less often than configured."""
         return self.rounds < self.learning.rounds
 
     @property
     def says(self) -> str:
-        """One word for the rise: holds, suffers, doubles, diverges; or stalled, if it is none.
+        """Return holds, suffers, doubles or diverges for the rise; stalled without a number.
 
         >>> from firmware_sim.reports.forecast_errors import Error
         >>> def row(rmse):
@@ -97,7 +97,7 @@ class TrialRow:
         return "doubles" if self.rise >= DOUBLES else "suffers"
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values; a number that is none is None."""
+        """Return plain values; a non-finite number is None."""
         return {
             "method": self.learning.method,
             "rule": self.learning.rule_name,
@@ -122,9 +122,9 @@ class TrialRow:
         }
 
     def story(self, unit: str) -> str:
-        """Return what else there is to see: whom the method trusted, and how intervals fared.
+        """Return the credit report and the interval scores as text.
 
-        Empty where the method weighs nobody and the model says no interval.
+        Empty where the method weighs no models and the model has no intervals.
         """
         against = f"under {self.assault.attack}" if self.assault else "without an attack"
         head = f"{self.learning.method}, {against}"
@@ -147,13 +147,13 @@ class Trial:
     """All runs of one scenario, in one folder.
 
     Attributes:
-        scenario: With its ways to learn and its attacks.
-        samples: Whose readings.
-        out: Everything is written below it.
-        shown: Where progress goes.
+        scenario: Scenario with its runs and its attacks.
+        samples: Set of readings.
+        out: Output folder.
+        shown: Display of the progress.
         broker: Address of a running broker, or empty to start one of ``kind``.
-        limit: Seconds that one run may take.
-        seed: Of what the simulator draws.
+        limit: Time limit of one run in seconds.
+        seed: Seed of the simulator's draws.
     """
 
     scenario: Scenario
@@ -167,11 +167,11 @@ class Trial:
     rows: list[TrialRow] = field(default_factory=list)
 
     def run(self) -> list[TrialRow]:
-        """Run every way to learn, first without an attack, then with each.
+        """Run every configuration, first without an attack, then with each.
 
         Raises:
-            NoBroker: Nobody answers at the broker's address.
-            Died: A program ended in failure; the aggregator refuses what a rule cannot stand.
+            NoBroker: There is no broker at the address.
+            Died: A program ended in failure; the aggregator refuses what a rule does not tolerate.
         """
         with ProcessGroup(self.out / "logs") as family:
             given = require_broker(self.broker) if self.broker else ""
@@ -187,7 +187,7 @@ class Trial:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """Ids of the devices that lie under no attack of this trial."""
+        """Return the ids of the devices that are honest under all attacks of this trial."""
         ids = [name for name, _ in assigned(self.samples.samples, self.scenario.devices)]
         liars = {name for one in self.scenario.assaults for name in one.malicious(ids)}
         return tuple(name for name in ids if name not in liars)
@@ -195,7 +195,7 @@ class Trial:
     def _one(
         self, url: str, where: str, learning: Learning, assault: AttackPlan | None
     ) -> TrialRow:
-        """Do one run; one that does not come to its end in time is judged where it stands."""
+        """Execute one run; one that does not end in time is evaluated as it is."""
         heard = replace(learning, quorum=learning.awaits(heard_of(self.scenario, assault)))
         run = FleetRun(
             replace(self.scenario, learning=heard),
@@ -237,14 +237,14 @@ class Trial:
 
 
 def heard_of(chosen: Scenario, assault: AttackPlan | None) -> int:
-    """Return how many answers a round can hope for: some attacks are refused, or never arrive."""
+    """Return the number of updates that a round can get: some never arrive or are refused."""
     if assault is None or not assault.is_silenced:
         return chosen.devices
     return chosen.devices - assault.count(chosen.devices)
 
 
 def table(rows: Sequence[TrialRow], unit: str) -> str:
-    """Lay the rows out as text, and say in one line each how every way to learn stood."""
+    """Return the rows as text, with one line on every configuration."""
     names = [(row.learning.method, row.learning.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
@@ -263,7 +263,7 @@ def table(rows: Sequence[TrialRow], unit: str) -> str:
 
 
 def _rise(share: float | None) -> str:
-    """Write a rise for a person.
+    """Return a rise as text.
 
     >>> _rise(0.129), _rise(-0.01), _rise(1.7e39), _rise(None)
     ('+12.9 %', '-1.0 %', 'x 1.7e+39', '')
@@ -274,7 +274,7 @@ def _rise(share: float | None) -> str:
 
 
 def verdicts(rows: Sequence[TrialRow]) -> list[str]:
-    """Say for every way to learn what became of it under the attacks, the worst first.
+    """Return one line for every configuration on its result under the attacks, the worst first.
 
     >>> from firmware_sim.reports.forecast_errors import Error
     >>> def row(attack, rmse):
