@@ -193,4 +193,4 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "dp_rsa": Method(DpRsa, rsa, own=True),
     }
 )
-"""The server half of every method of ``edge_sdk.wire.contract.method.CONTRACTS``, under the same keys."""
+"""Server half of each method of ``edge_sdk.wire.contract.method.CONTRACTS``, by the same keys."""

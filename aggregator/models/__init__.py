@@ -1,1 +1,1 @@
-"""Torch definitions of models and their export into bundles. Only authoring needs it, and torch."""
+"""Torch models and their export into bundles. Only model authors need it, and torch."""

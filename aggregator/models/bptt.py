@@ -1,8 +1,8 @@
-"""LSTM and GRU layers with explicit backward passes: half the traced nodes of plain autograd.
+"""LSTM and GRU layers with explicit backward passes, which halve the traced nodes of autograd.
 
-A gradient graph is node-bound at small batches (about 1 microsecond a node), so the backward pass
-is written out over whole sequences where it can be, and only what truly depends on the previous
-step is unrolled. Layers are time-major: x ``[T, B, I]``, states ``[B, H]``.
+The time of a gradient graph is bound by its nodes at small batches (about 1 microsecond a node), so
+the backward pass covers whole sequences where it can, and only what depends on the previous step is
+unrolled. Layers are time-major: x ``[T, B, I]``, states ``[B, H]``.
 """
 
 # ruff: noqa: PLR0917
@@ -22,9 +22,9 @@ Sequence3 = tuple[Tensor, Tensor, Tensor]
 def lstm_layer(
     x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
 ) -> Sequence3:
-    """Run one LSTM layer. Returns all outputs ``[T, B, H]``, the last h and the last c ``[B, H]``.
+    """Run one LSTM layer. Return all outputs ``[T, B, H]``, the last h and the last c ``[B, H]``.
 
-    Gates lie in torch's order: input, forget, cell, output.
+    Gates are in torch's order: input, forget, cell, output.
     """
     return lstm_steps(x, h0, c0, w_ih, w_hh, b_ih + b_hh)
 
@@ -32,7 +32,7 @@ def lstm_layer(
 def lstm_steps(
     x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor
 ) -> Sequence3:
-    """As ``lstm_layer``, with one bias for all rows ``[4H]`` or one for each ``[T*B, 4H]``."""
+    """Run ``lstm_layer`` with one bias for all rows ``[4H]`` or one for each ``[T*B, 4H]``."""
     steps, batch, _ = x.shape
     hidden = w_hh.shape[1]
     hs, c, *_ = _Lstm.apply(x, h0, c0, w_ih, w_hh, bias)  # type: ignore[no-untyped-call]
@@ -43,10 +43,10 @@ def lstm_steps(
 def gru_layer(
     x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run one GRU layer. Returns all outputs ``[T, B, H]`` and the last h ``[B, H]``.
+    """Run one GRU layer. Return all outputs ``[T, B, H]`` and the last h ``[B, H]``.
 
-    Gates lie in torch's order: reset, update, new; the reset gate acts after the product. A bias
-    may be one for all rows ``[3H]`` or one for each ``[T*B, 3H]``.
+    Gates are in torch's order: reset, update, new; the reset gate is applied after the product. A
+    bias may be one for all rows ``[3H]`` or one for each ``[T*B, 3H]``.
     """
     steps, batch, _ = x.shape
     hidden = w_hh.shape[1]
@@ -56,7 +56,7 @@ def gru_layer(
 
 
 class _Lstm(torch.autograd.Function):
-    """Rows of every saved array are time-major: step t is rows ``t*B`` to ``(t+1)*B``."""
+    """LSTM function. Rows of saved arrays are time-major: step t is rows ``t*B`` to ``(t+1)*B``."""
 
     @staticmethod
     def forward(
@@ -198,5 +198,5 @@ def _lists(count: int) -> tuple[list[Tensor], ...]:
 
 
 def _blocks(like: Tensor, factors: tuple[float, ...]) -> Tensor:
-    """One factor a gate, repeated over its units: shape ``[len(factors) * H]``."""
+    """Return one factor a gate, repeated over its units: shape ``[len(factors) * H]``."""
     return torch.cat([like.new_full((like.shape[1],), factor) for factor in factors])

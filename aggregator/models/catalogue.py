@@ -1,19 +1,19 @@
-"""The models that are exported by name, and what each is fed.
+"""Catalogue of the exported models, and their recipes.
 
 ``load-lstm`` is the paper's form, kept for comparison. The others read hourly data with the load of
 a day and a week ago and predict the change from the last value under a Huber loss; on real
-buildings that is 5 to 13 % better than the level under a squared error.
+buildings the error is 5 to 13 % lower than with the level under a squared error.
 
 ``cells-*`` forecast cellular traffic an hour or a day ahead from closeness and period. A day ahead,
-period is all of the target's hours on each of the last three days: the six values of one hour leave
-an MLP on Milan behind the mere repetition of yesterday (RMSE 579 against 352 in the week before the
-test), all hours put it before (289).
+period is all of the target's hours on each of the last three days: with the six values of one hour
+an MLP on Milan is worse than a repetition of yesterday (RMSE 579 against 352 in the week before the
+test), with all hours it is better (289).
 
 ``chargers-*`` forecast three quantiles of the demand at charging sites, one or six steps ahead.
-All but ``chargers-paper-lstm-*`` and ``chargers-week-*`` are in two halves, with room for a graph
-model on the server; ``chargers-paper-*`` are as wide and as fed as the PFGL paper says.
+All but ``chargers-paper-lstm-*`` and ``chargers-week-*`` are in two halves, for a graph model on
+the server between them; ``chargers-paper-*`` have the widths and inputs of the PFGL paper.
 ``chargers-week-*`` read half-hours, and the same slots of seven days: on real sites their quantile
-score is the lowest we know how to reach (``tools/reproduce.py e1``).
+score is the lowest that was reached (``tools/reproduce.py e1``).
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ _HOURLY = Recipe(
 
 
 def _cells(horizon: int) -> Recipe:
-    """Traffic on the days before the target, so that the newest row lines up with the last target.
+    """Return the recipe for traffic: rows of the days before the target align with its last row.
 
-    A lag of a day minus the horizon, plus one, is the traffic itself where the horizon is a day.
+    A lag of a day minus the horizon, plus one, is the traffic itself if the horizon is a day.
     """
     days = {"three-days-ago": 72, "two-days-ago": 48, "a-day-ago": 24}
     lags = {name: hours - horizon + 1 for name, hours in days.items() if hours > horizon}
@@ -128,14 +128,14 @@ _BRANCHES = tuple(
 
 
 def _plain(horizon: int, *stages: LipschitzStage) -> Recipe:
-    """One path, and every graph. A day ahead, period holds the hours of closeness once more."""
+    """Return a recipe of one path with every graph; at a day, period repeats closeness' hours."""
     read = LipschitzStage("read", times=math.sqrt(2)) if horizon == 24 else LipschitzStage("read")
     graphs = (ROBUST_GRADIENT, CLIPPED_GRADIENT)
     return replace(_cells(horizon), graphs=graphs, paths=((read, *stages),))
 
 
 def _dense(horizon: int) -> Recipe:
-    """The same of dense layers, whose curvature costs little."""
+    """Return the recipe for dense layers, whose curvature is cheap to compute."""
     recipe = _plain(
         horizon, LipschitzStage("linear", "body.0"), LipschitzStage("linear", "body.2"), _HEAD
     )
@@ -147,7 +147,7 @@ def _recurrent(kind: Literal["gru", "lstm"]) -> tuple[LipschitzStage, LipschitzS
 
 
 _DEMAND = Feature("demand", "target", "kWh")
-_DATES = {  # what PFGL reads beside the demand, each scaled to 0 to 1
+_DATES = {  # inputs of PFGL beside the demand, each scaled to 0 to 1
     "hour": ("hour", 0.0, 23.0),
     "day-of-week": ("day_of_week", 0.0, 6.0),
     "day-of-month": ("day_of_month", 1.0, 31.0),
@@ -158,7 +158,7 @@ _DATES = {  # what PFGL reads beside the demand, each scaled to 0 to 1
 
 
 def _chargers(horizon: int, *more: Feature, rate: float = 5e-4) -> Recipe:
-    """Demand at a charging site, hourly, as three quantiles of every hour ahead."""
+    """Return the recipe for hourly demand at a site, with three quantiles of every hour ahead."""
     return Recipe(
         window=Window(lookback=32, horizon=horizon, step_seconds=HOUR),
         features=(_DEMAND, *more),
@@ -170,7 +170,7 @@ def _chargers(horizon: int, *more: Feature, rate: float = 5e-4) -> Recipe:
 
 
 def _paper(horizon: int, rate: float = 5e-4) -> Recipe:
-    """Return what the PFGL paper feeds: demand and dates."""
+    """Return the PFGL paper's recipe: demand and dates."""
     dates = (
         Feature(name, "calendar", "1", low=low, high=high, what=what)
         for name, (what, low, high) in _DATES.items()
@@ -179,7 +179,7 @@ def _paper(horizon: int, rate: float = 5e-4) -> Recipe:
 
 
 def _weekly(horizon: int) -> Recipe:
-    """Feed the days and the week before the target, whose hours are the last rows of the window."""
+    """Return the weekly recipe: days and week before the target, aligned with its last row."""
     lags = (
         Feature(f"demand-{name}-ago", "lag", "kWh", lag_steps=hours - horizon + 1)
         for name, hours in (("a-day", 24), ("a-week", 168))
@@ -206,7 +206,7 @@ def _gru(horizon: int) -> Halves:
 
 
 def _papers(horizon: int) -> dict[str, tuple[Callable[[], nn.Module], Recipe]]:
-    """Return the device models of the PFGL paper's table, in its sizes."""
+    """Return the device models in the PFGL paper's table, in its sizes."""
     plain = replace(_paper(horizon, rate=1e-3), graphs=())
     return {
         f"chargers-paper-{horizon}": (partial(_conv, 7, 64, 64, horizon), _paper(horizon)),
@@ -238,7 +238,7 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Recipe]] = MappingProxyType(
         **_papers(6),
     }
 )
-"""Name to what makes the module, and what it is fed."""
+"""Factory and recipe of every model, by name."""
 
 SHIPPED = tuple(name for name in MODELS if not name.startswith("chargers-paper"))
-"""What the package brings along; the rest, for comparison with a paper, is exported on demand."""
+"""Models that the package contains; the others, for comparisons, are exported on demand."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 HOURS, DAYS, WIDTH = 3, 3, 64
-"""Of closeness, of period, and units a layer."""
+"""Hours of closeness, days of period, and units of a layer."""
 
 
 def views(x: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
-    """Cut a window into closeness ``[B, 3, 1]`` and period ``[B, 3, horizon]``, oldest first.
+    """Return closeness ``[B, 3, 1]`` and period ``[B, 3, horizon]`` of a window, oldest first.
 
     >>> hours = torch.arange(100.0)  # the window ends at hour 90; its target is hour 91
     >>> rows = [torch.stack([hours[t - 71], hours[t - 47], hours[t - 23], hours[t]])
@@ -36,7 +36,7 @@ class CellsMlp(nn.Module):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.body = nn.Sequential(
@@ -59,7 +59,7 @@ class CellsRecurrent(nn.Module):
     """Two recurrent layers of 64 over three steps: an hour of closeness beside a day of period."""
 
     def __init__(self, layer: type[nn.GRU | nn.LSTM], horizon: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.body = layer(1 + horizon, WIDTH, num_layers=2, batch_first=True)
@@ -80,7 +80,7 @@ class CellsGru(CellsRecurrent):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__(nn.GRU, horizon)
 
 
@@ -92,7 +92,7 @@ class CellsLstm(CellsRecurrent):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__(nn.LSTM, horizon)
 
 
@@ -104,7 +104,7 @@ class CellsBranches(nn.Module):
     """
 
     def __init__(self, horizon: int = 1) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.branches = nn.ModuleDict(

@@ -1,4 +1,4 @@
-"""Hold exported graphs against torch, before anybody signs them."""
+"""Compare exported graphs with torch before they are signed."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from edge_sdk.wire.contract.manifest import (
 )
 
 BATCHES = (1, 2, 3, 17, 37, 64, 200)
-"""1 and 2 are special to many operators; 37 is the size that was traced; the rest are not."""
+"""1 and 2 are special cases of many operators; 37 is the traced size; the rest are ordinary."""
 TOLERANCE = 1e-5
-"""Largest error of a gradient relative to its largest component, and of a forecast."""
+"""Largest relative error of a gradient, against its largest component, and of a forecast."""
 
 
 class Runnable(Protocol):
-    """A loaded graph."""
+    """Interface of a loaded graph."""
 
     def __call__(self, **feeds: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-        """Run once."""
+        """Run the graph once."""
 
 
 Engine = Callable[[bytes], Runnable]
 
 
 def reference_engine(data: bytes) -> Runnable:
-    """Load a graph with ONNX's own reference: slow, and independent of any engine."""
+    """Load a graph with ONNX's reference evaluator: slow, and independent of any engine."""
     evaluator = ReferenceEvaluator(data)
 
     def run(**feeds: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
@@ -83,7 +83,7 @@ def check_gradient(traced: Traced, loss: Loss, graph: Runnable) -> None:
 
 
 def check_robust(traced: Traced, loss: Loss, graph: Runnable) -> None:
-    """Compare with torch's own second derivative, at a radius that makes both parts count.
+    """Compare with torch's own second derivative, at a radius at which both parts count.
 
     Raises:
         ExportError: They differ by more than the tolerance, or are not finite.
@@ -143,7 +143,7 @@ def check_hvp(traced: Traced, loss: Loss, graph: Runnable) -> None:
 def _each(
     traced: Traced, loss: Loss, p: torch.Tensor, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return every example's gradient ``[B, P]`` and loss ``[B]``, as ``torch.func`` has them."""
+    """Return every example's gradient ``[B, P]`` and loss ``[B]``, from ``torch.func``."""
 
     def one(p: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return traced.loss(loss, p, x[None], y[None])
@@ -154,11 +154,11 @@ def _each(
 
 
 def check_paths(traced: Traced, manifest: Manifest) -> None:
-    """Hold the certificate's bound against slopes that are really there; nothing without ``paths``.
+    """Compare the certificate's bound with actual slopes; nothing without ``paths``.
 
     Raises:
-        ExportError: The loss is steeper somewhere than the bound: a path is missing or wrong.
-        CertificateError: A path names a layer that is not there.
+        ExportError: A slope of the loss exceeds the bound: a path is missing or wrong.
+        CertificateError: A path names a missing layer.
     """
     if manifest.paths is None:
         return
@@ -191,7 +191,7 @@ def check_forecast(traced: Traced, _loss: Loss, graph: Runnable) -> None:
 
 
 def check_halves(traced: Traced, loss: Loss, graph: Runnable, name: str) -> None:
-    """Compare one graph of a model in two halves with the module's own parts at every batch size.
+    """Compare one graph of a split model with the module's own halves at every batch size.
 
     Raises:
         ExportError: They differ by more than the tolerance, or are not finite.
@@ -263,7 +263,7 @@ def _refuse(what: str, batch: int, error: float) -> None:
 
 
 def _apart(got: NDArray[np.float32], wanted: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     scale = max(float(wanted.detach().abs().max()), float(np.finfo(np.float32).tiny))
     return _distance(got, wanted) / scale
 

@@ -1,4 +1,4 @@
-"""``clipped_gradient``: the sum of every example's own gradient, each shortened to a bound."""
+"""``clipped_gradient``: the sum of every example's own gradient, each clipped to a bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aggregator.models.trace import Traced, error_of, losses_of, trace
 from edge_sdk.wire.contract.manifest import Loss
 
 SMALLEST = 1e-12
-"""A gradient shorter than this is not divided by its length."""
+"""Least norm of a gradient that is divided by its norm."""
 
 Clipped = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -27,8 +27,8 @@ def clipped_gradient(traced: Traced, loss: Loss) -> Clipped:
 
     ``g_b`` is the gradient of example b's own loss in all of ``p``, ``|.|`` the Euclidean norm
     (Abadi et al. 2016, algorithm 1, before the noise). The loss is the mean over the batch, as in
-    ``gradient``; the gradient is a **sum**, because that is what noise is calibrated to: whoever
-    wants a mean divides by a number that does not depend on the readings.
+    ``gradient``; the gradient is a **sum**, to which noise is calibrated: a mean must divide by a
+    number that does not depend on the readings.
 
     In float32 a clipped gradient may be longer than the bound by a few parts in a million.
 
@@ -73,7 +73,7 @@ class _Added:
 
 
 class _Multiplied:
-    """A weight: the gradient of an example is ``slopes' read``, which is never written out."""
+    """A weight: the gradient of an example is ``slopes' read``, which is never computed in full."""
 
     def __init__(self, slopes: list[Tensor], read: list[Tensor]) -> None:
         self.slopes = torch.cat(slopes, 1) if len(slopes) > 1 else slopes[0]
@@ -88,7 +88,7 @@ class _Multiplied:
 
 
 def _parts(uses: Sequence[Use], total: Tensor) -> dict[str, _Added | _Multiplied]:
-    """Put all uses of each parameter together."""
+    """Return all uses of each parameter together."""
     slopes = torch.autograd.grad(total, [use.out for use in uses])
     kinds: dict[str, type[_Added | _Multiplied]] = {}
     for use in uses:

@@ -1,4 +1,4 @@
-"""``hvp``: what the loss's curvature makes of a vector, without a matrix of second derivatives."""
+"""``hvp``: Hessian-vector products, without a matrix of second derivatives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hessian_product(traced: Traced, loss: Loss) -> Curvature:
     """Return ``(p, x, y, v) -> (H v,)``: H has the second derivatives of the batch's loss in p.
 
     It is the gradient of ``<g(p), v>`` (Pearlmutter 1994): twice the work of a gradient, and its
-    memory. Where the loss has a kink H is that of the side that autograd takes.
+    memory. At a kink of the loss H is that of the side that autograd takes.
     """
 
     def of(p: Tensor, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor]:

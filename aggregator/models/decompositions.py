@@ -1,8 +1,8 @@
-"""Replace what traces badly by what traces well: recurrent layers, convolutions, attention.
+"""Lower operators that trace badly: recurrent layers, convolutions, attention.
 
-A module of a user's own calls ``torch.lstm`` or ``torch.conv1d`` somewhere below its ``forward``;
-inside ``with Lowering():`` such calls run an equal formula made of few, plain operators instead.
-Nothing in the module changes, and its parameters keep their names.
+A user's module calls ``torch.lstm`` or ``torch.conv1d`` somewhere below its ``forward``; inside
+``with Lowering():`` such calls run an equal formula of few, plain operators instead. The module
+does not change, and its parameters keep their names.
 """
 
 # ruff: noqa: PLR0917, ANN401, ARG001, FBT001, FBT002
@@ -27,7 +27,7 @@ Lowered = Callable[..., Any]
 
 
 class Lowering(TorchFunctionMode):
-    """While active, calls with a lowering run it.
+    """Mode in which functions with a lowering run it.
 
     Args:
         recurrent: ``unrolled``, for gradients; ``twice``, for gradients of gradients; or
@@ -57,7 +57,7 @@ class Lowering(TorchFunctionMode):
 def lstm_stack(
     layer: Lowered, x: Tensor, hx: object, params: object, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Answer ``torch.lstm``, layer by layer."""
+    """Run ``torch.lstm``, layer by layer."""
     if not isinstance(hx, (tuple, list)):
         raise ExportError("packed sequences cannot be exported: every window has the same length")
     out, states = _stack(layer, x, list(zip(*hx, strict=True)), params, *rest)
@@ -67,7 +67,7 @@ def lstm_stack(
 def gru_stack(
     layer: Lowered, x: Tensor, hx: Tensor, params: object, *rest: Any
 ) -> tuple[Tensor, ...]:
-    """Answer ``torch.gru``, layer by layer."""
+    """Run ``torch.gru``, layer by layer."""
     if not isinstance(params, (tuple, list)):
         raise ExportError("packed sequences cannot be exported: every window has the same length")
     out, states = _stack(layer, x, [(h,) for h in hx], params, *rest)
@@ -112,7 +112,7 @@ def _with_biases(weights: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Always on two dimensions: torch's own form for three fixes the batch size when traced."""
+    """Multiply on two dimensions: torch's own form for three fixes the batch size when traced."""
     rows = x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
     out = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
     return out.view(*x.shape[:-1], weight.shape[0]) if x.dim() != 2 else out
@@ -127,7 +127,7 @@ def _conv1d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Shifted copies side by side, then one matrix product over batch and positions."""
+    """Convolve: shifted copies side by side, then one matrix product over batch and positions."""
     width, step, gap = weight.shape[2], _one(stride), _one(dilation)
     total = gap * (width - 1)
     if isinstance(padding, str):
@@ -185,7 +185,7 @@ def _max_pool1d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The first of equal values gets the gradient, as in torch: a chain of strict compares."""
+    """Pool with strict comparisons: the first of equal values gets the gradient, as in torch."""
     if ceil_mode or _one(dilation) != 1:
         raise ExportError("max pooling: only ceil_mode=False and dilation=1")
     taps = _pooled(x, kernel_size, stride, padding, -3.0e38)
@@ -209,7 +209,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Write ``softmax(q k' * scale + mask) v`` out, over one joint batch of examples and heads."""
+    """Compute ``softmax(q k' * scale + mask) v`` over one joint batch of examples and heads."""
     if enable_gqa:
         raise ExportError("grouped-query attention cannot be exported")
     rows, columns, width = query.shape[-2], key.shape[-2], query.shape[-1]

@@ -1,8 +1,8 @@
-"""LSTM and GRU layers as plain operators: autograd may differentiate them as often as it likes.
+"""LSTM and GRU layers as plain operators, which autograd can differentiate repeatedly.
 
-The explicit backward passes of ``bptt`` are not differentiable themselves: what they save from the
-forward pass is not seen as depending on anything. A graph that holds the gradient of a gradient is
-traced from these instead, at two to three times the nodes.
+The explicit backward passes of ``bptt`` are not differentiable themselves: their saved arrays of
+the forward pass depend on nothing in autograd. A graph with the gradient of a gradient is traced
+from these layers instead, at two to three times the nodes.
 """
 
 # ruff: noqa: PLR0917

@@ -1,8 +1,8 @@
-"""Write a traced function as ONNX: one small rule an operator, looked up in a table.
+"""Write a traced function as ONNX, with one rule for each operator in a table.
 
 ``torch.onnx.export`` is not used: with its defaults it removes the epsilon of an optimiser's
-denominator, takes minutes, and fixes batch sizes. What remains is small: a trace has only a few
-dozen kinds of operators, and ours are chosen so that any onnxruntime from 1.16 on loads them.
+denominator, takes minutes, and fixes batch sizes. The rules are few: a trace has only a few dozen
+kinds of operators, and the written ones load in any onnxruntime from 1.16 on.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _TYPES = {
 }
 _OUR_NAME = re.compile(r"[A-Z][A-Za-z]*_\d+|const_\d+")
 LAST = 2**62
-"""Past the end of any axis, as a slice's end."""
+"""End of a slice that lies beyond the end of any axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A tensor of one repeated value that was never written: most vanish into their consumers."""
+    """A tensor of one repeated value that is not written; most are folded into their consumers."""
 
     value: float
     shape: tuple[Any, ...]
@@ -52,7 +52,7 @@ RULES: dict[Any, Rule] = {}
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:  # noqa: ANN401 - torch's operators have no type
-    """Enter a function into the table for these operators."""
+    """Register a function as the rule of these operators."""
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(targets, function))
@@ -76,7 +76,7 @@ class Emitter:
         return self.ops(kind, inputs, 1, **attributes)[0]
 
     def ops(self, kind: str, inputs: Sequence[str], results: int, **attributes: Any) -> list[str]:  # noqa: ANN401
-        """Add a node, or find the equal one that is there already."""
+        """Add a node, or return the equal existing one."""
         key = (kind, tuple(inputs), results, json.dumps(attributes, sort_keys=True))
         if key not in self._made:
             names = tuple(f"{kind}_{len(self._made) + i}" for i in range(results))
@@ -104,7 +104,7 @@ class Emitter:
         return self.const(np.float32(value))
 
     def bind(self, symbol: sympy.Expr, name: str, axis: int) -> None:
-        """Say which input's axis a symbolic size is."""
+        """Register the input axis of a symbolic size."""
         self._symbols.setdefault(symbol, (name, axis))
 
     def size(self, value: Any) -> str:  # noqa: ANN401 - int, SymInt or expression
@@ -138,14 +138,14 @@ class Emitter:
         return self.op("Concat", *(self.size(e) for e in sizes), axis=0)
 
     def written(self, value: Value) -> str:
-        """Return the name of a value, writing out a fill."""
+        """Return the name of a value, after writing a fill."""
         if isinstance(value, str):
             return value
         return self.op("Expand", self.scalar(value.value), self.shape(value.shape))
 
 
 class Call:
-    """One traced operator with its arguments, as a rule sees it."""
+    """One traced operator with its arguments, as the input of a rule."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Call:
         return fx.map_arg(raw, lambda n: n.meta["val"]) if raw is not default else default
 
     def value(self, index: int) -> Value:
-        """Return a tensor argument as it is: a name or a fill."""
+        """Return a tensor argument unchanged: a name or a fill."""
         return self._of(self.node.args[index])
 
     def values(self, index: int) -> list[Value]:
@@ -171,7 +171,7 @@ class Call:
         return [self._of(item) for item in self.node.args[index]]  # type: ignore[union-attr]
 
     def results(self, index: int) -> list[Value]:
-        """Return an argument that is itself several results."""
+        """Return an argument that is a list of results."""
         found = self._values[self.node.args[index]]  # type: ignore[index]
         return found if isinstance(found, list) else [found]
 
@@ -222,13 +222,13 @@ def emit(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -
     """Write a traced function as an ONNX model.
 
     Args:
-        graph: From ``trace``: aten operators, every node with its ``val``.
+        graph: Result of ``trace``: aten operators, every node with its ``val``.
         inputs: Names of the placeholders, in order.
         outputs: Names of the results, in order.
 
     Raises:
         UnsupportedOperator: No rule for an operator.
-        ExportError: A name collides with ours, or a size cannot be written.
+        ExportError: A name collides with a generated one, or a size cannot be written.
     """
     for name in (*inputs, *outputs):
         if _OUR_NAME.fullmatch(name):
@@ -285,7 +285,7 @@ def _answer(
 def _model(
     emitter: Emitter, feeds: list[onnx.ValueInfoProto], answers: list[onnx.ValueInfoProto]
 ) -> onnx.ModelProto:
-    """Drop what no output needs, and put the rest into a model."""
+    """Remove the nodes that no output needs, and return the model."""
     live, kept = {answer.name for answer in answers}, []
     for node in reversed(emitter.nodes):
         if live.intersection(node.output):
@@ -312,7 +312,7 @@ def onnx_type(dtype: torch.dtype, node: fx.Node) -> int:
     """Return ONNX's number of a type.
 
     Raises:
-        ExportError: Another type than float32, int64 and bool.
+        ExportError: The type is not float32, int64 or bool.
     """
     if dtype not in _TYPES:
         raise ExportError(f"{node.target} (in {_where(node)}) makes {dtype}; use float32")

@@ -1,4 +1,4 @@
-"""Rules for element-wise operators. Importing this module enters them into the table."""
+"""Rules for element-wise operators. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _unary(call: Call) -> Value:
 
 @rule(*_BINARY)
 def _binary(call: Call) -> Value:
-    """Fold numbers; drop what adds zero or multiplies by one; else write the node."""
+    """Fold numbers; drop an addition of zero or a product with one; else write the node."""
     kind, fold = _BINARY[call.target]
     alpha = call.node.kwargs.get("alpha", 1)
     known = [_known(call, 0), _known(call, 1)]
@@ -101,10 +101,10 @@ def _known(call: Call, index: int) -> Any:  # noqa: ANN401 - a number, or None
 
 
 def _neutral(call: Call, kind: str, known: list[Any]) -> Value | None:
-    """Return the other operand where one changes nothing, or zero where one annihilates.
+    """Return the other operand of a neutral one, or zero for an annihilating one.
 
     A constant zero times a weight or an activation is zero for every finite value; an infinite one
-    shows in the loss by its other paths.
+    reaches the loss by its other paths.
     """
     if 0.0 in known and kind == "Mul":
         return Fill(0.0, tuple(call.out.shape))
@@ -118,7 +118,7 @@ def _neutral(call: Call, kind: str, known: list[Any]) -> Value | None:
 
 
 def _whole(call: Call, index: int) -> bool:
-    """Whether a tensor argument has the result's own shape and type."""
+    """Return True if a tensor argument has the result's own shape and type."""
     val = call.node.args[index].meta["val"]  # type: ignore[union-attr]
     if not isinstance(val, torch.Tensor) or val.dtype != call.out.dtype:
         return False
@@ -130,7 +130,7 @@ def _sizes(shape: Any) -> list[Any]:  # noqa: ANN401
 
 
 def full(call: Call, name: str, *indices: int) -> str:
-    """Expand a result that came out too small because a fill entered it as a scalar."""
+    """Expand a result that is too small because a fill entered it as a scalar."""
     tensors = _tensors(call, indices)
     written = [i for i in tensors if not isinstance(call.value(i), Fill)]
     if len(written) == len(tensors):
@@ -198,7 +198,7 @@ def _expm1(call: Call) -> Value:
 
 @rule(A.clamp.default, A.hardtanh.default)
 def _clamp(call: Call) -> Value:
-    """``Max`` and ``Min`` rather than ``Clip``, whose open ends differ between versions."""
+    """Write ``Max`` and ``Min`` rather than ``Clip``, whose open ends differ between versions."""
     name = call.operand(0)
     for kind, bound in (("Max", call.arg(1, -math.inf)), ("Min", call.arg(2, math.inf))):
         if bound is not None and math.isfinite(bound):

@@ -1,4 +1,4 @@
-"""Rules for operators that move, cut, join, sum or multiply arrays. Importing enters them."""
+"""Rules for operators that move, cut, join, sum or multiply arrays. Importing registers them."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def _addmm(call: Call) -> Value:
 
 
 def _has_zero(call: Call, *indices: int) -> bool:
-    """A product with an array of zeros is zero: initial states of recurrent layers end here."""
+    """Return True if an argument, such as an initial state, is zeros: so is the product."""
     values = [call.value(i) for i in indices]
     return any(isinstance(value, Fill) and value.value == 0 for value in values)
 
 
 def _product(emitter: Emitter, a: str, b: str, c: str | None = None) -> str:
-    """Write ``a @ b (+ c)``, taking transposes into the product instead of copying for them."""
+    """Write ``a @ b (+ c)``, with transposes as part of the product instead of copies."""
     left, right = emitter.transposed.get(a), emitter.transposed.get(b)
     if left is None and right is None and c is None:
         return emitter.op("MatMul", a, b)
@@ -142,7 +142,7 @@ def _stack(call: Call) -> Value:
 
 @rule(A.split.Tensor, A.split_with_sizes.default)
 def _split(call: Call) -> Result:
-    """Equal parts carry no size list: a long one is a constant that one engine version refuses."""
+    """Split without a size list if parts are equal: one engine version refuses a long constant."""
     axis = call.arg(2, 0) % call.rank(0)
     sizes = [expression(part.shape[axis]) for part in call.out]
     value = call.value(0)
@@ -224,7 +224,7 @@ def _bound(value: Any, default: int) -> Any:  # noqa: ANN401 - int or SymInt
 
 @rule(A.slice_backward.default)
 def _slice_backward(call: Call) -> Value:
-    """Put a slice's gradient back among zeros; a step's gaps are padded in on a new axis."""
+    """Place a slice's gradient among zeros; the gaps of a step are padded on a new axis."""
     sizes, axis, start, step = call.arg(1), call.arg(2), call.arg(3), call.arg(5)
     value = call.value(0)
     if isinstance(value, Fill) and value.value == 0:
@@ -244,7 +244,7 @@ def _slice_backward(call: Call) -> Value:
 
 
 def _spread(call: Call, name: str, axis: int, step: int) -> str:
-    """Follow every element along an axis by ``step - 1`` zeros."""
+    """Insert ``step - 1`` zeros after every element along an axis."""
     e, sizes = call.emitter, list(call.shape(0))
     lifted = e.op("Unsqueeze", name, e.ints(axis + 1))
     rank = len(sizes) + 1
@@ -285,7 +285,7 @@ def _select_backward(call: Call) -> Value:
 
 @rule(A.constant_pad_nd.default)
 def _pad(call: Call) -> Value:
-    """Torch lists pads from the last axis backwards; a negative pad cuts."""
+    """Pad; torch lists pads from the last axis backwards, and a negative pad cuts."""
     rank, wanted, fill = call.out.dim(), call.arg(1), call.arg(2, 0.0)
     name = call.tensor(0)
     pads = [0] * (2 * rank)
@@ -345,7 +345,7 @@ _BY_AXIS = {A.mean.dim: "ReduceMean", A.amax.default: "ReduceMax", A.amin.defaul
 
 @rule(*_BY_AXIS)
 def _reduce(call: Call) -> Value:
-    """At our opset these take their axes as an attribute."""
+    """Reduce with the axes as an attribute, as the opset requires."""
     axes = list(call.arg(1, [])) or list(range(call.rank(0)))
     keep = int(bool(call.arg(2, False)))
     kind = _BY_AXIS[call.target]
@@ -359,7 +359,7 @@ def _mean_all(call: Call) -> Value:
 
 @rule(A.var.correction, A.var_mean.correction)
 def _variance(call: Call) -> Result:
-    """Mean of squared distances, over ``n - correction``, as every normalisation layer needs it."""
+    """Return the mean of squared distances, over ``n - correction``, for normalisation layers."""
     e, value, options = call.emitter, call.tensor(0), dict[str, Any](call.node.kwargs)
     axes = sorted(axis % call.rank(0) for axis in (call.arg(1) or range(call.rank(0))))
     correction, keep = options.get("correction"), int(bool(options.get("keepdim")))
@@ -435,7 +435,7 @@ def _new_full(call: Call) -> Value:
 
 @rule(A.empty_like.default)
 def _empty(call: Call) -> Value:
-    """Memory that is about to be filled; were it ever read, the result would show it."""
+    """Return zeros for memory that is filled later; a read before would show in the result."""
     return Fill(math.nan, tuple(call.out.shape))
 
 

@@ -1,22 +1,22 @@
-"""Why a model could not be exported."""
+"""Errors of the export of a model."""
 
 from __future__ import annotations
 
 
 class ExportError(Exception):
-    """A model that cannot become a bundle; the message says what to change."""
+    """A model that cannot be exported; the message names the remedy."""
 
 
 class UnsupportedOperator(ExportError):  # noqa: N818 - a fact about the model, named as one
     """A traced operator that the emitter has no rule for.
 
     Attributes:
-        operator: Its name, such as ``aten.sort.default``.
-        where: Path of the module that called it, or what is known instead.
+        operator: Name of the operator, such as ``aten.sort.default``.
+        where: Path of the calling module, or the best known place.
     """
 
     def __init__(self, operator: str, where: str) -> None:
-        """Name the operator and its place."""
+        """Store the operator and its place."""
         super().__init__(
             f"operator {operator} (in {where}) cannot be exported; "
             "docs/models.md lists what can, and how to replace the rest"

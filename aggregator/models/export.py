@@ -1,4 +1,4 @@
-"""Turn a torch module into a signed bundle, or say why not."""
+"""Export a torch module into a signed bundle, or refuse it with the reason."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from edge_sdk.wire.keys import Signer, load_signing_key
 
 MIN_SDK = "0.1.0"
 SEED = 2022
-"""Of initial parameters, so that an export repeats to the byte."""
+"""Seed of initial parameters, so that a repeated export is identical to the byte."""
 
 ALWAYS = (GRADIENT, FORECAST)
 GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyType(
@@ -73,7 +73,7 @@ GRAPHS: Mapping[str, Callable[[Traced, Loss], onnx.ModelProto]] = MappingProxyTy
         AIDED_FORECAST: aided_forecast_graph,
     }
 )
-"""Name to what writes it; feeds and results are those of ``SIGNATURES``."""
+"""Writer of every graph, by name; its inputs and results are those of ``SIGNATURES``."""
 
 
 def export(
@@ -92,19 +92,19 @@ def export(
         module: Takes ``[B, lookback, channels]``, returns ``[B, horizon]``, or with a pinball loss
             ``[B, horizon, levels]``; its present parameters become the first vector. It is not
             changed.
-        recipe: How it is fed and trained.
-        name: Of the bundle: lower-case letters, digits and hyphens.
+        recipe: Its inputs and its training.
+        name: Name of the bundle: lower-case letters, digits and hyphens.
         version: Must rise with every release of this name.
         signer: The fleet's root key.
         out: Folder to write; its bundle files are replaced.
-        engine: What runs the graphs for the comparison with torch.
+        engine: Engine that runs the graphs for the comparison with torch.
 
     Returns:
         ``out``.
 
     Raises:
         ExportError: An operator that cannot be written, a graph that differs from torch, buffers
-            that training would change, or parameters that no shared prefix can mean.
+            that training would change, or parameters that no shared prefix can name.
     """
     levels = None if recipe.loss.levels is None else len(recipe.loss.levels)
     traced = Traced(module, recipe.sample, recipe.window.horizon, levels)
@@ -139,22 +139,22 @@ def export_command(
     methods: tuple[str, ...] = (),
     engine: Engine = reference_engine,
 ) -> Path:
-    """Export by words, as a command line gives them.
+    """Export a model from the arguments of a command line.
 
     Args:
         model: A name of the catalogue, ``package.module:factory``, or ``file.py:Class``.
         out: Folder to write.
-        key: The root key's file.
-        version: Of the bundle.
-        name: Of the bundle; the catalogue's, or the folder's own.
-        like: Catalogue entry whose recipe a factory without an attribute ``recipe`` takes.
+        key: File of the root key.
+        version: Version of the bundle.
+        name: Name of the bundle; left out: the catalogue's, or the folder's own.
+        like: Catalogue entry whose recipe is used for a factory without an attribute ``recipe``.
         shared: Prefixes that replace the recipe's.
-        graphs: Graphs that replace the recipe's; ``gradient`` and ``forecast`` are always there.
+        graphs: Graphs that replace the recipe's; ``gradient`` and ``forecast`` are always written.
         methods: Methods whose contracts' graphs are added.
-        engine: What runs the graphs for the comparison with torch.
+        engine: Engine that runs the graphs for the comparison with torch.
 
     Raises:
-        ExportError: Unknown model, or whatever ``export`` refuses.
+        ExportError: Unknown model, or an error of ``export``.
         KeyFileError: The key cannot be read.
     """
     module, recipe = make(model, like)
@@ -168,10 +168,10 @@ def export_command(
 
 
 def asked_by(methods: Iterable[str]) -> tuple[str, ...]:
-    """Return the graphs that these methods' contracts ask a bundle for.
+    """Return the graphs that these methods' contracts require of a bundle.
 
     Raises:
-        ExportError: There is no such method.
+        ExportError: A method does not exist.
     """
     found: list[str] = []
     for method in methods:
@@ -182,7 +182,7 @@ def asked_by(methods: Iterable[str]) -> tuple[str, ...]:
 
 
 def make(model: str, like: str = "load-lstm-week") -> tuple[nn.Module, Recipe]:
-    """Make a module with parameters that repeat, and find its recipe.
+    """Return a module with reproducible parameters, and its recipe.
 
     Raises:
         ExportError: Unknown name, file or factory, or a factory that returns no module.
@@ -225,7 +225,7 @@ def _loaded(home: str) -> ModuleType:
 
 
 def _graphs(traced: Traced, recipe: Recipe, engine: Engine) -> dict[str, bytes]:
-    """Write each graph that is wanted, and hold it against torch."""
+    """Write each required graph, and compare it with torch."""
     files = {}
     for name in _names(recipe):
         try:
@@ -267,11 +267,11 @@ def _manifest(
         paths=recipe.paths,
         activation=activation(traced) if any(name in SPLIT for name in recipe.graphs) else None,
     )
-    return Manifest.parse(written.canonical())  # as strict with ourselves as with anybody
+    return Manifest.parse(written.canonical())  # validated like any other manifest
 
 
 def _golden(traced: Traced) -> Golden:
-    """Draw one window, rounded so that it reads well, and ask torch for its forecast."""
+    """Draw one window, rounded for legibility, and store torch's forecast of it."""
     x = np.random.Generator(np.random.Philox(SEED)).random(traced.sample).round(4)
     with torch.no_grad():
         yhat = traced.predict(traced.initial, torch.tensor(x[None], dtype=torch.float32)).flatten()

@@ -1,4 +1,4 @@
-"""What a bundle needs besides a module: window, channels, target, loss, training, sharing."""
+"""Recipe of a bundle: window, channels, target, loss, training, sharing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from edge_sdk.wire.contract.manifest import Feature, LipschitzStage, Loss, Targe
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a module is fed and trained. A class may carry its own as the attribute ``recipe``.
+    """Inputs and training of a module. A class may have its own as the attribute ``recipe``.
 
     Attributes:
-        window: What one sample spans.
-        features: Input channels, in the order the module expects.
-        target: What is forecast.
-        loss: What training minimises.
+        window: Span of one sample.
+        features: Input channels, in the order that the module expects.
+        target: Forecast stream.
+        loss: Loss of the training.
         training: The local optimiser.
         shared: Name prefixes of the parameters that a run shares by default; ``("",)`` is all.
-        graphs: What its bundle has besides ``gradient`` and ``forecast``.
-        paths: From the window to the forecast, for the certificate; None for none.
+        graphs: Graphs of the bundle besides ``gradient`` and ``forecast``.
+        paths: Paths from the window to the forecast, for the certificate; None for none.
     """
 
     window: Window
@@ -33,5 +33,5 @@ class Recipe:
 
     @property
     def sample(self) -> tuple[int, int]:
-        """``(lookback, channels)`` of one input."""
+        """Return ``(lookback, channels)`` of one input."""
         return self.window.lookback, len(self.features)

@@ -1,7 +1,7 @@
-"""In-place operators of a trace, read as their ordinary forms where that says the same.
+"""Replace in-place operators of a trace by their functional forms where that is equivalent.
 
-The tracer already sends later uses of a tensor to the in-place result. What remains is a view of
-the same memory that is read afterwards: it would see the new values in torch, and the old ones in
+The tracer already redirects later uses of a tensor to the in-place result. The remaining case is a
+view of the same memory that is read afterwards: it has the new values in torch, and the old ones in
 a graph.
 """
 
@@ -16,7 +16,7 @@ from aggregator.models.errors import ExportError
 
 
 def functional(node: fx.Node) -> Any:  # noqa: ANN401 - torch's operators have no type
-    """Return the operator of a node, an in-place one as its ordinary form.
+    """Return the operator of a node, an in-place one as its functional form.
 
     Raises:
         ExportError: The changed memory is read through another view afterwards.

@@ -1,7 +1,7 @@
-"""Recurrent layers as single operators, for graphs that only forecast.
+"""Recurrent layers as single operators, for graphs without gradients.
 
-The exported LSTM and GRU take their weights from slices of the same vector as everything else, so
-freshly trained parameters need no new graph. Gradients do not flow through them.
+The exported LSTM and GRU take their weights from slices of the flat vector, so freshly trained
+parameters need no new graph. Gradients do not flow through them.
 """
 
 # ruff: noqa: PLR0917

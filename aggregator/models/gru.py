@@ -1,4 +1,4 @@
-"""The same shape with gated recurrent units: a quarter less in the shared part."""
+"""The load model with gated recurrent units: a quarter fewer shared parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LoadGru(nn.Module):
     def __init__(
         self, channels: int = 8, lookback: int = 12, horizon: int = 1, hidden: int = 20
     ) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.gru = nn.GRU(channels, hidden, num_layers=2, batch_first=True)
         self.head = head(hidden * lookback, horizon)

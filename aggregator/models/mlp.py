@@ -1,4 +1,4 @@
-"""A small fully connected net over the whole window: the cheapest model that is worth averaging."""
+"""A small fully connected net over the whole window: the smallest load model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LoadMlp(nn.Module):
     """
 
     def __init__(self, channels: int = 8, lookback: int = 12, horizon: int = 1) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.body = nn.Sequential(
             nn.Flatten(),

@@ -1,4 +1,4 @@
-"""Gradients of every example on its own, without ever holding them all.
+"""Gradients of every example, without an array of all of them.
 
 A weight that multiplies an input ``a`` has, for one example, the gradient ``sum_t d_t a_t'``, where
 ``d_t`` is the slope of the loss in what came out at position ``t``. Its squared norm is
@@ -30,13 +30,13 @@ from aggregator.models.errors import ExportError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """One place where a parameter acts.
+    """One use of a parameter.
 
     Attributes:
-        name: Of the parameter.
-        out: What the loss is differentiated by, ``[B, T, O]``.
-        a: What the parameter was multiplied with, ``[B, T, I]``; None where it was added: its
-            gradient is then the sum over positions.
+        name: Name of the parameter.
+        out: Tensor by which the loss is differentiated, ``[B, T, O]``.
+        a: Tensor that the parameter was multiplied with, ``[B, T, I]``; None where it was added:
+            its gradient is then the sum over positions.
     """
 
     name: str
@@ -45,17 +45,17 @@ class Use:
 
 
 class Recorder(TorchFunctionMode):
-    """While active, remembers where each parameter acts, and refuses what it cannot follow.
+    """Mode that records the uses of each parameter, and refuses operators without a rule.
 
     Args:
-        weights: The parameters by name, exactly the tensors that the module will call with.
+        weights: The parameters by name, exactly the tensors that the module is called with.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.uses: list[Use] = []
         self._names = {id(tensor): name for name, tensor in weights.items()}
-        self._kept = weights  # an id is only good while its tensor lives
+        self._kept = weights  # an id is valid only while its tensor exists
         self._rules: dict[Any, Callable[..., Any]] = {
             functional.linear: self._linear,
             functional.prelu: self._prelu,
@@ -72,7 +72,7 @@ class Recorder(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a function that a rule can follow, or that no parameter enters."""
+        """Run a function that has a rule, or that no parameter enters."""
         found = self._rules.get(func)
         if found is not None:
             return found(*args, **(kwargs or {}))
@@ -99,7 +99,7 @@ class Recorder(TorchFunctionMode):
         return out.reshape(*x.shape[:-1], weight.shape[0])
 
     def _spread(self, parameter: Tensor, batch: Any) -> Tensor:
-        """Give every example a copy of a small parameter, ``[B, N]``."""
+        """Return a copy of a small parameter for every example, ``[B, N]``."""
         rows = parameter.reshape(1, 1, -1).expand(batch, 1, parameter.numel())
         self._note(parameter, rows)
         return rows[:, 0]
@@ -126,7 +126,7 @@ class Recorder(TorchFunctionMode):
     def _lstm(
         self, x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The slope in a bias of one step and example is the slope in what enters its gates."""
+        """Run an LSTM; the slope in a bias of one step is the slope in the input of its gates."""
         gates = _each_step(biases[0] + biases[1], x)
         out, h, c = bptt.lstm_steps(x, h0, c0, w_ih, w_hh, _rows(gates))
         self._recur(gates, x, w_ih, biases[0])
@@ -136,7 +136,7 @@ class Recorder(TorchFunctionMode):
     def _gru(
         self, x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As for the LSTM; what comes from the state has slopes of its own."""
+        """Run a GRU, like the LSTM; the part from the state has slopes of its own."""
         entering, returning = (_each_step(bias, x) for bias in biases)
         out, h = bptt.gru_layer(x, h0, w_ih, w_hh, _rows(entering), _rows(returning))
         self._recur(entering, x, w_ih, biases[0])
@@ -149,18 +149,18 @@ class Recorder(TorchFunctionMode):
 
 
 def _each_step(bias: Tensor, x: Tensor) -> Tensor:
-    """Give every example and step a copy of a bias, ``[B, T, N]``, that has a slope."""
+    """Return a copy of a bias for every example and step, ``[B, T, N]``, with a slope."""
     given = bias if bias.requires_grad else bias.detach().requires_grad_()
     return given.expand(x.shape[1], x.shape[0], bias.shape[0])
 
 
 def _rows(by_example: Tensor) -> Tensor:
-    """Put ``[B, T, N]`` into the order of a recurrent layer's rows, ``[T*B, N]``."""
+    """Return ``[B, T, N]`` in the order of a recurrent layer's rows, ``[T*B, N]``."""
     return by_example.transpose(0, 1).reshape(-1, by_example.shape[2])
 
 
 def _before(first: Tensor, states: Tensor) -> Tensor:
-    """Return what each step of a recurrent layer read: ``[T, B, H]``."""
+    """Return the state that each step of a recurrent layer read: ``[T, B, H]``."""
     return torch.cat([first[None], states[:-1]])
 
 

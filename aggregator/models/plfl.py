@@ -1,4 +1,4 @@
-"""The load model of the PL-FL paper: two LSTM layers that are shared, a head that is personal."""
+"""The load model of the PL-FL paper: two shared LSTM layers, and a personal head."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 class LoadLstm(nn.Module):
     """Two LSTM layers of 20, every step's output joined, three linear layers with PReLU.
 
-    Two bias vectors a gate and one slope a channel of PReLU: the only reading of the paper under
-    which its table of traffic comes out.
+    With two bias vectors a gate and one slope a channel of PReLU: the only reading of the paper
+    that reproduces its table of traffic.
 
     Example:
         >>> sum(p.numel() for p in LoadLstm().parameters())
@@ -21,7 +21,7 @@ class LoadLstm(nn.Module):
     def __init__(
         self, channels: int = 8, lookback: int = 12, horizon: int = 1, hidden: int = 20
     ) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.lstm = nn.LSTM(channels, hidden, num_layers=2, batch_first=True)
         self.head = head(hidden * lookback, horizon)
@@ -33,7 +33,7 @@ class LoadLstm(nn.Module):
 
 
 def head(width: int, horizon: int) -> nn.Sequential:
-    """Return the personal part: ``width`` to 120 to 60 to ``horizon``."""
+    """Return the personal head: ``width`` to 120 to 60 to ``horizon``."""
     return nn.Sequential(
         nn.Linear(width, 120),
         nn.PReLU(120),

@@ -1,4 +1,4 @@
-"""Rules for recurrent layers as single operators. Importing this module enters them."""
+"""Rules for recurrent layers as single operators. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _gru(call: Call) -> Result:
 
 
 def _native(call: Call, kind: str, gates: tuple[int, ...], states: int, **flags: int) -> Result:
-    """Put one layer's gates in ONNX's order and call its operator; zero states are its default."""
+    """Write one layer as its operator, with gates in ONNX's order; zero states are its default."""
     e, hidden = call.emitter, int(call.shape(1)[1])
     w, r, b_in, b_rec = (_reordered(call, 1 + states + i, gates, hidden) for i in range(4))
     bias = e.op("Unsqueeze", e.op("Concat", b_in, b_rec, axis=0), e.ints(0))

@@ -1,4 +1,4 @@
-"""``robust_gradient``: a gradient that also flattens the loss around the data."""
+"""``robust_gradient``: a gradient with a penalty on the loss's slope in the data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def robust_gradient(traced: Traced, loss: Loss) -> Robust:
             return losses_of(loss, error_of(functional_call(traced.module, weights, (x,)), y))
 
         def penalised(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            # examples do not see each other: the slope of the sum is each one's own slope
+            # examples are independent: the slope of the sum is each one's own slope
             slopes = grad(lambda x, y: losses(weights, x, y).sum(), argnums=(0, 1))(x, y)
             steepness, value = _norms(*slopes).mean(), losses(weights, x, y).mean()
             return value + rho * steepness, (value, steepness)
@@ -51,7 +51,7 @@ def robust_graph(traced: Traced, loss: Loss) -> onnx.ModelProto:
 
 
 def _norms(of_x: Tensor, of_y: Tensor) -> Tensor:
-    """Return each example's norm ``[B]``, with the slope zero, and not infinite, at zero."""
+    """Return each example's norm ``[B]``, with slope zero instead of infinity at zero."""
     squared = (of_x * of_x).sum((1, 2)) + (of_y * of_y).sum(1)
     some = squared > 0
     return torch.where(some, torch.sqrt(torch.where(some, squared, 1.0)), 0.0)

@@ -1,7 +1,7 @@
-"""The graphs of a model in two halves: what a device computes around the server's graph model.
+"""Graphs of a split model: the device's computations around the server's graph model.
 
 All of them are functions of the whole flat vector, and every gradient in ``p`` has its whole
-length: what a graph does not touch is zero, so that the parts of one step are simply added.
+length: components outside of a graph are zero, so that the parts of one step are added.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def encode(traced: Traced) -> Function:
 
 
 def encode_vjp(traced: Traced) -> Function:
-    """Return ``(p, x, gh) -> g``: the gradient in p of what ``gh`` is the gradient of in h."""
+    """Return ``(p, x, gh) -> g``: the vector-Jacobian product of ``gh`` in p."""
     run = _runs(traced, "encoder")
 
     def of(p: Tensor, x: Tensor, gh: Tensor) -> tuple[Tensor]:
@@ -111,7 +111,7 @@ def aided_forecast_graph(traced: Traced, _loss: Loss) -> onnx.ModelProto:
 
 
 def example(traced: Traced, batch: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw ``x``, ``h``, ``z`` and ``y``; the latter three as a decoder meets them."""
+    """Draw ``x``, ``h``, ``z`` and ``y``; the latter three as inputs of a decoder."""
     x, y = traced.example(batch, seed=0 if batch is None else batch)
     shape = (len(x), *activation(traced))
     draw = torch.Generator().manual_seed(len(x))
@@ -150,7 +150,7 @@ def _of(traced: Traced, p: Tensor, half: str) -> Weights:
 
 
 def _whole(traced: Traced, p: Tensor, half: str, grads: Weights) -> Tensor:
-    """Put the gradients of one half where they lie in the vector; all else is zero."""
+    """Return the gradients of one half at their place in the vector; the rest is zero."""
     parts = [
         grads[name.removeprefix(f"{half}.")].reshape(-1)
         if name.startswith(f"{half}.")

@@ -1,4 +1,4 @@
-"""A model in two halves: an encoder before the graph model on the server, a decoder behind it."""
+"""Split models: an encoder before the graph model on the server, a decoder behind it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Halves(nn.Module):
-    """An ``encoder`` and a ``decoder``; what the server would add between them may be missing.
+    """An ``encoder`` and a ``decoder``; the server's input between them is optional.
 
     Attributes:
         encoder: ``x [B, lookback, channels]`` to activations ``h [B, F, L]``.
@@ -35,7 +35,7 @@ class ConvEncoder(nn.Module):
     """
 
     def __init__(self, channels: int, width: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.conv = nn.Conv1d(channels, width, 3, padding=1)
 
@@ -45,14 +45,14 @@ class ConvEncoder(nn.Module):
 
 
 class LstmEncoder(nn.Module):
-    """Two LSTM layers, the first half as wide as the second; every step is kept.
+    """Two LSTM layers, the first half as wide as the second; the output has every step.
 
     >>> LstmEncoder(7, 64)(torch.zeros(5, 32, 7)).shape
     torch.Size([5, 64, 32])
     """
 
     def __init__(self, channels: int, width: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.first = nn.LSTM(channels, width // 2, batch_first=True)
         self.second = nn.LSTM(width // 2, width, batch_first=True)
@@ -64,14 +64,14 @@ class LstmEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """Join z and h, one convolution along time, two dense layers: the decoder of PFGL.
+    """Concatenation of z and h, one convolution along time, two dense layers: PFGL's decoder.
 
     >>> sum(p.numel() for p in ConvDecoder(64, 32, 64, horizon=6, levels=3).parameters())
     156946
     """
 
     def __init__(self, width: int, steps: int, hidden: int, horizon: int, levels: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape = (horizon, levels)
         self.conv = nn.Conv1d(2 * width, width, 3, padding=1)
@@ -86,10 +86,10 @@ class ConvDecoder(nn.Module):
 
 
 class GruEncoder(nn.Module):
-    """A GRU of which the last state is kept, as activations ``[B, width, 1]``: CNFGNN's encoder."""
+    """A GRU whose last state is the activation ``[B, width, 1]``: CNFGNN's encoder."""
 
     def __init__(self, channels: int, width: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.body = nn.GRU(channels, width, batch_first=True)
 
@@ -100,13 +100,13 @@ class GruEncoder(nn.Module):
 
 
 class GruDecoder(nn.Module):
-    """A GRU that begins at h beside z and reads what it said for the step before: CNFGNN's decoder.
+    """A GRU that starts at h beside z and reads its own last output: CNFGNN's decoder.
 
-    It begins with zeros: the last reading is the encoder's to tell.
+    Its first input is zeros: the last reading is in the encoder's state.
     """
 
     def __init__(self, width: int, horizon: int, levels: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.horizon = horizon
         self.cell = nn.GRU(levels, 2 * width, batch_first=True)
@@ -130,7 +130,7 @@ class Lstm(nn.Module):
     """
 
     def __init__(self, channels: int, width: int, horizon: int, levels: int) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape = (horizon, levels)
         self.body = LstmEncoder(channels, width)

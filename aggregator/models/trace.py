@@ -22,19 +22,19 @@ from aggregator.models.errors import ExportError
 from edge_sdk.wire.contract.manifest import Loss
 
 EXAMPLE_BATCHES = (37, 41, 43, 47, 53, 59)
-"""The traced batch is one that nothing else in the model has: equal sizes would become one."""
+"""Batch sizes for tracing that nothing else in the model has: equal sizes would be merged."""
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
 
 
 class Traced:
-    """A module seen as functions of one flat vector, ready to be exported.
+    """A module as functions of one flat vector, ready for export.
 
     Args:
         module: Takes ``[B, lookback, channels]``, returns a forecast an example; it is copied.
         sample: ``(lookback, channels)`` of one example.
-        horizon: Steps that a forecast has.
-        levels: Quantiles of each step, on a last axis; None for one value without that axis.
+        horizon: Number of steps of a forecast.
+        levels: Number of quantiles of each step, on a last axis; None for one value and no axis.
 
     Raises:
         ExportError: Buffers that training would change, parameters that are not float32, or a
@@ -69,17 +69,17 @@ class Traced:
 
     @property
     def initial(self) -> Tensor:
-        """The module's present parameters as one vector ``[P]``."""
+        """Return the module's present parameters as one vector ``[P]``."""
         with torch.no_grad():
             return torch.cat([p.reshape(-1) for _, p in self.module.named_parameters()]).clone()
 
     @property
     def sizes(self) -> Sequence[tuple[str, int]]:
-        """Names and scalar counts of the layers, in order."""
+        """Return names and scalar counts of the layers, in order."""
         return [(name, size) for name, _, size in self._sizes]
 
     def weights(self, p: Tensor) -> dict[str, Tensor]:
-        """Cut the flat vector into the module's parameters."""
+        """Return the module's parameters from the flat vector."""
         ends = list(itertools.accumulate(size for _, _, size in self._sizes))
         return {
             name: p[end - size : end].view(tuple(shape))
@@ -87,7 +87,7 @@ class Traced:
         }
 
     def predict(self, p: Tensor, x: Tensor) -> Tensor:
-        """Forecast ``[B, horizon]``, or ``[B, horizon, levels]``."""
+        """Return the forecast ``[B, horizon]``, or ``[B, horizon, levels]``."""
         out: Tensor = functional_call(self.module, self.weights(p), (x,))
         return out
 
@@ -136,7 +136,7 @@ class Traced:
 
 
 def layout(module: nn.Module) -> Shapes:
-    """Return names and shapes of what training moves, in model order.
+    """Return names and shapes of the trained parameters, in model order.
 
     Raises:
         ExportError: Buffers that training would change, or parameters that are not float32.
@@ -159,7 +159,7 @@ def layout(module: nn.Module) -> Shapes:
 
 
 def error_of(yhat: Tensor, y: Tensor) -> Tensor:
-    """Return what a forecast ``[B, horizon]`` is too high by, or each level of quantiles' is."""
+    """Return forecast minus target ``[B, horizon]``, for each level of quantiles."""
     return yhat - (y if yhat.dim() == y.dim() else y[:, :, None])
 
 
@@ -176,8 +176,8 @@ def loss_of(loss: Loss, error: Tensor) -> Tensor:
 def losses_of(loss: Loss, error: Tensor) -> Tensor:
     """Return each example's own loss ``[B]``; their mean is ``loss_of``.
 
-    ``pinball`` is the sum over horizon and levels of ``max(-q e, (1 - q) e)``, ``e`` being what the
-    forecast is too high by; where it is exactly right, the slope is taken to be zero.
+    ``pinball`` is the sum over horizon and levels of ``max(-q e, (1 - q) e)``, where ``e`` is
+    forecast minus target; at ``e = 0`` the slope is taken to be zero.
 
     >>> loss = Loss("pinball", levels=(0.1, 0.5, 0.9))
     >>> told = torch.tensor([[[0.5, 1.0, 2.0]], [[1.0, 2.5, 3.0]], [[2.5, 2.5, 2.8]]])
@@ -205,8 +205,8 @@ def trace(
     Args:
         function: Takes and returns tensors.
         examples: One tensor an argument. Two that share memory would become one graph input.
-        lowering: What replaces recurrent layers.
-        batched: Which arguments carry the batch on axis 0.
+        lowering: Lowering of recurrent layers.
+        batched: Arguments with the batch on axis 0.
 
     Raises:
         ExportError: Aliased examples, a batch size that the module fixes, or control flow that
@@ -252,7 +252,7 @@ def _check_batch(graph: fx.GraphModule, batched: Sequence[int]) -> None:
 
 
 def _mark_modules(module: nn.Module) -> None:
-    """Let every traced operator remember the module that called it, for error messages."""
+    """Record the calling module for every traced operator, for error messages."""
     for name, child in module.named_modules():
         path = f"{name or 'the module itself'} ({type(child).__name__})"
         child.register_forward_pre_hook(_Enter(path))
@@ -291,4 +291,4 @@ smooth_l1_loss_backward index_select unfold
 _DECOMPOSED: Mapping[Any, Callable[..., Any]] = get_decompositions(
     [getattr(torch.ops.aten, name) for name in _NAMES.split()]
 )
-"""What torch itself can write in simpler operators; the emitter has rules for those only."""
+"""Operators that torch decomposes into simpler ones; the emitter has rules for those only."""

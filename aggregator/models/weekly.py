@@ -1,4 +1,4 @@
-"""Demand of a site from its last rows and the same slots of the seven days before, in quantiles."""
+"""Quantiles of a site's demand, from its last rows and the same slots of the seven days before."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ LEVELS = (0.1, 0.5, 0.9)
 HALF_HOUR = 1800
 DAYS = 7
 AROUND = 4
-"""Rows of earlier days that are read on either side of the hours to come."""
+"""Rows of earlier days on either side of the forecast hours."""
 
 GAIN = 8.0
-"""A site's largest reading is about so many deviations of its readings; weights like deviations."""
+"""Ratio of a site's largest reading to their deviation, about: weights expect deviations."""
 
 
 class Weekly(nn.Module):
-    """Two hidden layers, and a linear path beside them that follows a level which drifts.
+    """Two hidden layers, and a parallel linear path that follows a drifting level.
 
     Channels are the demand, the demand ``d * day - horizon - AROUND + 1`` steps ago for the days
     ``d`` of a week, and five of the calendar in 0 to 1: sine and cosine of the hour, of the day of
-    the week, and the weekend. Beside what it is given it reads whether there was any demand, and
-    the hour's overtones: a site's day is not one wave.
+    the week, and the weekend. Further inputs are derived: a mask of non-zero demand, and the
+    hour's harmonics, because a site's day is not one sine wave.
 
     >>> Weekly(6)(torch.zeros(5, 32, 13)).shape
     torch.Size([5, 6, 3])
     """
 
     def __init__(self, horizon: int, lookback: int = 32, width: int = 128, levels: int = 3) -> None:
-        """Draw fresh parameters; seed torch first where they must repeat."""
+        """Initialise the parameters; seed torch first for reproducible ones."""
         super().__init__()
         self.shape = (horizon, levels)
         self.near = horizon + 2 * AROUND
@@ -56,7 +56,7 @@ class Weekly(nn.Module):
 
 
 def _calendar(now: Tensor) -> list[Tensor]:
-    """Return the hour's sine and cosine and their first three overtones, then the rest of ``now``.
+    """Return the hour's sine and cosine and their first three harmonics, then the rest of ``now``.
 
     >>> quarter = torch.tensor([[1.0, 0.0, 0.0]])  # six o'clock
     >>> torch.cat(_calendar(quarter), 1).tolist()[0][:4]
@@ -69,7 +69,7 @@ def _calendar(now: Tensor) -> list[Tensor]:
 
 
 def recipe(horizon: int, stream: str = "ev.demand.energy") -> Recipe:
-    """Return how ``Weekly`` is fed and trained, on half-hours."""
+    """Return the recipe of ``Weekly``, on half-hours."""
     day = 86_400 // HALF_HOUR
     lags = [(d, d * day - horizon - AROUND + 1) for d in range(1, DAYS + 1)]
     words = ("hour_sin", "hour_cos", "dow_sin", "dow_cos")

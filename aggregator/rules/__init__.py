@@ -74,7 +74,7 @@ def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each r
     Args:
         name: A key of ``RULES``.
         **parameters: The rule's keyword-only arguments; ``f``, the number of Byzantine rows;
-            ``before``, a list of keys of ``BEFORE`` or of tables with ``name`` and that one's arguments.
+            ``before``, a list of keys of ``BEFORE`` or of tables with ``name`` and its arguments.
 
     Raises:
         UnknownRuleError: A name or parameter is unknown, missing or out of range.

@@ -248,7 +248,7 @@ class Products:
         """Compute the products in two passes over the rows: norms, then products.
 
         The centre is the row of median norm. Less than half of the rows are Byzantine, so some
-        honest row is at least as long: subtracting it costs the honest rows at most a factor of two.
+        honest row is at least as long: subtracting it costs honest rows at most a factor of two.
         """
         middling = np.argsort(rows.norms(), kind="stable")[(len(rows) - 1) // 2]
         centre = rows.row(int(middling))

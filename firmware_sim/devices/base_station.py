@@ -1,7 +1,7 @@
-"""A base station that drops performance files, as slowly or as fast as one likes, and its faults.
+"""Simulated base station that writes performance files at any speed, with faults.
 
-Time is the files' own: ``speed`` seconds of it pass in one of ours, or it runs as fast as the disk
-allows. A file that ought to be late is late in that time too.
+Time is the files' own: ``speed`` seconds of it pass in one real second, or it runs as fast as the
+disk allows. A delay of a file is in that time too.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def _sleep(seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often, as shares of the files, things go as they go in the field; never by default.
+    """Rates of the faults of files, as fractions of the files; 0 by default.
 
     Attributes:
-        late: The file comes one to ten minutes after its period.
-        twice: The same file comes again under another name.
-        broken: The file stops in the middle, and is written whole a period later.
-        lost: There never is a file: the node was starting.
-        suspect: The manager doubts the values of a cell.
+        late: The file is written one to ten minutes after its period.
+        twice: The same file is written again under another name.
+        broken: The file is truncated, and is written whole a period later.
+        lost: The file is never written: the node was starting.
+        suspect: The manager marks the values of a cell as suspect.
         missing: A cell has no values.
-        slow: The file is written slowly under its own name instead of renamed.
+        slow: The file is written slowly under its final name instead of renamed.
     """
 
     late: float = 0.0
@@ -59,7 +59,7 @@ class Habits:
         """Read ``--fault`` options.
 
         Raises:
-            SettingsError: An unknown fault, or a share that is none.
+            SettingsError: An unknown fault, or a rate out of range.
 
         >>> Habits.of({"late": 0.1}).late
         0.1
@@ -75,19 +75,19 @@ class Habits:
 
 @dataclass(slots=True)
 class Dropper:
-    """Writes what a station measured, a period at a time.
+    """Writes the measurements of a station, a period at a time.
 
     Attributes:
-        station: What happens there.
-        name: Of the element, in the files and their names.
-        folder: Where files are dropped.
-        standard: Which of the two.
+        station: Source of the load.
+        name: Name of the element, in the files and their names.
+        folder: Folder of the files.
+        standard: File format.
         seconds: Length of a period.
-        is_packed: Whether files are packed.
-        habits: What goes wrong.
-        speed: Seconds of a file's time in one of ours; 0 is as fast as possible.
-        wait: Passes seconds of ours; false means stop.
-        counts: What was done, by kind.
+        is_packed: True compresses the files.
+        habits: Rates of faults.
+        speed: Seconds of the files' time in one real second; 0 is as fast as possible.
+        wait: Waits for real seconds; returns False to stop.
+        counts: Numbers of files and faults, by kind.
     """
 
     station: CellSite
@@ -105,12 +105,12 @@ class Dropper:
     _now: float = 0.0
 
     def run(self, begin: int, periods: int, truth: Path | None = None) -> Counter[str]:
-        """Drop the files of some periods; return what was done.
+        """Write the files of some periods; return the counts.
 
         Args:
             begin: Unix seconds of the first period.
-            periods: How many.
-            truth: A CSV file for what really happened, by period, summed over cells.
+            periods: Number of periods.
+            truth: CSV file for the true load, by period, summed over cells.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         rng = draw("files", self.station.seed, begin)
@@ -128,7 +128,7 @@ class Dropper:
         return self.counts
 
     def _plan(self, rng: np.random.Generator, start: int, one: Load) -> None:
-        """Decide what becomes of a period's file."""
+        """Draw the faults of a period's file, and schedule it."""
         chance, cells, habits = rng.random(7), self.station.cells, self.habits
         if chance[0] < habits.lost:
             self.counts["lost"] += 1
@@ -160,7 +160,7 @@ class Dropper:
         heapq.heappush(self._due, (due, next(self._order), path, data, is_slow))
 
     def _until(self, moment: float) -> bool:
-        """Let time pass until then, and drop what is due; false means stop."""
+        """Wait until a moment and write the files that are due; return False to stop."""
         while self._due and self._due[0][0] <= moment:
             due, _, path, data, is_slow = heapq.heappop(self._due)
             if not self._pass(due):

@@ -1,4 +1,4 @@
-"""``gridfed-sim charger``: one charge point that connects to a back office, or to a tap."""
+"""``gridfed-sim charger``: one charge point that connects to a back office, or to a proxy."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from firmware_sim.profiles.weather import DAY
 _QUARTER = 900
 _ANSWER = 10.0  # seconds that an answer may take
 _AGAIN = 0.5  # seconds before a lost connection is tried again; doubles up to ten times that
-_LINGER = 30.0  # seconds to hand over what is owed at the end
+_LINGER = 30.0  # seconds to send the queued messages at the end
 
 
 @dataclass(frozen=True, slots=True)
 class ChargerSettings:
-    """What to simulate.
+    """Settings of a simulated charge point.
 
     Attributes:
-        url: Back office or tap, the charger's own name at the end of the path.
+        url: Back office or proxy, with the charge point's own name at the end of the path.
         start: Unix seconds.
-        seconds: How long, in the charger's time.
-        version: Of OCPP.
+        seconds: Duration in the charge point's time.
+        version: Version of OCPP.
         every: Seconds between two values while a car charges.
-        speed: Times as fast as the clock on the wall; 0 is as fast as it is answered.
-        sockets: How many cars may charge at once.
-        site: Whose habits.
-        seed: Tells chargers apart.
+        speed: Speed relative to real time; 0 is as fast as the back office answers.
+        sockets: Number of sockets.
+        site: Kind of site, for arrivals and stays.
+        seed: Seed of the charge point.
         password: For basic authentication.
-        faults: What goes wrong.
-        truth: CSV of what every socket's register really said; None writes none.
-        region: Chargers of one region have their busy days together.
-        zone: Whose clock drivers live by.
+        faults: Rates of faults.
+        truth: CSV file for every socket's true register; None writes none.
+        region: Charge points of one region have their busy days together.
+        zone: Time zone of the drivers.
         like: ``SET/DEVICE`` of shipped readings that its sockets share; empty generates.
     """
 
@@ -66,16 +66,16 @@ class ChargerSettings:
 
 @dataclass(slots=True)
 class ChargerCounts:
-    """What a simulated charger has done.
+    """Counters of a simulated charge point.
 
     Attributes:
-        sessions: Cars that came.
-        messages: That were answered.
-        queued: Of them, sent later than they were meant.
-        connections: How often it had to connect.
-        owed: Messages that nobody answered to the end.
-        faults: What went wrong, by name.
-        wh: Delivered, whole Wh of all sockets: the truth.
+        sessions: Charging sessions.
+        messages: Answered messages.
+        queued: Messages that were sent later than scheduled.
+        connections: Number of connections made.
+        owed: Messages without an answer at the end.
+        faults: Faults, by name.
+        wh: Delivered energy, whole Wh of all sockets: the true value.
     """
 
     sessions: int = 0
@@ -89,11 +89,11 @@ class ChargerCounts:
 
 @dataclass(slots=True)
 class ChargingSocket:
-    """One socket's meter: it rises over all sessions, for ever.
+    """The meter of one socket: its register rises over all sessions.
 
     Attributes:
-        order: Whose socket.
-        number: From 1.
+        order: Settings of the charge point.
+        number: Number of the socket, from 1.
     """
 
     order: ChargerSettings
@@ -101,7 +101,7 @@ class ChargingSocket:
     cars: list[ChargingSession] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Draw the cars, those of the day before included: one may still be there."""
+        """Draw the sessions, with those of the day before: one may still be open."""
         first = int(self.order.start // DAY)
         last = int((self.order.start + self.order.seconds) // DAY)
         found = (car for day in range(first, last + 1) for car in self._day(day))
@@ -116,12 +116,12 @@ class ChargingSocket:
         return sessions(seed, self.number, order.site, day, region=region, zone=zone)
 
     def wh(self, moment: float) -> float:
-        """Return the register."""
+        """Return the register in Wh."""
         base = 100_000.0 * self.number + 1000 * self.order.seed
         return base + sum(car.delivered(moment) for car in self.cars if car.arrival < moment)
 
     def seen(self, moment: float, shown: float) -> SocketSample:
-        """Return what the meter shows, by the charger's clock."""
+        """Return the meter's values, with the charge point's clock."""
         watts = sum(car.power(moment) for car in self.cars)
         return SocketSample(shown, self.number, int(self.wh(moment)), round(watts))
 
@@ -129,7 +129,7 @@ class ChargingSocket:
 def happenings(
     socket: ChargingSocket, every: float
 ) -> Iterator[tuple[float, int, str, ChargingSession | None]]:
-    """Yield moment, order among equals, what happens, and whose session, unsorted."""
+    """Yield moment, order among equals, kind of event, and its session, unsorted."""
     order = socket.order
     end = order.start + order.seconds
     quarter = -(-order.start // _QUARTER) * _QUARTER
@@ -148,12 +148,12 @@ def happenings(
 
 @dataclass(slots=True)
 class BackOfficeLink:
-    """The connection to the back office, and what is owed while there is none.
+    """The connection to the back office, and the queue of messages while there is none.
 
     Attributes:
-        order: Where to, and how.
-        speaker: Of the version.
-        told: What is counted.
+        order: Settings of the charge point.
+        speaker: Messages of the version.
+        told: Counters.
     """
 
     order: ChargerSettings
@@ -167,12 +167,12 @@ class BackOfficeLink:
     _wait: float = _AGAIN
 
     def say(self, ask: CallMessage) -> None:
-        """Owe a message, and hand over what is owed if somebody is there."""
+        """Queue a message, and send the queue if connected."""
         self._owed.append((ask, False))
         self.flush()
 
     def flush(self) -> None:
-        """Hand over what is owed, oldest first, until somebody does not answer."""
+        """Send the queue, oldest first, until a message has no answer."""
         while self._owed:
             if self._talk is None and not self._connected():
                 break
@@ -236,13 +236,13 @@ class BackOfficeLink:
         raise TimeoutError("no answer")
 
     def hang_up(self) -> None:
-        """Drop the connection; what is owed stays."""
+        """Drop the connection; the queue stays."""
         if self._talk is not None:
             self._talk.close()
             self._talk = None
 
     def finish(self) -> None:
-        """Hand over the rest, within reason."""
+        """Send the rest of the queue, for a limited time."""
         end = time.monotonic() + _LINGER
         self.flush()
         while self._owed and time.monotonic() < end:
@@ -252,7 +252,7 @@ class BackOfficeLink:
 
 
 def run(order: ChargerSettings, speaker: OcppVersion | None = None) -> ChargerCounts:
-    """Be a charger until its time is over, or somebody interrupts."""
+    """Run a charge point until its time is over, or it is interrupted."""
     told = ChargerCounts()
     link = BackOfficeLink(order, speaker or OcppVersion(order.version), told)
     trouble = FaultSequence(order.faults, order.seed)
@@ -268,7 +268,7 @@ def run(order: ChargerSettings, speaker: OcppVersion | None = None) -> ChargerCo
             _wait_until(began + (moment - order.start) / order.speed, link)
         shown = trouble.clock(moment, order.start)
         if shown is None or trouble.browns():
-            link.hang_up()  # it reboots; what its meter shows, it can still tell later
+            link.hang_up()  # it reboots; its register can still be sent later
         seen = sockets[number - 1].seen(moment, moment if shown is None else shown)
         told.sessions += what == "start"
         for ask in _words(link.speaker, what, seen, car, said):
@@ -282,7 +282,7 @@ def run(order: ChargerSettings, speaker: OcppVersion | None = None) -> ChargerCo
 
 
 def _say(link: BackOfficeLink, ask: CallMessage, trouble: FaultSequence) -> None:
-    """Say one thing, with luck. What a session cannot do without is never left out."""
+    """Send one message, subject to faults. A message that a session requires is never dropped."""
     if ask.action == "MeterValues" and trouble.happens("gap"):
         return
     link.say(ask)
@@ -293,7 +293,7 @@ def _say(link: BackOfficeLink, ask: CallMessage, trouble: FaultSequence) -> None
 
 
 def _wait_until(moment: float, link: BackOfficeLink) -> None:
-    """Let time pass; a link that was lost is tried again meanwhile."""
+    """Wait; reconnect a lost link meanwhile."""
     while (left := moment - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
         link.flush()
@@ -306,7 +306,7 @@ def _words(
     car: ChargingSession | None,
     said: dict[str, list[SocketSample]],
 ) -> list[CallMessage]:
-    """Put one happening into messages; a session remembers what it said."""
+    """Return the messages of one event; a session keeps its values."""
     if car is None:
         return [speaker.on_the_clock(seen)]
     session = f"{seen.socket}-{car.arrival}"

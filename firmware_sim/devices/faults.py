@@ -1,4 +1,4 @@
-"""What goes wrong in the field, as configuration: every fault has a rate, and is counted."""
+"""Faults of devices in the field, as configuration: every fault has a rate, and is counted."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _DOWN, _ASTRAY = 60, 300  # seconds of a reboot, and that a clock stands at 1970
 _NO_SHARES = ("drift", "reboots", "brownouts")
 
 LINE = ("duplicate", "reorder", "gap", "noise", "flip", "cut", "flap")
-"""What happens to telegrams on a line."""
+"""Faults of telegrams on a line."""
 
 CLOCK = ("drift", "reboots", "brownouts", "lost_clock")
-"""What happens to a device's power and clock."""
+"""Faults of a device's power and clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """Rates of faults; nothing goes wrong by default.
+    """Rates of faults; 0 by default.
 
     Attributes:
-        duplicate: Share of messages sent twice.
-        reorder: Share that change places with the one that follows.
-        gap: Share that are never sent.
-        noise: Share with up to 80 random bytes before them.
-        flip: Share with one bit turned over.
-        cut: Share that end in the middle.
-        flap: Share of messages after which the link breaks, and comes back.
+        duplicate: Fraction of messages that are sent twice.
+        reorder: Fraction that are swapped with the next one.
+        gap: Fraction that are never sent.
+        noise: Fraction with up to 80 random bytes before them.
+        flip: Fraction with one bit flipped.
+        cut: Fraction that are truncated.
+        flap: Fraction of messages after which the link breaks, and reconnects.
         drift: Parts per million that the device's clock runs fast.
-        reboots: A day, at random; each one loses a minute of messages.
-        brownouts: A day, at random; the message at hand ends in the middle, and a reboot follows.
-        lost_clock: Share of both after which the clock stands at 1970 for five minutes.
+        reboots: Number a day, at random; each one loses a minute of messages.
+        brownouts: Number a day, at random; the present message is truncated, and a reboot follows.
+        lost_clock: Fraction of both after which the clock is at 1970 for five minutes.
     """
 
     duplicate: float = 0.0
@@ -59,10 +59,10 @@ class FaultRates:
 
         Args:
             options: Rates by name.
-            known: What can happen to this device; everything if empty.
+            known: Faults that this device can have; all if empty.
 
         Raises:
-            SettingsError: An unknown fault, or a rate that is none.
+            SettingsError: An unknown fault, or a rate out of range.
         """
         known = known or [f.name for f in fields(cls)]
         for name, value in options.items():
@@ -76,12 +76,12 @@ class FaultRates:
 
 @dataclass(slots=True)
 class FaultSequence:
-    """One device's bad luck, from a seed.
+    """Random sequence of one device's faults, from a seed.
 
     Attributes:
-        faults: How often.
-        seed: The same seed brings the same trouble.
-        counts: What happened, by fault.
+        faults: Rates of faults.
+        seed: The same seed gives the same faults.
+        counts: Number of faults, by name.
 
     Example:
         >>> line = FaultSequence(FaultRates(duplicate=1.0), seed=1)
@@ -100,11 +100,11 @@ class FaultSequence:
     _chance: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin the seed's sequence."""
+        """Start the seed's sequence."""
         self._chance = draw("faults", self.seed)
 
     def clock(self, time: float, start: float) -> float | None:
-        """Return what the device's clock shows at a true time; None while it reboots."""
+        """Return the time of the device's clock at a true time; None while it reboots."""
         before, self._told = self._told, time
         days = 0.0 if before is None else (time - before) / _DAY
         for name in ("reboots", "brownouts"):
@@ -122,16 +122,16 @@ class FaultSequence:
         return time + (time - start) * self.faults.drift * 1e-6
 
     def browns(self) -> bool:
-        """Whether the power fails just now; asking takes it as having failed."""
+        """Return True if the power fails now; a call with True consumes the failure."""
         failed, self._is_browning = self._is_browning, False
         return failed
 
     def happens(self, name: str) -> bool:
-        """Throw the dice for one fault by its name."""
+        """Draw one fault by its name."""
         return self._hits(getattr(self.faults, name), name)
 
     def sent(self, message: bytes) -> Iterator[bytes]:
-        """Yield what goes over the line instead of a message."""
+        """Yield the bytes that are sent instead of a message."""
         if self.browns():
             self._held = None
             yield message[: int(self._chance.integers(len(message)))]
@@ -162,7 +162,7 @@ class FaultSequence:
         return message
 
     def _hits(self, rate: float, name: str) -> bool:
-        """Throw the dice, also where the rate is zero: one fault does not change the others."""
+        """Draw a fault, also at rate zero: one fault does not change the draws of the others."""
         has_hit = bool(self._chance.random() < rate)
         if has_hit:
             self.counts[name] += 1

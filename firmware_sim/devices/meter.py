@@ -1,4 +1,4 @@
-"""A simulated electricity meter: registers that rise with what a site draws."""
+"""Simulated electricity meter: registers that rise with a site's energy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _LOW_UNTIL, _LOW_FROM = 7, 23  # local hours of tariff 1
 
 
 class MeteredSite(Protocol):
-    """What a meter stands before: generated, or recorded."""
+    """Site behind a meter: generated, or recorded."""
 
     @property
     def seed(self) -> int:
-        """Tells meters apart."""
+        """Return the seed of the site."""
 
     def load(self, day: int) -> NDArray[np.float64]:
         """Return kW drawn in each minute of a UTC day (days since 1970), shape ``(1440,)``."""
 
     def generation(self, day: int) -> NDArray[np.float64]:
-        """Return kW made in each minute."""
+        """Return kW generated in each minute."""
 
 
 @dataclass(slots=True)
@@ -36,10 +36,10 @@ class Meter:
     """Registers in Wh, by tariff and direction, exact at every second.
 
     Attributes:
-        premises: What is behind it.
-        start: Unix seconds, on a UTC midnight: where the registers begin.
-        zone: Whose hours the tariffs follow.
-        has_gas: Whether a gas meter reports through it, once an hour.
+        premises: Site behind the meter.
+        start: Unix seconds, on a UTC midnight: start of the registers.
+        zone: Time zone of the tariffs.
+        has_gas: True if a gas meter reports through it, once an hour.
 
     Example:
         >>> from firmware_sim.profiles.premises import Premises
@@ -63,7 +63,7 @@ class Meter:
         """Return Wh of low and normal tariff in, then out, at a moment, shape ``(4,)``.
 
         Args:
-            time: Unix seconds, not before ``start``, never on an earlier day than last asked.
+            time: Unix seconds, not before ``start``, never on an earlier day than the last call.
         """
         day = int(time // DAY)
         while self._today < day:
@@ -77,7 +77,7 @@ class Meter:
         return np.asarray(first + self._passed + here, np.float64)
 
     def _turn_over(self, day: int) -> None:
-        """Add a finished day to what passed, and draw the next."""
+        """Add a finished day to the registers, and draw the next."""
         self._passed = self._passed + self._curves[:, -1]
         net = self.premises.load(day) - self.premises.generation(day)
         low = _low_tariff(day, self.zone)
@@ -92,15 +92,15 @@ class Meter:
         self._power, self._today = net, day
 
     def wh(self, time: float) -> float:
-        """Return all Wh drawn so far: the truth, before a register cuts it to whole ones."""
+        """Return the total Wh so far: the true value, before a register is cut to whole ones."""
         return float(self.registers(time)[:2].sum())
 
     def face(self, time: float, shown: float | None = None) -> Face:
-        """Return what the meter shows.
+        """Return the display of the meter.
 
         Args:
             time: Unix seconds, the true time.
-            shown: What its clock says; the true time if None.
+            shown: Time on its clock; the true time if None.
         """
         low, normal, fed_low, fed_normal = (int(wh) for wh in self.registers(time))
         told = time if shown is None else shown
@@ -119,7 +119,7 @@ class Meter:
 
 @cache
 def _low_tariff(day: int, zone: tzinfo) -> NDArray[np.bool_]:
-    """Return in which minutes of a UTC day the low tariff holds: at night, and on free days."""
+    """Return the mask of the minutes of a UTC day at low tariff: nights and free days."""
     local = [
         datetime.fromtimestamp(day * DAY + hour * 900, UTC).astimezone(zone) for hour in range(96)
     ]

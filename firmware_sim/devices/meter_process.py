@@ -1,4 +1,4 @@
-"""``gridfed-sim meter``: one meter on this machine, in the bytes that a real one speaks."""
+"""``gridfed-sim meter``: one simulated meter, with the protocols of a real one."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _LINGER = 30.0  # seconds that a reader may take for the last bytes
 
 @dataclass(frozen=True, slots=True)
 class MeterSettings:
-    """What to simulate.
+    """Settings of a simulated meter.
 
     Attributes:
         start: Unix seconds of the first telegram.
-        seconds: How long, in the meter's time.
+        seconds: Duration in the meter's time.
         every: Seconds between two telegrams.
-        speed: Times as fast as the clock on the wall; 0 is as fast as it is read.
-        p1: Where telegrams go (``open_line``); empty is nowhere.
-        modbus: Where registers are served, ``tcp://host:port``; empty is nowhere.
-        kind: Of the premises.
-        seed: Tells sites apart.
-        region: Shares its weather.
-        zone: The meter's own.
+        speed: Speed relative to real time; 0 is as fast as it is read.
+        p1: Destination of telegrams (``open_line``); empty is none.
+        modbus: Address of the registers' server, ``tcp://host:port``; empty is none.
+        kind: Kind of the premises.
+        seed: Seed of the site.
+        region: Region, which shares its weather.
+        zone: Time zone of the meter.
         solar: kW of panels.
-        heat_pump: Whether one heats.
-        gas: Whether a gas meter reports.
-        faults: What goes wrong.
-        truth: CSV of what really went through; None writes none.
-        recorded: ``SET/DEVICE`` of shipped readings to draw from instead; empty generates.
+        heat_pump: True if the site heats with a heat pump.
+        gas: True if a gas meter reports.
+        faults: Rates of faults.
+        truth: CSV file for the true energy; None writes none.
+        recorded: ``SET/DEVICE`` of shipped readings to use instead; empty generates.
     """
 
     start: float
@@ -67,7 +67,7 @@ class MeterSettings:
     recorded: str = ""
 
     def meter(self) -> Meter:
-        """Build the meter."""
+        """Return the meter."""
         zone = ZoneInfo(self.zone)
         first = int(self.start // DAY) * DAY
         if self.recorded:
@@ -79,14 +79,14 @@ class MeterSettings:
 
 @dataclass(slots=True)
 class MeterCounts:
-    """What a simulated meter has done so far.
+    """Counters of a simulated meter.
 
     Attributes:
-        telegrams: Written, faults not counted.
-        dropped: Messages that nobody was there to take.
-        faults: What went wrong, by name.
-        wh: Drawn between the first telegram and the last: the truth.
-        shown: The same, as the registers show it: each in whole Wh.
+        telegrams: Written telegrams, without faults.
+        dropped: Messages without a reader.
+        faults: Faults, by name.
+        wh: Energy between the first telegram and the last: the true value.
+        shown: The same from the registers: each in whole Wh.
     """
 
     telegrams: int = 0
@@ -97,14 +97,14 @@ class MeterCounts:
 
 
 def run(order: MeterSettings, say: Callable[[dict[str, Any]], object]) -> MeterCounts:
-    """Be a meter until its time is over, or somebody interrupts.
+    """Run a meter until its time is over, or it is interrupted.
 
     Args:
-        order: What to simulate.
-        say: Told once where the meter can be read, before the first telegram.
+        order: Settings of the meter.
+        say: Called once with the meter's addresses, before the first telegram.
 
     Raises:
-        SettingsError: An address that is none.
+        SettingsError: An invalid address.
     """
     meter, told = order.meter(), MeterCounts()
     now: list[Face] = [meter.face(order.start)]
@@ -137,7 +137,7 @@ def run(order: MeterSettings, say: Callable[[dict[str, Any]], object]) -> MeterC
 def _life(
     order: MeterSettings, meter: Meter, told: MeterCounts
 ) -> Iterator[tuple[float, Face, list[bytes], bool]]:
-    """Yield true time, what the meter shows, what goes over the line, and whether that breaks."""
+    """Yield true time, display, bytes for the line, and True if the line breaks."""
     trouble = FaultSequence(order.faults, order.seed)
     began, zone = time.monotonic(), ZoneInfo(order.zone)
     with ExitStack() as opened:
@@ -166,7 +166,7 @@ def _send(line: Line | None, messages: list[bytes], told: MeterCounts, *, waits:
 
 
 class _Truth:
-    """Rows of Unix seconds, Wh drawn so far, and whole Wh shown, on every quarter of an hour."""
+    """CSV rows of Unix seconds, Wh so far, and whole Wh shown, on every quarter of an hour."""
 
     def __init__(self, rows: Any) -> None:  # noqa: ANN401 - the writer's type has no public name
         self._rows = rows

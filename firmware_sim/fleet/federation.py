@@ -1,4 +1,4 @@
-"""One federation of real programs: start aggregator and devices, watch them, stop them."""
+"""One federation of real programs: start the aggregator and devices, monitor and stop them."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from firmware_sim.fleet.run_files import Device, Prepared
 LOOK = 0.4  # s between two looks at the aggregator's page
 STARTING = 60.0  # s until broker or aggregator must answer
 CLOSING = 30.0  # s that devices may take to fetch the final model
-_LOWEST, _LISTENED = 20_000, 12_000  # ports to listen on, below those of whoever connects
+_LOWEST, _LISTENED = 20_000, 12_000  # ports to listen on, below the ephemeral ports
 
 
 class TooSlow(Failure):
-    """Something did not come about in the time it was given."""
+    """A time limit was exceeded."""
 
 
 class NoBroker(Failure):
-    """Nobody answers where a broker should be."""
+    """There is no broker at an address."""
 
     exit_code = TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the aggregator said of a run, a moment ago.
+    """Progress of a run, from the aggregator's status.
 
     Attributes:
-        round: Open, or closed last.
-        version: How often the model has moved.
-        rounds: How often it shall move.
+        round: The open round, or the last one.
+        version: Number of times the model has moved.
+        rounds: Number of times the model is to move.
         loss: Mean training loss that devices reported for the last closed round.
-        seen: Devices heard of; ``present`` of them are connected now.
+        seen: Devices that have sent a message; ``present`` of them are connected now.
         up: Payload bytes that the aggregator received so far; ``down``: that it published.
         refused: Messages refused, by reason.
-        seconds: Since the aggregator was started.
+        seconds: Time since the aggregator was started.
     """
 
     round: int = 0
@@ -62,15 +62,15 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether the model moved as often as it should."""
+        """Return True if the model moved as often as configured."""
         return self.version >= self.rounds > 0
 
 
 def free_port(count: int = 1) -> int:
     """Return a loopback port that is free now, with ``count - 1`` free ones after it.
 
-    It lies below those that the kernel gives to whoever connects, and is drawn anew in every
-    process: others that look for one, or connect, before it is listened on hardly take it.
+    It lies below the kernel's ephemeral ports, and is drawn anew in every process, so that other
+    processes are unlikely to take it before it is listened on.
     """
     for _ in range(50):
         port = _LOWEST + secrets.randbelow(_LISTENED)
@@ -89,10 +89,10 @@ def _is_free(port: int) -> bool:
 
 
 def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
-    """Start a broker on loopback, wait until it takes connections, and return its address.
+    """Start a broker on loopback, wait until it accepts connections, and return its address.
 
     Raises:
-        Died: None is installed, or it does not start; the hint is what it said.
+        Died: No broker is installed, or it does not start; the hint is its output.
     """
     port = free_port(2)
     options = ("--kind", kind, "--port", str(port), "--folder", str(folder))
@@ -109,10 +109,10 @@ def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
 
 
 def require_broker(url: str) -> str:
-    """Return the address of a broker that somebody else runs, if anybody answers there.
+    """Return the address of a running broker, after checking that it accepts a connection.
 
     Raises:
-        NoBroker: Nobody does.
+        NoBroker: There is no broker at the address.
     """
     broker = Broker(url=url, client_id="sim")
     try:
@@ -126,7 +126,7 @@ def require_broker(url: str) -> str:
 
 
 def fetched(page: str, path: str) -> str | None:
-    """Return what the aggregator's page says under a path, or None while it does not answer."""
+    """Return the aggregator's page under a path, or None while it does not answer."""
     connection = http.client.HTTPConnection(page, timeout=2.0)
     try:
         connection.request("GET", path)
@@ -138,7 +138,7 @@ def fetched(page: str, path: str) -> str | None:
 
 
 def read(document: Mapping[str, Any], metrics: str, rounds: int, seconds: float = 0.0) -> Progress:
-    """Take a run's progress out of the status document and the metrics.
+    """Parse a run's progress from the status document and the metrics.
 
     >>> document = {"run": {"round": 3, "version": 2}, "rounds": [{"loss": 0.5}],
     ...             "devices": {"enrolled": 8, "online": 7, "lost": 1}, "refused": {"LATE": 0}}
@@ -175,8 +175,8 @@ class Federation:
 
     Attributes:
         prepared: The files.
-        rounds: How often the model shall move.
-        family: Where the programs are started; whoever made it stops what is left.
+        rounds: Number of times the model is to move.
+        family: Process group of the programs; its owner stops what is left.
     """
 
     prepared: Prepared
@@ -189,7 +189,7 @@ class Federation:
         """Start the aggregator and wait until its page answers.
 
         Raises:
-            TooSlow: It does not.
+            TooSlow: The page does not answer in time.
         """
         config = str(self.prepared.aggregator)
         name = f"aggregator-{self.prepared.folder.name}"
@@ -202,24 +202,24 @@ class Federation:
             time.sleep(0.05)
 
     def start_devices(self) -> None:
-        """Start every device as a process of its own."""
+        """Start every device as a separate process."""
         self.devices += [self.start_device(device) for device in self.prepared.devices]
 
     def start_device(self, device: Device) -> RunningProgram:
-        """Start one of them; who replaces a process that has ended puts it in its place."""
+        """Start one device; the caller that replaces an ended process stores the new one."""
         name = f"{self.prepared.folder.name}-{device.id}"
         options = ("--until-done", "--json")
         return self.family.start(name, command("gridfed-edge", "run", str(device.config), *options))
 
     def watch(self, limit: float, tend: Callable[[], None] = lambda: None) -> Iterator[Progress]:
-        """Yield progress until the model moved as often as it should.
+        """Yield progress until the model moved as often as configured.
 
         Args:
-            limit: Seconds until patience ends.
-            tend: Called before every look: serves devices that live in this process.
+            limit: Time limit in seconds.
+            tend: Called before every look: serves devices in this process.
 
         Raises:
-            TooSlow: The run was not done in time.
+            TooSlow: The run did not end in time.
             Died: A program ended in failure.
         """
         begun = looked = time.monotonic()
@@ -244,11 +244,11 @@ class Federation:
 
     @property
     def is_in_process(self) -> bool:
-        """Whether no device is a process of its own."""
+        """Return True if no device is a separate process."""
         return not self.devices
 
     def stop(self) -> None:
-        """Stop devices first: their last word still finds the broker."""
+        """Stop the devices first, so that their last messages reach the broker."""
         self.family.stop(self.devices)
         if self.aggregator is not None:
             self.family.stop([self.aggregator])

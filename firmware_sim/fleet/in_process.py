@@ -1,4 +1,4 @@
-"""Many devices in one process: real clients on one poller, or on any link that a test hands out."""
+"""Many devices in one process: real clients on one poller, or on any link of a test."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Fleet:
         clock: Clock | None = None,
         make: Callable[..., Client] = Client,
     ) -> Client:
-        """Start one device and give it its history; ``make`` may make one that lies."""
+        """Start one device with its history; ``make`` may make a Byzantine client."""
         client = make(config, transport=lambda will: connect(config, will), clock=clock)
         self._stack.callback(client.close)
         for reading in readings:
@@ -57,26 +57,26 @@ class Fleet:
         return client
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Let every device do what it can do now; the first one may wait ``timeout`` seconds."""
+        """Serve every device once; the first one may wait ``timeout`` seconds."""
         for client in self.clients:
             client.tick(timeout)
             timeout = 0.0
 
     def traffic(self) -> list[Traffic]:
-        """Return each device's bytes, as its link counted them."""
+        """Return each device's bytes, from the counters of its link."""
         counts = [client.status()["counts"] for client in self.clients]
         return [Traffic(n.get("bytes_up", 0), n.get("bytes_down", 0)) for n in counts]
 
     def close(self) -> None:
-        """Say goodbye for everyone."""
+        """Close all clients."""
         self._stack.close()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Return the fleet for a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the fleet."""
         self.close()
 
 
@@ -146,7 +146,7 @@ def enlist(
     client = fleet.add(config, history(), connect=linked, clock=clock, make=role.make)
     for name in role.twins:
         double = replace(config, state=config.state.with_name(name))
-        named = replace(config, id=name)  # for the broker, which would throw the other out
+        named = replace(config, id=name)  # for the broker, which would disconnect the other one
         at = partial(_as, named, linked)
         fleet.add(double, history(), connect=at, clock=clock)
     return client
@@ -157,21 +157,21 @@ def _as(named: Config, connect: Connect, _: Config, will: Callable[[], Will]) ->
 
 
 def processor_seconds() -> float:
-    """Return what this process has used so far, user and system."""
+    """Return the processor seconds of this process so far, user and system."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run cost, to be divided by devices and rounds.
+    """Cost of a run, to be divided by devices and rounds.
 
     Attributes:
-        devices: How many.
-        rounds: How many the model moved.
+        devices: Number of devices.
+        rounds: Number of times the model moved.
         wall: Seconds of the rounds, without the start.
         device_cpu: Processor seconds of all devices during the rounds.
-        aggregator_cpu: Of the aggregator during the rounds.
+        aggregator_cpu: Processor seconds of the aggregator during the rounds.
         up: Bytes that all devices sent, ``down`` received.
     """
 
@@ -185,7 +185,7 @@ class Cost:
 
     @property
     def each(self) -> dict[str, float]:
-        """Per device and round: milliseconds of processor, bytes.
+        """Return the cost per device and round: milliseconds of processor, bytes.
 
         >>> Cost(10, 5, 2.0, 1.0, 0.1, 5000, 10000).each["device_cpu_ms"]
         20.0
@@ -199,7 +199,7 @@ class Cost:
         }
 
     def text(self) -> str:
-        """Return two sentences for a person."""
+        """Return the cost as two sentences."""
         each = self.each
         return (
             f"{self.devices} devices, {self.rounds} rounds in {self.wall:.1f} s"

@@ -1,12 +1,12 @@
-"""A link that keeps a diary: what left and what came, written down before anybody acts on it.
+"""A link that records sent and received messages before they are processed.
 
-One ``write`` a line, on a file opened for appending: what a process has written outlives its
-``kill -9``. ``edge_sdk.wire.link.link_trace`` says what a line holds, ``gridfed-aggregator audit
---devices`` reads it.
+One ``write`` a line, on a file opened for appending: lines written by a process survive its
+``kill -9``. ``edge_sdk.wire.link.link_trace`` defines the lines, ``gridfed-aggregator audit
+--devices`` reads them.
 
-A body in chunks may leave from several processes: one offers it and sends half, the next one is
-asked for the rest. So what left of it lies beside the diary until the body is whole, in
-``NAME.pieces``: the envelopes as they went out.
+A body in chunks may be sent by several processes: one offers it and sends half, the next one sends
+the rest on request. The sent envelopes are therefore kept beside the record until the body is
+whole, in ``NAME.pieces``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from edge_sdk.wire.protocol.envelope import KeyOf
 
 
 class LinkRecord:
-    """The diary of one device."""
+    """The record of one device's link."""
 
     def __init__(self, path: Path, *, device: bytes, aggregator: bytes) -> None:
-        """Open or continue a diary.
+        """Open or continue a record.
 
         Args:
             path: The file; its folder is made if missing.
             device: The device's own raw public key.
-            aggregator: The aggregator's: only receipts that it signed are receipts.
+            aggregator: The aggregator's raw public key: only receipts signed with it count.
         """
         if not path.parent.exists():
             make_private_folder(path.parent)
@@ -48,7 +48,7 @@ class LinkRecord:
         self._recall(pieces.read_bytes())
 
     def _recall(self, text: bytes) -> None:
-        """Read what earlier processes sent of a body; a line that a death cut short is dropped."""
+        """Read the parts of a body that earlier processes sent; a truncated line is dropped."""
         whole = text[: text.rfind(b"\n") + 1]
         os.ftruncate(self._pieces, len(whole))
         for line in whole.splitlines():
@@ -56,10 +56,10 @@ class LinkRecord:
             self._outgoing.left(topic, bytes.fromhex(payload), 0.0)
 
     def leaves(self, topic: str, payload: bytes, at: float) -> None:
-        """Write down what is about to be published, if it is a release or a part of one.
+        """Record a message before it is published, if it is a release or a part of one.
 
         Args:
-            topic: Where it goes.
+            topic: Topic of the message.
             payload: The whole envelope.
             at: Unix seconds.
         """
@@ -73,7 +73,7 @@ class LinkRecord:
             os.ftruncate(self._pieces, 0)
 
     def note(self, line: Line | None) -> None:
-        """Write a line down; None is nothing."""
+        """Write a line; None writes nothing."""
         if line is not None:
             os.write(self._file, written(line).encode())
 
@@ -87,17 +87,17 @@ _PARTS = frozenset({"offer", "chunk"})
 
 
 class RecordedLink:
-    """A link beside which a diary is kept. Everything is handed on as it is."""
+    """A link with a record. All messages pass unchanged."""
 
     def __init__(
         self, link: Transport, diary: LinkRecord, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Stand before a link; it should be the outermost, next to the device."""
+        """Wrap a link; this wrapper should be the outermost, next to the device."""
         self._link, self._diary, self._clock = link, diary, clock
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker has accepted us."""
+        """Return True if the broker has accepted the connection."""
         return self._link.is_up
 
     def open(self) -> None:
@@ -105,7 +105,7 @@ class RecordedLink:
         self._link.open()
 
     def poll(self, timeout: float) -> Sequence[Happening]:
-        """Serve the link, and write down the receipts among what came."""
+        """Serve the link, and record the receipts among the received messages."""
         happened = self._link.poll(timeout)
         for one in happened:
             if isinstance(one, Message):
@@ -116,27 +116,27 @@ class RecordedLink:
         return happened
 
     def subscribe(self, *filters: str) -> None:
-        """Ask for these topics."""
+        """Subscribe to these topics."""
         self._link.subscribe(*filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """Stop receiving these topics."""
+        """Unsubscribe from these topics."""
         self._link.unsubscribe(*filters)
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
-        """Write a release down, then hand it on."""
+        """Record a release, then publish it."""
         self._diary.leaves(topic, payload, self._clock())
         return self._link.publish(topic, payload, **options)
 
     def room(self) -> int:
-        """How many more publishes the link takes."""
+        """Return the number of further publishes that the link accepts."""
         return self._link.room()
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that the message is safe here."""
+        """Acknowledge a message that is stored here."""
         self._link.acknowledge(message)
 
     def close(self) -> None:
-        """Say goodbye, and close the diary."""
+        """Close the link and the record."""
         self._link.close()
         self._diary.close()

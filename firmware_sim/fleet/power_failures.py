@@ -1,4 +1,4 @@
-"""Power that fails on the devices of a fleet: ``kill -9`` at any line, and a start anew."""
+"""Power failures of a fleet's devices: ``kill -9`` at any moment, and a restart."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from edge_sdk.app.settings import SettingsError
 from firmware_sim.fleet.federation import Federation
 from firmware_sim.profiles.weather import draw
 
-_PATIENCE = 10.0  # seconds for a killed process to be gone
+_PATIENCE = 10.0  # seconds until a killed process has ended
 
 
 def a_minute(options: Mapping[str, Any]) -> float:
-    """Read the ``--fault`` options of a fleet: how often in a minute the power fails somewhere.
+    """Parse the ``--fault`` options of a fleet: the number of power failures a minute.
 
     Raises:
+        SettingsError: Another fault, or a rate out of range.
         SettingsError: Another fault, or no rate.
 
     >>> a_minute({"brownouts": 6}), a_minute({})
@@ -37,14 +38,14 @@ def a_minute(options: Mapping[str, Any]) -> float:
 
 @dataclass(slots=True)
 class PowerFailures:
-    """Takes the power from one device after another.
+    """Cuts the power of one device after another.
 
     Attributes:
-        run: Whose devices, each a process.
-        rate: A minute, over all devices.
-        seed: Decides when, and whom.
+        run: Federation whose devices are processes.
+        rate: Number a minute, over all devices.
+        seed: Seed of the times and the devices.
         clock: Seconds.
-        met: How often it did.
+        met: Number of power failures so far.
     """
 
     run: Federation
@@ -55,11 +56,11 @@ class PowerFailures:
     _next: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Draw the first one."""
+        """Draw the first failure."""
         self._next = self.clock() + self._pause()
 
     def tend(self) -> None:
-        """Strike if it is time: a device that still runs loses its power, and gets it back."""
+        """Kill and restart a running device, if a failure is due."""
         running = [i for i, one in enumerate(self.run.devices) if one.poll() is None]
         if self.clock() < self._next or not running:
             return

@@ -1,4 +1,4 @@
-"""Start programs in process groups of their own, watch them, weigh them, and leave none behind."""
+"""Process groups: start programs, monitor and measure them, and stop all of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import ClassVar, Self
 from edge_sdk.app.cli import USAGE, Failure
 
 GRACE = 8.0
-"""Seconds between a polite request to stop and the end of patience."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-"""One thread a process: eight devices on two cores must not fight over them."""
+"""One thread a process: eight devices on two cores must not compete for them."""
 
 
 PR_SET_PDEATHSIG = 1
@@ -29,7 +29,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _die_with_parent() -> None:
-    """In a fresh child: let the kernel send SIGTERM when we die, even by ``kill -9``."""
+    """In a new child: let the kernel send SIGTERM when the parent dies, even by ``kill -9``."""
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
@@ -39,7 +39,7 @@ class ProgramDied(Failure):
 
 
 class ProgramRefused(ProgramDied):
-    """A program was asked for something that it refuses: the sentence and the code are its own."""
+    """A program refused its arguments or configuration: message and exit code are the program's."""
 
     exit_code: ClassVar[int] = USAGE
 
@@ -49,7 +49,7 @@ class RunningProgram:
     """One started program, the leader of its own process group.
 
     Attributes:
-        name: What it is called in messages and in its log file.
+        name: Name in messages and of its log file.
         log: Its standard output and error.
         cpu: Processor seconds, user and system; final once it has ended.
         peak_kb: Largest resident memory in kilobytes; final once it has ended.
@@ -91,7 +91,7 @@ class RunningProgram:
         return self.code
 
     def tail(self, lines: int = 5) -> str:
-        """Return the last lines it wrote."""
+        """Return the last lines of its output."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
@@ -111,7 +111,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """Return the command line of one of our own programs, run by this very interpreter.
+    """Return the command line of one of the project's programs, with this interpreter.
 
     >>> command("gridfed-edge", "run", "a.toml")[1:]
     ['-m', 'edge_sdk', 'run', 'a.toml']
@@ -122,7 +122,7 @@ def command(program: str, *arguments: str) -> list[str]:
 
 @dataclass
 class ProcessGroup:
-    """Programs that live and die together. Leaving the ``with`` block stops every one of them.
+    """Programs that are stopped together. Leaving the ``with`` block stops every one of them.
 
     Attributes:
         logs: Folder for one log file a program.
@@ -171,7 +171,7 @@ class ProcessGroup:
         return self.members[-1]
 
     def check(self) -> None:
-        """Raise ``ProgramDied`` with its last words if a member ended in failure."""
+        """Raise ``ProgramDied`` with its last output if a member ended in failure."""
         for member in self.members:
             if member.poll():
                 raise ProgramDied(
@@ -180,7 +180,7 @@ class ProcessGroup:
                 )
 
     def stop(self, members: Iterable[RunningProgram], grace: float = GRACE) -> None:
-        """Ask politely, all at once, then insist. Every member is reaped, and so weighed."""
+        """Send SIGTERM to all, then SIGKILL. Every member is reaped, and so measured."""
         doomed = [member for member in reversed(list(members)) if member.poll() is None]
         with _deaf():
             for member in doomed:
@@ -208,7 +208,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ignore Ctrl-C while cleaning up: a second one must not leave half a family behind."""
+    """Ignore Ctrl-C during cleanup: a second one must not leave programs running."""
     with ExitStack() as stack:
         try:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -223,8 +223,8 @@ def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
     """Run a program to its end and return what it printed.
 
     Raises:
-        ProgramRefused: It was wrong usage or configuration; the sentence is what it said.
-        ProgramDied: It failed or took longer than ``timeout`` seconds; the hint is what it said.
+        ProgramRefused: Wrong usage or configuration; the message is the program's.
+        ProgramDied: It failed or took longer than ``timeout`` seconds; the hint is its output.
     """
     name = " ".join(Path(arguments[0]).name if i == 0 else a for i, a in enumerate(arguments[:5]))
     try:

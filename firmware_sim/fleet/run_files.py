@@ -1,4 +1,4 @@
-"""The files a fleet is started from: keys, configurations, and who is enrolled."""
+"""Files that a fleet is started from: keys, configurations, and enrolments."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import UNPROTECTED, Learning, Scenario
 
 FAST = {"answer": "2s", "fetch": "2s"}
-"""How patient a simulated device is: it sits beside its broker."""
+"""Short timeouts of a simulated device beside its broker."""
 
 FEW = 16
-"""So many are impatient. More share one thread, and wait for each other as long as in the field."""
+"""Largest number of devices with short timeouts. More share one thread, and need the defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device's configuration file and the readings it was given."""
+    """Configuration file of one device, and its readings."""
 
     id: str
     config: Path
@@ -38,7 +38,7 @@ class Prepared:
     Attributes:
         folder: Everything lies below it.
         aggregator: Configuration of the aggregator.
-        devices: In order of their ids.
+        devices: Devices in order of their ids.
         page: Address of the aggregator's page, ``host:port``.
     """
 
@@ -49,7 +49,7 @@ class Prepared:
 
 
 def toml(table: Mapping[str, Any]) -> str:
-    """Write a mapping as TOML: a line a key, tables inline. None is left out.
+    """Return a mapping as TOML: a line a key, tables inline. None is left out.
 
     >>> print(toml({"id": "a", "keys": {"root": Path("r.pub")}, "shared": ("lstm.",), "url": None}))
     id = "a"
@@ -72,7 +72,7 @@ def _value(value: Any) -> str:  # noqa: ANN401 - any TOML value
 
 
 def assigned(samples: Sequence[DeviceReadings], devices: int) -> list[tuple[str, DeviceReadings]]:
-    """Give every device readings; beyond the samples there are, they are used over again.
+    """Assign readings to every device; with more devices than samples, they are used again.
 
     >>> a, b = DeviceReadings("a", Path("a")), DeviceReadings("b", Path("b"))
     >>> [id for id, _ in assigned([a, b], 5)]
@@ -92,14 +92,14 @@ def prepare(
 
     Args:
         folder: Made if missing; must not hold an earlier fleet.
-        fleet: Its name, in topics and signatures.
-        chosen: What it does.
-        samples: What it reads.
+        fleet: Name of the fleet, in topics and signatures.
+        chosen: The scenario.
+        samples: Set of readings.
         broker: Address of a running broker.
-        page: Where the aggregator's page goes.
+        page: Address of the aggregator's page.
 
     Raises:
-        Died: The aggregator's own commands refused; the hint says why.
+        Died: The aggregator's own commands refused; the hint is their output.
     """
     make_private_folder(folder)
     config = folder / "aggregator.toml"
@@ -117,17 +117,17 @@ def prepare(
 def join(
     folder: Path, config: Path, chosen: Scenario, samples: SampleSet, *, broker: str
 ) -> Prepared:
-    """Write the devices' files only, and enrol them with an aggregator that somebody else runs.
+    """Write the devices' files only, and enrol them with an aggregator that already runs.
 
     Args:
         folder: For the devices.
         config: The aggregator's own configuration, on this machine.
-        chosen: What devices do; how they learn is the aggregator's to say.
-        samples: What they read.
+        chosen: The scenario; the aggregator defines the run.
+        samples: Set of readings.
         broker: Address of the broker that the aggregator is connected to.
 
     Raises:
-        Died: The aggregator's own commands refused; the hint says why.
+        Died: The aggregator's own commands refused; the hint is their output.
     """
     said = json.loads(run(command("gridfed-aggregator", "check", str(config), "--json")))
     settings = {row["key"]: row["value"] for row in said["settings"]}
@@ -181,7 +181,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
 
 
 def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, Any]:
-    """What all devices are told alike."""
+    """Return the configuration that all devices share."""
     told = chosen.learning.settings
     steps = int(told.get("steps", 0))
     alone = {"alone_every": "0s", "alone_steps": steps or None, "alone_rate": told.get("rate")}

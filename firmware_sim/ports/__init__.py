@@ -1,1 +1,1 @@
-"""The bytes that real devices speak. Nothing here is shared with what reads them in the SDK."""
+"""Protocols of real devices, as servers. No code is shared with the SDK's readers."""

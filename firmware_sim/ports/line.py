@@ -1,4 +1,4 @@
-"""Where a simulated meter's telegrams go: a pseudo-terminal, or whoever connects to a TCP port."""
+"""Outputs for a simulated meter's telegrams: a pseudo-terminal, or a TCP port."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _QUIET = 50  # looks in a row, 10 ms apart, at an empty line
 
 
 class Line(Protocol):
-    """Takes bytes for whoever reads."""
+    """Sends bytes to a reader."""
 
     @property
     def url(self) -> str:
-        """What a ``[[source]]`` names to read it."""
+        """Return the address for a ``[[source]]``."""
 
     def send(self, data: bytes, *, waits: bool) -> bool:
-        """Write; without a reader either wait for one, or let the bytes go as a meter does.
+        """Write; without a reader either wait for one, or drop the bytes as a meter does.
 
         Returns:
-            Whether all bytes were taken.
+            True if all bytes were written.
         """
 
     def drain(self, patience: float) -> None:
-        """Wait until what was written has been read, at most so many seconds."""
+        """Wait until the written bytes have been read, at most ``patience`` seconds."""
 
     def break_off(self) -> None:
-        """Hang up on whoever reads, and be there again at once under the same address."""
+        """Disconnect the reader, and listen again at once under the same address."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the line."""
 
 
 def open_line(url: str) -> Line:
@@ -59,10 +59,10 @@ def open_line(url: str) -> Line:
 
 
 class Pty:
-    """A pseudo-terminal: its other end is as good as a serial port."""
+    """A pseudo-terminal, whose other end replaces a serial port."""
 
     def __init__(self, link: str) -> None:
-        """Open one; a symbolic link gives it a name that lasts."""
+        """Open one; a symbolic link gives it a lasting name."""
         self._link = Path(link).absolute() if link else None
         self._open()
 
@@ -78,7 +78,7 @@ class Pty:
 
     @property
     def url(self) -> str:
-        """What a ``[[source]]`` names to read it."""
+        """Return the address for a ``[[source]]``."""
         return f"serial://{self._link or self._name}"
 
     def send(self, data: bytes, *, waits: bool) -> bool:
@@ -94,7 +94,7 @@ class Pty:
         return True
 
     def _room(self) -> None:
-        """Give the reader a moment where the line says it has room and has none."""
+        """Wait briefly where the line reports free space and has none."""
         if self._unread() > 3000:
             time.sleep(0.001)
 
@@ -103,14 +103,14 @@ class Pty:
         return int(struct.unpack("i", held)[0])
 
     def drain(self, patience: float) -> None:
-        """Wait until what was written has been read."""
+        """Wait until the written bytes have been read."""
         end, quiet = time.monotonic() + patience, 0
         while quiet < _QUIET and time.monotonic() < end:  # the kernel hands bytes over in its time
             quiet = 0 if self._unread() else quiet + 1
             time.sleep(0.01)
 
     def break_off(self) -> None:
-        """Be unplugged and plugged in again; without a lasting name, lose what is on its way."""
+        """Reopen the terminal; without a lasting name, unread bytes are lost."""
         if self._link is None:
             termios.tcflush(self._slave, termios.TCIOFLUSH)
             return
@@ -119,7 +119,7 @@ class Pty:
         self._open()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the terminal."""
         os.close(self._master)
         os.close(self._slave)
         if self._link is not None:
@@ -127,7 +127,7 @@ class Pty:
 
 
 class Port:
-    """A TCP port that sends to everybody who connects."""
+    """A TCP port that sends to every connected reader."""
 
     def __init__(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one."""
@@ -137,12 +137,12 @@ class Port:
 
     @property
     def url(self) -> str:
-        """What a ``[[source]]`` names to read it."""
+        """Return the address for a ``[[source]]``."""
         host, port = self._server.getsockname()[:2]
         return f"tcp://{host}:{port}"
 
     def send(self, data: bytes, *, waits: bool) -> bool:
-        """Write to everybody; without anybody, wait if told to."""
+        """Write to all readers; without one, wait if ``waits``."""
         while True:
             self._greet(_TURN if waits and not self._readers else 0.0)
             if self._readers or not waits:
@@ -165,7 +165,7 @@ class Port:
             patience = 0.0
 
     def drain(self, patience: float) -> None:
-        """Say that there is no more, and wait until the readers have left."""
+        """Shut down the sending side, and wait until the readers have disconnected."""
         end = time.monotonic() + patience
         for reader in self._readers:
             reader.settimeout(max(0.1, end - time.monotonic()))
@@ -177,14 +177,14 @@ class Port:
                 continue
 
     def break_off(self) -> None:
-        """Reset all connections: what is on its way is lost."""
+        """Reset all connections: unread bytes are lost."""
         for reader in self._readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             reader.close()
         self._readers.clear()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the port."""
         for reader in self._readers:
             reader.close()
         self._server.close()

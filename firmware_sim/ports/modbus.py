@@ -1,4 +1,4 @@
-"""A device's registers over Modbus TCP: a SunSpec chain, and a vendor's own map beside it."""
+"""Registers of a device over Modbus TCP: a SunSpec chain, and a vendor's own map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ power, temperature (never implemented: 0x8000)."""
 
 
 def registers(face: Face) -> dict[str, dict[int, int]]:
-    """Return what the registers hold while a meter shows ``face``.
+    """Return the registers for the display ``face`` of a meter.
 
     >>> held = registers(Face(0.0, (1, 2), power=-5))
     >>> held["holding"][SUNSPEC], held["input"][VENDOR + 1], held["input"][VENDOR + 4]
@@ -56,7 +56,7 @@ def _text(text: str, words: int) -> tuple[int, ...]:
 
 
 def answer(body: bytes, held: Mapping[str, Mapping[int, int]]) -> bytes:
-    """Return the answer to a request, function code first; whoever writes is refused."""
+    """Return the response to a request, function code first; writes are refused."""
     table = {3: "holding", 4: "input"}.get(body[0])
     if table is None or len(body) != 5:
         return bytes([body[0] | 0x80, _ILLEGAL_FUNCTION])
@@ -71,9 +71,9 @@ class Registers:
     """A Modbus TCP server on a port of this machine.
 
     Args:
-        host: To listen on.
-        port: Likewise; 0 takes a free one.
-        face: What the meter shows now.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        face: Returns the present display of the meter.
     """
 
     def __init__(self, host: str, port: int, face: Callable[[], Face]) -> None:
@@ -83,14 +83,14 @@ class Registers:
             """One master's connection."""
 
             def handle(self) -> None:
-                """Answer until it leaves."""
+                """Answer requests until the master disconnects."""
                 while (request := _request(self.request)) is not None:
                     number, unit, body = request
                     said = answer(body, registers(outer_face()))
                     self.request.sendall(_HEAD.pack(number, 0, 1 + len(said), unit) + said)
 
         class Server(socketserver.ThreadingTCPServer):
-            """Many masters at once, gone with the process."""
+            """A server for several masters, with daemon threads."""
 
             allow_reuse_address = True
             daemon_threads = True
@@ -101,7 +101,7 @@ class Registers:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the address of the server."""
         host, port = self._server.server_address[:2]
         return f"tcp://{host!s}:{port}"
 
@@ -112,7 +112,7 @@ class Registers:
 
 
 def _request(channel: socket.socket) -> tuple[int, int, bytes] | None:
-    """Read one request; None when the master left, or does not speak Modbus."""
+    """Read one request; None at the end of the connection, or if it is not Modbus."""
     head = _exactly(channel, _HEAD.size)
     if head is None:
         return None

@@ -1,4 +1,4 @@
-"""What a charge point says: OCPP 1.6J and 2.0.1, as JSON arrays on a WebSocket."""
+"""Messages of a charge point: OCPP 1.6J and 2.0.1, as JSON arrays on a WebSocket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENERGY, _POWER = "Energy.Active.Import.Register", "Power.Active.Import"
 
 
 def clock(time: float) -> str:
-    """Write a moment.
+    """Return a moment as ISO 8601.
 
     >>> clock(0.0)
     '1970-01-01T00:00:00Z'
@@ -27,13 +27,13 @@ def clock(time: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SocketSample:
-    """What a socket's meter shows.
+    """Values of a socket's meter.
 
     Attributes:
-        time: By the charger's clock.
-        socket: From 1.
+        time: Time on the charge point's clock.
+        socket: Number of the socket, from 1.
         wh: Register, whole Wh.
-        watts: Now.
+        watts: Present power.
     """
 
     time: float
@@ -44,14 +44,14 @@ class SocketSample:
 
 @dataclass(frozen=True, slots=True)
 class CallMessage:
-    """A message that wants an answer.
+    """A message with an answer.
 
     Attributes:
-        action: What is asked.
-        payload: With what.
-        session: Local name of the session it belongs to; a 1.6 charger puts the back office's
-            number for it in when it is sent.
-        is_start: Whether the answer brings that number.
+        action: Action of the message.
+        payload: Payload of the message.
+        session: Local name of its session; a 1.6 charge point replaces it by the back office's
+            number when it is sent.
+        is_start: True if the answer contains that number.
     """
 
     action: str
@@ -60,7 +60,7 @@ class CallMessage:
     is_start: bool = False
 
     def text(self, number: str, transaction: int | None, *, is_offline: bool) -> str:
-        """Return the message."""
+        """Return the message as text."""
         payload = self.payload
         if transaction is not None:
             payload = payload | {"transactionId": transaction}
@@ -71,10 +71,10 @@ class CallMessage:
 
 @dataclass(frozen=True, slots=True)
 class OcppVersion:
-    """Puts what happens into the words of a version.
+    """Makes the messages of a version.
 
     Attributes:
-        version: Of OCPP.
+        version: Version of OCPP.
         sign: Adds signed readings to the end of a session; None adds none.
     """
 
@@ -82,7 +82,7 @@ class OcppVersion:
     sign: Sign | None = None
 
     def boot(self) -> CallMessage:
-        """Say hello."""
+        """Return the boot notification."""
         if self.version == "1.6":
             named = {"chargePointVendor": "gridfed", "chargePointModel": "sim"}
             return CallMessage("BootNotification", named)
@@ -90,7 +90,7 @@ class OcppVersion:
         return CallMessage("BootNotification", {"reason": "PowerUp", "chargingStation": station})
 
     def started(self, seen: SocketSample, session: str) -> CallMessage:
-        """Tell of a car that came."""
+        """Return the message for the start of a session."""
         if self.version == "1.6":
             payload = {
                 "connectorId": seen.socket,
@@ -103,7 +103,7 @@ class OcppVersion:
         return self._event("Started", seen, session, 0, "Transaction.Begin", {"idToken": token})
 
     def sampled(self, seen: SocketSample, session: str, number: int) -> CallMessage:
-        """Tell what was measured while a car charges."""
+        """Return the values of a charging session."""
         if self.version == "1.6":
             payload = {
                 "connectorId": seen.socket,
@@ -115,7 +115,7 @@ class OcppVersion:
     def stopped(
         self, seen: SocketSample, session: str, number: int, before: list[SocketSample]
     ) -> CallMessage:
-        """Tell of a car that left; values already sent are repeated, as chargers do."""
+        """Return the message for the end of a session; values already sent are repeated."""
         if self.version == "1.6":
             data = [self._values(each, "Sample.Periodic") for each in before]
             payload = {
@@ -128,7 +128,7 @@ class OcppVersion:
         return self._event("Ended", seen, session, number, "Transaction.End", {})
 
     def on_the_clock(self, seen: SocketSample) -> CallMessage:
-        """Tell a quarter's register, car or no car."""
+        """Return the register of a quarter of an hour, with or without a session."""
         key = "connectorId" if self.version == "1.6" else "evseId"
         values = [self._values(seen, "Sample.Clock")]
         return CallMessage("MeterValues", {key: seen.socket, "meterValue": values})

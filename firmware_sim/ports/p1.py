@@ -22,13 +22,13 @@ def checksum(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """What a meter shows at one moment.
+    """Display of a meter at one moment.
 
     Attributes:
         time: Unix seconds, by the meter's own clock.
         imported: Wh drawn so far under tariff 1 (low) and 2 (normal).
         exported: Wh fed in so far, as above.
-        power: W drawn now; negative feeds in.
+        power: Present power in W; negative feeds in.
         gas: Litres so far, and the Unix seconds of their own reading; None without a gas meter.
         tariff: 1 or 2.
     """
@@ -42,7 +42,7 @@ class Face:
 
 
 def clock(time: float, zone: tzinfo) -> str:
-    """Write local time with S for summer and W for winter.
+    """Return local time with S for summer and W for winter.
 
     >>> from zoneinfo import ZoneInfo
     >>> [clock(t, ZoneInfo("Europe/Amsterdam")) for t in (1698541199, 1698541200)]
@@ -53,7 +53,7 @@ def clock(time: float, zone: tzinfo) -> str:
 
 
 def telegram(face: Face, zone: tzinfo, serial: str = "E0000000000000001") -> bytes:
-    r"""Write one telegram, checksum and end of line included.
+    r"""Return one telegram, with checksum and end of line.
 
     >>> telegram(Face(1698541199, (1500, 2000)), UTC)[-7:-6]
     b'!'
@@ -91,7 +91,7 @@ def telegram(face: Face, zone: tzinfo, serial: str = "E0000000000000001") -> byt
 
 
 def _kilo(thousandths: int, digits: int) -> str:
-    """Write thousandths as a fixed number of digits, a point, and three more.
+    """Return thousandths as a fixed number of digits, a point, and three more.
 
     >>> _kilo(1234, 6)
     '000001.234'

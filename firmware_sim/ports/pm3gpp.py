@@ -1,6 +1,6 @@
-"""Performance files as an element manager writes them: TS 32.435 and TS 28.532, with their habits.
+"""Performance files of an element manager, after TS 32.435 and TS 28.532, with vendors' variants.
 
-The writer shares no line with the SDK's reader; the tests read the one with the other.
+The writer shares no code with the SDK's reader; the tests read its files with that reader.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ COUNTERS = (
 """Counters of TS 28.552 that every cell has, in the order of writing, and ``Load``'s field."""
 
 POWER = "PEE.AvgPower"
-"""What the whole element has: its mean power in watts."""
+"""Counter of the whole element: its mean power in watts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementReport:
-    """What one file tells: one period of one station.
+    """Content of one file: one period of one station.
 
     Attributes:
         element: Name of the station.
         begin: Start of the period, Unix seconds.
         seconds: Length of the period.
-        load: Of that period, arrays of shape ``(1, cells)``.
-        zone: Whose offset the manager writes times with.
-        suspect: Cells whose values it doubts.
-        missing: Cells it has no values of.
+        load: Load of that period, arrays of shape ``(1, cells)``.
+        zone: Time zone of the written times.
+        suspect: Cells with suspect values.
+        missing: Cells without values.
     """
 
     element: str
@@ -52,7 +52,7 @@ class MeasurementReport:
 
     @property
     def name(self) -> str:
-        """The file's name by TS 32.432, with the colons and pluses that file systems dislike."""
+        """Return the file's name by TS 32.432, without colons and pluses, for file systems."""
         start, end = self._time(self.begin), self._time(self.begin + self.seconds)
         return f"A{start:%Y%m%d.%H%M%z}-{end:%H%M%z}_{self.element}.xml"
 
@@ -61,11 +61,11 @@ class MeasurementReport:
 
     @property
     def power(self) -> float:
-        """Of the whole element, in watts."""
+        """Return the power of the whole element, in watts."""
         return round(float(self.load.power.sum()), 1)
 
     def stamp(self, moment: int, *, colon: bool = True) -> str:
-        """Return a time as a file writes it.
+        """Return a time as it is written in a file.
 
         >>> one = MeasurementReport("n", 0, 900, Load(*[None] * 6))
         >>> one.stamp(0), one.stamp(0, colon=False)
@@ -75,7 +75,7 @@ class MeasurementReport:
         return text if colon else text[:-3] + text[-2:]
 
     def rows(self) -> list[tuple[str, list[str], bool]]:
-        """Return every cell's name, its values as text, and whether they are doubted."""
+        """Return every cell's name, its values as text, and True if they are suspect."""
         rows = []
         for cell in range(self.load.dl.shape[1]):
             exact = [repr(float(getattr(self.load, field)[0, cell])) for _, field in COUNTERS]
@@ -90,7 +90,7 @@ def written(report: MeasurementReport, standard: Standard) -> bytes:
 
 
 def _collected(report: MeasurementReport) -> str:
-    """TS 32.435: counters as one list, results as another."""
+    """Return a TS 32.435 file: counters as one list, results as another."""
     end = report.stamp(report.begin + report.seconds)
     period = f'<granPeriod duration="PT{report.seconds}S" endTime="{end}"/>'
     values = "\n".join(
@@ -119,7 +119,7 @@ def _collected(report: MeasurementReport) -> str:
 
 
 def _streamed(report: MeasurementReport) -> str:
-    """TS 28.532 as some vendors write it: a processing instruction first, offsets without colon."""
+    """Return a TS 28.532 file in a vendor's form: a leading instruction, offsets without colon."""
     end = report.stamp(report.begin + report.seconds, colon=False)
     period = f'<granPeriod duration="PT{report.seconds}S" endTime="{end}"/>'
     types = "".join(

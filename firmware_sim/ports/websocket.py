@@ -1,4 +1,4 @@
-"""The charger's end of a WebSocket: a client, blocking, text only (RFC 6455)."""
+"""WebSocket client of the charge point: blocking, text only (RFC 6455)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Conversation:
 
     Args:
         url: ``ws://host:port/path`` or ``wss://…``.
-        protocol: Subprotocol that must be agreed on: ``ocpp1.6``, ``ocpp2.0.1``.
+        protocol: Required subprotocol: ``ocpp1.6``, ``ocpp2.0.1``.
         password: For basic authentication with the path's last part as user; empty sends none.
 
     Raises:
-        OSError: Not reached, or declined.
+        OSError: The server is not reached, or declines.
     """
 
     def __init__(self, url: str, protocol: str, password: str = "") -> None:
@@ -129,7 +129,7 @@ class Conversation:
         self._buffer += data
 
     def close(self) -> None:
-        """Hang up, politely if the other end is there."""
+        """Close the connection, with a close frame if the other end is there."""
         try:
             self._send(_CLOSE, struct.pack(">H", 1000))
         except OSError:

@@ -1,5 +1,5 @@
-"""What happens at a site, from a seed: weather, homes, businesses, cars, cells. Numpy, no files.
+"""Profiles of sites from a seed: weather, homes, businesses, cars, cells. Numpy, no files.
 
-The shapes are assumptions, stated with each, not fitted models. Every profile answers for any day
-without having lived the days before, so that a simulated device can be restarted anywhere.
+The shapes are assumptions, stated with each, not fitted models. Every profile can compute any day
+without the days before, so that a simulated device can be restarted anywhere.
 """

@@ -1,4 +1,4 @@
-"""Cars at a charging socket: when they come, what they want, how long they stay."""
+"""Charging sessions at a socket: arrivals, energy and stays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ARRIVALS: dict[Site, tuple[float, float, float]] = {  # a day, mean hour of arr
 _STAY = {"home": 10.0, "workplace": 8.0, "public": 2.0, "depot": 13.0}  # hours, median
 _AC = (3.7, 7.4, 11.0, 22.0)
 _KNEE = 0.85
-"""Share of the energy asked for after which the current tapers off."""
+"""Fraction of the requested energy after which the current tapers off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class ChargingSession:
 
     Attributes:
         arrival: Unix seconds: plugged in, charging.
-        departure: Unplugged.
-        wh: What it would take if it stayed long enough.
-        watts: Until the knee.
-        number: Of the day.
+        departure: Unix seconds: unplugged.
+        wh: Requested energy, delivered if the stay is long enough.
+        watts: Power until the knee.
+        number: Number of the session in its day.
     """
 
     arrival: int
@@ -47,7 +47,7 @@ class ChargingSession:
     number: int
 
     def delivered(self, time: float) -> float:
-        """Return Wh given so far: constant power to the knee, then exponential decay.
+        """Return Wh delivered so far: constant power to the knee, then exponential decay.
 
         >>> car = ChargingSession(0, 36_000, 10_000, 10_000, 0)
         >>> round(car.delivered(1800)), 8500 < car.delivered(5400) < 10_000
@@ -70,27 +70,27 @@ class ChargingSession:
 
 @dataclass(frozen=True, slots=True)
 class Drawn(ChargingSession):
-    """A car that takes what was recorded.
+    """A session with recorded energy.
 
     Attributes:
-        given: Wh after each minute, from nothing on.
+        given: Wh after each minute, from zero.
     """
 
     given: tuple[float, ...] = (0.0,)
 
     def delivered(self, time: float) -> float:
-        """Return Wh given so far: all of it by the time it leaves."""
+        """Return Wh delivered so far: all of it by the departure."""
         span = self.departure - self.arrival
         minutes = np.minimum(60.0 * np.arange(len(self.given)), span)
         return float(np.interp(time - self.arrival, minutes, self.given))
 
 
 def recorded(name: str, share: float, day: int) -> list[ChargingSession]:
-    """Return cars that draw what a shipped site drew on a UTC day: one for each stretch of it.
+    """Return the sessions of a shipped site on a UTC day: one for each stretch of energy.
 
     Args:
         name: ``SET/DEVICE`` of shipped readings in kWh.
-        share: Of the site's energy, at one of its sockets.
+        share: Fraction of the site's energy at one of its sockets.
         day: Days since 1970.
 
     Example:
@@ -120,12 +120,12 @@ def sessions(
     """Return the cars of a local day, in order, one at a time.
 
     Args:
-        seed: Tells chargers apart.
-        socket: From 1.
-        site: Whose habits.
-        day: Days since 1970; a car may stay into the next one, and nobody comes before it left.
+        seed: Seed of the charge point.
+        socket: Number of the socket, from 1.
+        site: Kind of site, for arrivals and stays.
+        day: Days since 1970; a car may stay into the next one, and the next arrives after it left.
         region: Sites of one region have their busy days together.
-        zone: Whose clock people live by.
+        zone: Time zone of the drivers.
 
     Example:
         >>> cars = [car for day in range(19_700, 19_730) for car in sessions(1, 1, "home", day)]
@@ -160,6 +160,6 @@ def sessions(
 
 
 def _midnight(day: int, zone: tzinfo) -> int:
-    """Return when a local day begins, in Unix seconds."""
+    """Return the start of a local day, in Unix seconds."""
     local = datetime.combine(date(1970, 1, 1) + timedelta(day), time(), zone)
     return int(local.timestamp())

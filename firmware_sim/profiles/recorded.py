@@ -1,4 +1,4 @@
-"""A site's real readings behind a simulated meter: one device of a shipped set, or of your own."""
+"""Recorded readings of a site behind a simulated meter: a device of a shipped or own set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Recorded:
 
     Attributes:
         name: ``SET/DEVICE`` of the shipped sets; a set alone is its first device.
-        seed: Tells meters apart.
-        unit: Of the set: kWh, or ``activity``.
-        after: So many devices after the named one, in the set's order: its neighbours.
+        seed: Seed of the meter.
+        unit: Unit of the set: kWh, or ``activity``.
+        after: Offset from the named device in the set's order, for its neighbours.
 
     Example:
         >>> home = Recorded("homes")
@@ -41,7 +41,7 @@ class Recorded:
         """Read the record.
 
         Raises:
-            SampleError: There is no such set, device or column of energy.
+            SampleError: The set, the device or a column of energy does not exist.
         """
         label, _, device = self.name.partition("/")
         samples = sample_set(label)
@@ -64,13 +64,13 @@ class Recorded:
 
     @property
     def peak(self) -> float:
-        """What is not exceeded in 99.9 % of all minutes, per hour."""
+        """Return the 99.9 % quantile of all minutes, per hour."""
         return float(np.quantile(self._days, 0.999))
 
     def load(self, day: int) -> NDArray[np.float64]:
-        """Return kW (or the unit, per hour) in each minute of a UTC day; unobserved is nothing."""
+        """Return kW (or the unit, per hour) in each minute of a UTC day; 0 if unobserved."""
         return np.asarray(self._days[(day - self._first) % len(self._days)], np.float64)
 
     def generation(self, day: int) -> NDArray[np.float64]:  # noqa: ARG002 - in the record already
-        """Return kW made: what the record holds is net of it."""
+        """Return zeros: the record is net of generation."""
         return np.zeros(DAY // 60)

@@ -1,9 +1,8 @@
 """The load of a base station's cells, from a seed.
 
-What is offered follows the hour, the weekday and the place, with noise that lasts, crowds that come
-for an evening, and a neighbour that fails and hands its users over. What is carried, how full the
-cells are, and what they draw, follow from what is offered. The numbers are assumptions to start
-from and are fitted to no network.
+The offered load follows the hour, the weekday and the place, with correlated noise, crowds on some
+evenings, and a neighbour that fails and hands its users over. Carried volume, used blocks and power
+follow from the offered load. The numbers are assumptions and are not fitted to a network.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PEAKS: Mapping[str, tuple[tuple[float, float, float], ...]] = MappingProxyType(
         "transport": ((8.0, 1.2, 1.0), (17.5, 1.6, 1.0)),
     }
 )
-"""Hours of the day when a place is busy: centre, width, height."""
+"""Busy hours of a place: centre, width, height."""
 
 WEEKEND: Mapping[str, float] = MappingProxyType(
     {"residential": 1.15, "business": 0.35, "transport": 0.55}
@@ -56,15 +55,15 @@ class CellSite:
     """A site with some cells.
 
     Attributes:
-        seed: Tells stations apart.
+        seed: Seed of the station.
         region: Stations of one region share crowds and moods.
-        cells: How many.
-        place: What is around it.
-        capacity: What a cell carries at most, Mbit/s.
-        busy: What its busiest hour offers on an ordinary day, as a share of the capacity.
-        zone: Whose clock people live by.
-        like: ``SET/DEVICE`` of shipped readings that shape what is offered; empty generates. The
-            second cell is like the device that follows in the set, and so on.
+        cells: Number of cells.
+        place: Kind of surroundings.
+        capacity: Largest throughput of a cell, Mbit/s.
+        busy: Offered load of its busiest hour on an ordinary day, as a fraction of the capacity.
+        zone: Time zone of the users.
+        like: ``SET/DEVICE`` of shipped readings that shape the offered load; empty generates. The
+            second cell uses the device that follows in the set, and so on.
     """
 
     seed: int
@@ -78,7 +77,7 @@ class CellSite:
 
 
 class Load(NamedTuple):
-    """What the cells did in some periods; every array has shape ``(periods, cells)``.
+    """Load of the cells in some periods; every array has shape ``(periods, cells)``.
 
     Attributes:
         dl: Downlink volume, Mbit.
@@ -98,13 +97,13 @@ class Load(NamedTuple):
 
 
 def load(station: CellSite, begin: int, periods: int, seconds: int = 900) -> Load:
-    """Return what the cells of a station did.
+    """Return the load of a station's cells.
 
     Args:
         station: The site.
         begin: Unix seconds; a whole multiple of ``seconds``.
-        periods: How many.
-        seconds: Length of one; divides a day.
+        periods: Number of periods.
+        seconds: Length of a period; divides a day.
 
     Example:
         >>> one = CellSite(seed=7)
@@ -133,7 +132,7 @@ def load(station: CellSite, begin: int, periods: int, seconds: int = 900) -> Loa
 
 
 def _offered(station: CellSite, cell: int, times: NDArray[np.int64], seconds: int) -> Values:
-    """Return what is offered to a cell as a share of its capacity."""
+    """Return the offered load of a cell as a fraction of its capacity."""
     if station.like:
         return station.busy * _recorded(station.like, cell, times)
     local = times + [_offset(station.zone, int(time)) for time in times]
@@ -156,7 +155,7 @@ def _record(like: str, cell: int) -> Recorded:
 
 
 def _recorded(like: str, cell: int, times: NDArray[np.int64]) -> Values:
-    """Return what was recorded at some times, as a share of what it is at most."""
+    """Return the record at some times, as a fraction of its peak."""
     record = _record(like, cell)
     days, which = np.unique(times // DAY, return_inverse=True)
     whole = np.stack([record.load(int(day)) for day in days])
@@ -169,7 +168,7 @@ def _offset(zone: tzinfo, time: int) -> int:
 
 
 def _apart(hours: Values, centre: float) -> Values:
-    """Return hours between two times of day, the shorter way round."""
+    """Return the shorter difference in hours between two times of day."""
     return np.abs((hours - centre + 12.0) % 24.0 - 12.0)
 
 

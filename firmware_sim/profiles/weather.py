@@ -1,4 +1,4 @@
-"""The weather of a region: what makes neighbours alike."""
+"""Weather of a region, which makes neighbours alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOURS = 24
 
 
 def draw(*words: object) -> np.random.Generator:
-    """Return the generator of one purpose: the same words give the same numbers, on any machine.
+    """Return the generator of one purpose: the same words give the same numbers on any machine.
 
     >>> draw("rain", 3).integers(1000).item() == draw("rain", 3).integers(1000).item()
     True
@@ -56,16 +56,16 @@ class Weather:
         return season + sun * (1.4 - self.cloud(day)) + fronts
 
     def cloud(self, day: int) -> float:
-        """Return how much of the sky is covered, 0 to 1."""
+        """Return the cloud cover, 0 to 1."""
         return float(draw("cloud", self.region, day).beta(2.0, 1.5))
 
     def _front(self, day: int) -> float:
-        """Return an anomaly of about 3 °C that lasts some days: a sum of what has passed."""
+        """Return an anomaly of about 3 °C that lasts some days: a sum of past shocks."""
         weights = 0.75 ** np.arange(12)
         return float(2.0 * weights @ [_shock(self.region, day - ago) for ago in range(12)])
 
     def sun(self, day: int) -> NDArray[np.float64]:
-        """Return irradiance as a share of its most, minute by minute in UTC, shape ``(1440,)``."""
+        """Return irradiance as a fraction of its peak, by minute in UTC, shape ``(1440,)``."""
         season = 0.5 - 0.5 * math.cos(2 * math.pi * (day + 10) / 365.25)
         half = 240 + 240 * season
         minutes = np.arange(1440) - 720.0

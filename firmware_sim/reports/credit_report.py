@@ -1,4 +1,4 @@
-"""Who trusted whom in a run, as the aggregator's own command tells it."""
+"""Credit among the devices of a run, from the aggregator's own command."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PICTURE = "credit.svg"
 
 @dataclass(frozen=True, slots=True)
 class CreditReport:
-    """What devices' models counted for one another.
+    """Weights of devices' models for one another.
 
     Attributes:
-        credit: By version, what each device made of each other; what is left out is zero.
-        text: The same as a table, what most others make of each.
+        credit: Weight for each device of each other, by version; zeros are left out.
+        text: The same as a table, with the weight that most others give each.
         picture: The heat map.
     """
 
@@ -29,7 +29,7 @@ class CreditReport:
     picture: Path
 
     def marked(self, liars: Collection[str]) -> str:
-        r"""Return the table with liars pointed out.
+        r"""Return the table with the Byzantine devices marked.
 
         >>> print(CreditReport({}, "version  1\na      .50\nb        0", Path("x")).marked({"b"}))
         version  1
@@ -42,7 +42,7 @@ class CreditReport:
         )
 
     def since(self, liar: str) -> int | None:
-        """Return from which version on most others made nothing of a liar; None for never.
+        """Return the version from which most others gave a device no weight; None for never.
 
         >>> rounds = {1: {"a": {"b": 0.5}, "b": {}}, 2: {"a": {}, "b": {"b": 1.0}}, 3: {"a": {}}}
         >>> CreditReport(rounds, "", Path("x")).since("b"), CreditReport(rounds, "", Path("x")).since("a")
@@ -59,7 +59,7 @@ class CreditReport:
 
 
 def trust(config: Path, out: Path) -> CreditReport | None:
-    """Ask the aggregator's database, beside the daemon or after it.
+    """Return the credit in the aggregator's database, beside the daemon or after it.
 
     Returns:
         None where no round has weighed models for one another.

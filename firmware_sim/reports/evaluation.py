@@ -1,4 +1,4 @@
-"""Judge what devices learned: rolling forecasts of each, against its own later readings."""
+"""Evaluate trained devices: rolling forecasts of each, against its own later readings."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AT_ONCE = 2  # forecasting processes side by side
 
 
 def rolling(device: Device, span: tuple[float, float], out: Path) -> tuple[Times, Series]:
-    """Let a device forecast every step of a span with what it learned.
+    """Return a device's forecasts of every step of a span.
 
     Args:
-        device: Its state is read, nothing is written to it.
+        device: The device; its state is read, and nothing is written to it.
         span: First and last moment, Unix seconds.
         out: CSV file for the forecasts.
 
@@ -34,7 +34,7 @@ def rolling(device: Device, span: tuple[float, float], out: Path) -> tuple[Times
         Instants and one-step forecasts, shape ``(n,)`` each.
 
     Raises:
-        ProgramDied: The device could not forecast a single window; the hint is what it said.
+        ProgramDied: The device could not forecast a single window; the hint is its output.
     """
     first, last = (str(int(moment)) for moment in span)
     options = ("--rolling", first, last, "--beyond", "--out", str(out))
@@ -60,10 +60,10 @@ def judge(
     """Score every device under every arm, and persistence, on the same hours.
 
     Args:
-        fleets: Arm to its fleet; all have the same devices.
-        samples: Names the target column.
-        span: The judged part, Unix seconds.
-        traffic: Arm to device to bytes.
+        fleets: Fleet of each arm; all have the same devices.
+        samples: Set with the target column.
+        span: The evaluated part, Unix seconds.
+        traffic: Bytes of each device, by arm.
     """
     devices = next(iter(fleets.values())).devices
     told = _all_rolling(fleets, span)
@@ -104,7 +104,7 @@ def _truth(
 
 
 def _placed(times: Times, told: Times, values: Series) -> Series:
-    """Lay forecasts on the span's instants; where there is none it says NaN."""
+    """Return forecasts at the span's instants; NaN where there is none."""
     out = np.full(len(times), np.nan)
     at = np.searchsorted(times, told)
     fits = (at < len(times)) & (times[np.minimum(at, len(times) - 1)] == told)
@@ -122,7 +122,7 @@ def last_status(device: RunningProgram) -> dict[str, Any]:
 
 
 def traffic_of(devices: Sequence[Device], ended: Iterable[RunningProgram]) -> dict[str, Traffic]:
-    """Return each device's bytes, as its link counted them."""
+    """Return each device's bytes, from the counters of its link."""
     told = {device.id: last_status(one) for device, one in zip(devices, ended, strict=True)}
     counts = {name: found.get("counts", {}) for name, found in told.items()}
     return {

@@ -1,4 +1,4 @@
-"""How far off devices of one process are, on readings that none of them learned from."""
+"""Forecast errors of the devices of one process, on readings that none was trained on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from firmware_sim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Of one device, in the unit of its series.
+    """Errors of one device, in the unit of its series.
 
     Attributes:
         mae: Mean absolute error.
         rmse: Root of the mean squared error.
-        windows: Forecasts judged; 0 where the device could not forecast.
+        windows: Evaluated forecasts; 0 where the device could not forecast.
     """
 
     mae: float
@@ -32,9 +32,9 @@ class Error:
 
     @classmethod
     def of(cls, told: NDArray[np.float64], truth: NDArray[np.float64]) -> Error:
-        """Judge forecasts, shape ``(n, horizon)``, where the truth was observed.
+        """Score forecasts, shape ``(n, horizon)``, where the truth was observed.
 
-        A forecast that is no number is infinitely wrong.
+        A non-finite forecast has an infinite error.
 
         >>> Error.of(np.array([[1.0], [5.0]]), np.array([[1.0], [2.0]]))
         Error(mae=1.5, rmse=2.1213203435596424, windows=2)
@@ -52,12 +52,12 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of several devices.
+    """Errors of several devices.
 
     Attributes:
-        each: By device id.
-        held: How intervals fared, by device id; empty where models say none.
-        glimpses: One forecast of each, beside what then happened.
+        each: Errors by device id.
+        held: Coverage of intervals, by device id; empty where models have none.
+        glimpses: One forecast of each, beside the readings.
     """
 
     each: Mapping[str, Error]
@@ -66,17 +66,17 @@ class Errors:
 
     @property
     def mae(self) -> float:
-        """The devices' mean absolute errors, averaged."""
+        """Return the mean of the devices' mean absolute errors."""
         return float(np.mean([one.mae for one in self.each.values()]))
 
     @property
     def rmse(self) -> float:
-        """The devices' root mean squared errors, averaged."""
+        """Return the mean of the devices' root mean squared errors."""
         return float(np.mean([one.rmse for one in self.each.values()]))
 
     @property
     def windows(self) -> int:
-        """Forecasts judged, of all devices together."""
+        """Return the evaluated forecasts, of all devices together."""
         return sum(one.windows for one in self.each.values())
 
 
@@ -87,14 +87,14 @@ def errors(
     samples: SampleSet,
     chosen: Scenario,
 ) -> Errors:
-    """Give devices the readings after those they learned from, and judge their forecasts of them.
+    """Give devices their later readings, and score their forecasts of them.
 
     Args:
-        fleet: Whose learning is over: what is read here must not be learned.
-        devices: Who reads what.
-        judged: Ids of those who are judged.
-        samples: Their readings.
-        chosen: Names the judged span.
+        fleet: Fleet after its run: the later readings must not be trained on.
+        devices: Devices with their readings.
+        judged: Ids of the evaluated devices.
+        samples: Set of readings.
+        chosen: Scenario with the evaluated span.
     """
     later = replace(chosen, start=chosen.until, until=chosen.judge[1], judge=chosen.judge)
     clients = {client.config.id: client for client in reversed(fleet.clients)}
@@ -111,7 +111,7 @@ def errors(
 
 
 def judge(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:
-    """Judge one device's rolling forecasts of a span of time, with what it has learned."""
+    """Score one device's rolling forecasts of a span of time."""
     for reading in later:
         client.observe(reading)
     _, told, truth = client.learner.rolling(client.state, *span)

@@ -1,6 +1,6 @@
-"""One self-contained page of a comparison, for a browser, and the same picture as a PNG.
+"""Self-contained HTML page of a comparison, and its picture as a PNG.
 
-The page loads nothing from anywhere. Without matplotlib it has its tables and no picture.
+The page loads no other resource. Without matplotlib it has its tables and no picture.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from firmware_sim.results import (
 COLOURS = {"persistence": "#b0b0b0", "local": "#d9822b", "federated": "#7a5195", "pl-fl": "#0b6e4f"}
 TRUTH = "#222222"
 SHOWN = 96
-"""Steps of the test part that a panel shows: four days of hours."""
+"""Steps of the test part in a panel: four days of hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One device's picture: instants in UTC seconds, the truth, and a forecast per arm."""
+    """Data of one device's picture: instants in UTC seconds, the truth, and a forecast per arm."""
 
     device: str
     times: NDArray[np.int64]
@@ -43,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the page says besides its numbers."""
+    """Text of the page."""
 
     title: str
     verdict: str

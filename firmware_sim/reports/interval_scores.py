@@ -1,4 +1,4 @@
-"""How the intervals of simulated devices fared, and what one of them says right now."""
+"""Coverage of the intervals of simulated devices, and one example of a forecast."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class IntervalCoverage:
-    """Served intervals of one device against the readings that came.
+    """Coverage of the served intervals of one device.
 
     Attributes:
-        below: Share of readings below their interval; ``above`` above it.
+        below: Fraction of readings below their interval; ``above`` above it.
         length: Mean length of the intervals, in the unit of the series.
-        aim: Share of readings that may lie outside on one side.
+        aim: Target fraction of readings outside on one side.
     """
 
     below: float
@@ -31,7 +31,7 @@ class IntervalCoverage:
 
     @classmethod
     def of(cls, ends: Floats, truth: Floats, coverage: float) -> IntervalCoverage:
-        """Judge intervals ``(n, horizon, 2)`` where the truth ``(n, horizon)`` was observed.
+        """Score intervals ``(n, horizon, 2)`` where the truth ``(n, horizon)`` was observed.
 
         >>> ends = np.array([[[0.0, 2.0]], [[1.0, 4.0]], [[0.0, 1.0]]])
         >>> IntervalCoverage.of(ends, np.array([[3.0], [0.5], [np.nan]]), 0.8)
@@ -45,12 +45,12 @@ class IntervalCoverage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForecastExample:
-    """One forecast of one device, beside what then happened.
+    """One forecast of one device, beside the readings.
 
     Attributes:
-        device: Whose.
+        device: Id of the device.
         times: Start of each step, Unix seconds, ``(horizon,)``.
-        median: The middle; ``ends`` the interval, ``(horizon, 2)``; ``truth`` the readings.
+        median: Median forecast; ``ends`` the interval, ``(horizon, 2)``; ``truth`` the readings.
     """
 
     device: str
@@ -60,7 +60,7 @@ class ForecastExample:
     truth: Floats
 
     def text(self, unit: str) -> str:
-        """Lay it out, a line a step.
+        """Return the forecast as text, a line a step.
 
         >>> one = ForecastExample("mall", np.array([0]), *map(np.array, ([1.0], [[0.0, 2.5]], [3.0])))
         >>> print(one.text("kWh"))
@@ -85,9 +85,9 @@ def _moment(time: int) -> datetime:
 def held(
     client: Client, span: tuple[float, float]
 ) -> tuple[IntervalCoverage, ForecastExample] | None:
-    """Judge what a device would have served in a span; None where its model says no interval.
+    """Score a device's intervals in a span; None where its model has none.
 
-    The glimpse is the forecast of the span in whose hours most was used: nights are dull.
+    The example is the forecast of the span with the largest total in its hours.
     """
     learner = client.learner
     ends = learner.intervals(client.state, *span)
@@ -102,7 +102,7 @@ def held(
 
 
 def table(found: Mapping[str, IntervalCoverage], unit: str) -> str:
-    """Lay out how the intervals of every device fared.
+    """Return the coverage of every device's intervals as a table.
 
     >>> print(table({"mall": IntervalCoverage(0.01, 0.098, 4.5, 0.1)}, "kWh"))
     device  below  above  mean length, kWh

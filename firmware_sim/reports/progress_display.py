@@ -16,16 +16,16 @@ HEAD = ("run", "state", "round", "loss", "bytes in / out", "devices", "refused",
 
 
 class Display(Protocol):
-    """Where progress goes."""
+    """Display of the progress of runs."""
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Show a text once."""
 
     def update(self, run: str, state: str, progress: Progress) -> None:
-        """Show how a run stands; ``state`` is a word such as ``learning`` or ``done``."""
+        """Show the progress of a run; ``state`` is a word such as ``learning`` or ``done``."""
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start the display."""
 
     def __exit__(
         self,
@@ -33,11 +33,11 @@ class Display(Protocol):
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """End; what was shown last stays."""
+        """Stop the display; its last content stays."""
 
 
 def cells(run: str, state: str, now: Progress) -> tuple[str, ...]:
-    """Write one run's progress as the cells of its row.
+    """Return one run's progress as the cells of its row.
 
     >>> now = Progress(4, 3, 40, 0.0123, 8, 7, 12_000, 9_000, {"LATE": 1}, 2.5)
     >>> cells("PL-FL", "learning", now)
@@ -58,7 +58,7 @@ def cells(run: str, state: str, now: Progress) -> tuple[str, ...]:
 
 
 class PlainDisplay:
-    """A line when something changed, at most one every few seconds and run."""
+    """Prints a line at a change, at most one every few seconds and run."""
 
     def __init__(self, out: TextIO = sys.stderr, *, every: float = EVERY) -> None:
         """Write to ``out``."""
@@ -66,11 +66,11 @@ class PlainDisplay:
         self._said: dict[str, tuple[str, float]] = {}
 
     def note(self, text: str) -> None:
-        """Write it as it is."""
+        """Write the text unchanged."""
         print(text, file=self._out, flush=True)
 
     def update(self, run: str, state: str, progress: Progress) -> None:
-        """Write a line if the state changed or the last line is some seconds old."""
+        """Write a line if the state changed or the last line is older than the interval."""
         before, when = self._said.get(run, ("", 0.0))
         now = time.monotonic()
         if state == before and now - when < self._every:
@@ -81,7 +81,7 @@ class PlainDisplay:
         self.note(f"{run}: {state}; " + ", ".join(known))
 
     def __enter__(self) -> Self:
-        """Nothing to prepare."""
+        """Return the display; nothing is prepared."""
         return self
 
     def __exit__(
@@ -90,7 +90,7 @@ class PlainDisplay:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Nothing to put back."""
+        """Leave the output as it is."""
 
 
 class LiveDisplay:
@@ -121,7 +121,7 @@ class LiveDisplay:
         self._live.update(table)
 
     def __enter__(self) -> Self:
-        """Begin drawing."""
+        """Start drawing."""
         self._live.start()
         return self
 
@@ -131,12 +131,12 @@ class LiveDisplay:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Leave the last table on the screen."""
+        """Stop drawing; the last table stays on the screen."""
         self._live.stop()
 
 
 def display(*, is_quiet: bool = False) -> Display:
-    """Choose what fits: live on a terminal with rich, else plain lines on standard error."""
+    """Return a live display on a terminal with rich, else plain lines on standard error."""
     if not is_quiet and sys.stderr.isatty():
         try:
             from rich.console import Console  # noqa: PLC0415 - the simulator's extra

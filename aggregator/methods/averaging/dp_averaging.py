@@ -82,7 +82,7 @@ class UDP:
         rate: Their learning rate.
         server_rate: Step length of the server.
         bound_update: Euclidean norm to which a device clips its update (the paper's C).
-        crd: True discounts the plan: after a round whose loss did not fall, fewer rounds are left. A
+        crd: True discounts the plan: after a round without a lower loss, fewer rounds are left. A
             device's noise is calibrated before the run and stays; a shorter run spends less budget.
         factor: Factor of the discount.
     """
