@@ -434,7 +434,7 @@ def _rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
 
 
 def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> None:
-    """Check that faulty devices are below the rule's breakdown point and set no weights."""
+    """Check that the rule tolerates ``f`` Byzantine updates, and that they set no weights."""
     f, rows = rule.f, rounds.enough
     where = "(run.quorum, run.least)"
     if f and not rule.withstands:

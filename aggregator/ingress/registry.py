@@ -97,7 +97,7 @@ class Registry:
         return self._keys.get((device, kid))
 
     def signs_with(self, device: str) -> bytes | None:
-        """Return the newest public key of a device; None if it is not enrolled or is revoked."""
+        """Return a device's newest public key; None unless its state is ``enrolled``."""
         client = self._clients.get(device)
         if client is None or client.state != "enrolled" or not client.sign:
             return None

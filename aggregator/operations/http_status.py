@@ -228,7 +228,7 @@ class _Server:
             self._complete.put(None)
 
     def _accept_if_room(self, selector: selectors.BaseSelector) -> None:
-        """Accept a connection, or leave it in the backlog while too many requests are queued."""
+        """Watch the listener, except while the queue of complete requests is full."""
         is_full = self._complete.qsize() >= MOST
         is_accepting = self._listener in selector.get_map()
         if is_full and is_accepting:

@@ -114,7 +114,7 @@ class Kept:
     def due(self, added: Block) -> tuple[Block | None, Block | None]:
         """Remove excess blocks; return the last without vectors, and the last without events.
 
-        One call removes at most a sixteenth of the budget, or twice the size just added if that is
+        One call removes about a sixteenth of the budget, or twice the size just added if that is
         more. Every commit stays short, and the file still comes within its budget.
 
         Example:
