@@ -140,7 +140,7 @@ class ConformalCalibration:
 
     @property
     def misses(self) -> tuple[float, float]:
-        """Shares of readings that lay below and above what was served; NaN before the first."""
+        """Return the shares of readings below and above the intervals; NaN before the first."""
         told = int(self.told.sum())
         below, above = self.missed.sum(axis=0) / told if told else (np.nan, np.nan)
         return float(below), float(above)

@@ -1,4 +1,4 @@
-"""The device halves: given a task, how does this client learn and what does it answer?"""
+"""Device halves of the learning methods: local training and the update that answers a task."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Local steps drawn to a map of the neighbours' models, and solving with one's own curvature.
+"""Train with a penalty on a map of the neighbours' models, and solve with the local curvature.
 
-BiG-FL's device half. What a device minimises is its loss plus ``s/2 |r|² + kappa/2 |theta|²`` with
-``r = (c + L_ii theta) phi - theta``: c is what its neighbours' models add up to, frozen during the
-round, phi the map that the server learns. Models are rows; personal layers are drawn by nothing.
+This is BiG-FL's device half. A device minimises its loss plus ``s/2 |r|² + kappa/2 |theta|²`` with
+``r = (c + L_ii theta) phi - theta``: c is the weighted sum of its neighbours' models, constant
+during the round, phi the map that the server learns. Models are rows; personal layers have no
+penalty.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _EMPTY = np.zeros((0, 0), np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BilevelState:
-    """What a device has learned, and under which map.
+    """State of a device: its model, and the map it was trained under.
 
     Attributes:
-        p: Its whole vector.
-        answered: The round of the lower level that it answered last; 0 before any.
-        form: ``form``, ``begin`` and ``side`` of that task: how to read the rows.
-        rows: The map as it came; empty for the identity.
+        p: Whole vector.
+        answered: Last round of the lower level that it answered; 0 before any.
+        form: ``form``, ``begin`` and ``side`` of that task, which define the layout of the rows.
+        rows: Rows of the map as received; empty for the identity.
     """
 
     p: Vector
@@ -48,7 +49,7 @@ class BilevelState:
     rows: Array = field(default_factory=lambda: _EMPTY)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         answered = np.array(self.answered)
         return {"p": self.p, "answered": answered, "form": np.array(self.form), "rows": self.rows}
 
@@ -65,13 +66,13 @@ class BilevelState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BilevelPenalty:
-    """The graph's and the ridge's part of what a device minimises.
+    """Graph and ridge penalty of a device's objective.
 
     Attributes:
-        basis: The map phi.
-        own: L_ii.
-        smooth: s.
-        ridge: kappa.
+        basis: Map phi.
+        own: Coefficient L_ii.
+        smooth: Weight s of the graph penalty.
+        ridge: Weight kappa of the ridge penalty.
     """
 
     basis: Basis
@@ -103,12 +104,12 @@ class BilevelPenalty:
 
 
 def bilevel(local: TrainingContext, settings: LocalSgd) -> Half[BilevelState]:
-    """Answer ``train`` with the weights that steps have led to, and ``solve`` with ``q``.
+    """Answer ``train`` with the weights after local steps, and ``solve`` with ``q``.
 
-    Steps go from one's own model, over minibatches drawn afresh. ``solve`` asks for ``(H + delta)
-    q = p`` at the model that was answered last, where H is the curvature of all that is minimised;
-    a device that has another model by now (its store was lost) answers nothing. When the run is
-    over, a device that has answered keeps its own model.
+    Steps start at the device's own model, over fresh minibatches. ``solve`` asks for ``(H + delta)
+    q = p`` at the model that was answered last, where H is the curvature of the whole objective; a
+    device whose model has changed since (its store was lost) answers nothing. At the end of the
+    run, a device that has answered keeps its own model.
     """
     spec = local.spec
 
@@ -149,7 +150,7 @@ def _trained(
     lean = _lean(form, rows, asked, spec.shared_size)
     if lean is None:
         return state, ()
-    with np.errstate(over="ignore", invalid="ignore"):  # then it answers nothing
+    with np.errstate(over="ignore", invalid="ignore"):  # the device then answers nothing
         p, report = _stepped(local, settings, state.p, task, lean)
     if not report or not (np.isfinite(p).all() and math.isfinite(report["loss"])):
         return state, ()
@@ -160,7 +161,7 @@ def _trained(
 def _stepped(
     local: TrainingContext, settings: LocalSgd, p: Vector, task: Task, lean: BilevelPenalty
 ) -> tuple[Vector, dict[str, float]]:
-    """Take the steps of a round; an empty report says that there was nothing to learn from."""
+    """Take the steps of a round; an empty report means that there were no windows to learn from."""
     asked, spec, c = task.values, local.spec, np.asarray(task.arrays["c"], np.float64)
     wanted = int(asked.get("steps", settings.steps))
     rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
@@ -178,7 +179,7 @@ def _stepped(
 
 
 def _solved(local: TrainingContext, state: BilevelState, task: Task) -> Effects:
-    """Answer with q; with nothing where there is no curvature to measure, or of another model."""
+    """Answer with q; with nothing without a curvature, or at another model."""
     asked, spec = task.values, local.spec
     if not state.answered or asked.get("of", float(state.answered)) != state.answered:
         return ()
@@ -199,7 +200,7 @@ def _solved(local: TrainingContext, state: BilevelState, task: Task) -> Effects:
 def _curvature(
     local: TrainingContext, p: Vector, batches: list[Batch], lean: BilevelPenalty, damping: float
 ) -> Product:
-    """Return the product with the curvature of what is minimised, over the shared layers."""
+    """Return the product with the curvature of the objective, over the shared layers."""
     spec = local.spec
 
     def product(v: Wide) -> Wide:
@@ -213,7 +214,7 @@ def _curvature(
 
 
 def _found(product: Product, p: Wide, asked: Scalars) -> Wide:
-    """Solve as asked; the slope over a plain curvature where the first direction curves down."""
+    """Solve as asked; with a first direction of negative curvature, scale the slope instead."""
     count = int(asked.get("iterations", 10.0))
     if asked.get("solver", 0.0) == NEUMANN:
         step = float(asked.get("step", 0.0)) or 0.9 / max(steepest(product, p), 1e-12)

@@ -1,6 +1,6 @@
-"""Solving ``A q = p`` where A is only known by what it makes of a vector, in float64.
+"""Solve ``A q = p`` with products ``A v`` only, in float64.
 
-Never more products than said: a device answers with the best it has found.
+The number of products is bounded: a device answers with its best approximation.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ Product = Callable[[Wide], Wide]
 
 
 class Solution(NamedTuple):
-    """What was found.
+    """Result of an iterative solver.
 
     Attributes:
         q: Shape ``(d,)``.
-        residual: ``|p - A q| / |p|`` as far as it is known.
-        why: Why it ended: ``small``, ``count``, ``negative`` (a direction in which A curves down).
+        residual: Last known value of ``|p - A q| / |p|``.
+        why: Reason for the end: ``small``, ``count``, ``negative`` (a direction of negative
+            curvature).
     """
 
     q: Wide
@@ -33,8 +34,8 @@ class Solution(NamedTuple):
 def conjugate(product: Product, p: Wide, iterations: int = 10, tolerance: float = 1e-3) -> Solution:
     """Solve by conjugate gradients, from zero.
 
-    It ends when the residual is a ``tolerance`` of ``|p|``, after so many products, or at a
-    direction of negative curvature; what was found before that direction is returned.
+    It ends when the residual is at most ``tolerance`` times ``|p|``, after ``iterations`` products,
+    or at a direction of negative curvature; the result before that direction is returned.
 
     Example:
         >>> curved = np.array([2.0, 4.0])
@@ -62,10 +63,10 @@ def conjugate(product: Product, p: Wide, iterations: int = 10, tolerance: float 
 
 
 def neumann(product: Product, p: Wide, iterations: int, step: float) -> Solution:
-    """Return ``step sum_(k < K) (I - step A)^k p``, of which each term is a plain step.
+    """Return ``step sum_(k < K) (I - step A)^k p``, a truncated Neumann series.
 
     It approaches the solution while ``step`` is below 2 over the largest eigenvalue, from below
-    where A is positive; short of it, it is a solution of a more damped A.
+    where A is positive; with few terms, it is a solution of a more damped A.
 
     Example:
         >>> found = [neumann(lambda v: 3.5 * v, np.ones(1), k, 0.25) for k in (1, 3, 10)]
@@ -81,7 +82,7 @@ def neumann(product: Product, p: Wide, iterations: int, step: float) -> Solution
 
 
 def steepest(product: Product, begin: Wide, iterations: int = 10) -> float:
-    """Return about how large the largest eigenvalue is, by modulus (power iteration).
+    """Return an estimate of the largest eigenvalue by modulus (power iteration).
 
     >>> round(steepest(lambda v: np.array([1.0, 5.0]) * v, np.ones(2), 30), 6)
     5.0

@@ -1,18 +1,19 @@
-"""Local steps under a pull towards a consensus: the device half of BAFDP, RSA and their kin.
+"""Train with a penalty towards a consensus: the device half of BAFDP, RSA and related methods.
 
-A device keeps weights of its own. The consensus z only pulls at the shared ones: by an l1 term
-(RSA, BAFDP), by a quadratic one (ASPIRE-EASE), and by a dual that both ends compute
-(``edge_sdk.shared_math.consensus_dual``). Personal layers are pulled by nothing and leave nowhere.
+A device keeps its own weights. The consensus z enters as a penalty on the shared ones: by an l1
+term (RSA, BAFDP), by a quadratic one (ASPIRE-EASE), and by a dual that both ends compute
+(``edge_sdk.shared_math.consensus_dual``). Personal layers have no penalty and stay on the device.
 
-How BAFDP's text was read where it cannot be meant: (18) prints ``+ psi sign(z - w)``, which pushes
-weights away from the consensus, and applies it beside a gradient that contains the same term; here
-the gradient is of the smooth part alone and the l1 term is taken once, as its proximal step or its
-subgradient (``l1_mode``; ``away`` is the printed sign). Algorithm 1 lets devices own the dual and
-leaves it out of every message, although the server's (20) needs it: both ends compute it.
+Interpretation of BAFDP where its text is inconsistent: (18) prints ``+ psi sign(z - w)``, which
+pushes weights away from the consensus, and applies it beside a gradient that contains the same
+term; here the gradient is of the smooth part alone and the l1 term is taken once, as its proximal
+step or its subgradient (``l1_mode``; ``away`` is the printed sign). Algorithm 1 keeps the dual on
+the devices and leaves it out of every message, although the server's (20) needs it: here both ends
+compute it.
 
 RSA's published code (github.com/Liepill/RSA-Byzantine, read in full) divides the device's gradient
-by the number of machines and leaves the l1 term whole; that is our RSA with an l1 weight so many
-times as large and a rate so many times as small. Its server uses the weights just received.
+by the number of machines and leaves the l1 term whole; that equals this RSA with an l1 weight
+larger by that factor and a rate smaller by it. Its server uses the weights just received.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ mechanism at the sign makes noisy signs before anything leaves (no encoding of s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConsensusState:
-    """What a device has learned, and what pulls at it.
+    """State of a device: its model, dual and budget.
 
     Attributes:
-        p: Its whole vector, personal layers included.
-        dual: Of its shared layers; zeros until a firing has counted an answer of ours.
+        p: Whole vector, personal layers included.
+        dual: Dual of its shared layers; zeros until a firing has counted an answer of this device.
         eps: BAFDP's moving budget; 0 before the first task.
-        answered: How often it has answered.
-        moments: What its optimiser remembers.
+        answered: Number of its answers.
+        moments: Moments of its optimiser.
     """
 
     p: Vector
@@ -57,7 +58,7 @@ class ConsensusState:
     moments: OptimiserState | None = None
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         out: dict[str, Array] = {"p": self.p, "dual": self.dual}
         out |= {"eps": np.array(self.eps), "answered": np.array(self.answered)}
         if self.moments is not None:
@@ -82,11 +83,11 @@ class ConsensusState:
 def pulled(
     local: TrainingContext, settings: LocalSgd, answer: Answer = "weights"
 ) -> Half[ConsensusState]:
-    """Answer ``step`` with where local steps under the task's pull have led.
+    """Answer ``step`` with the weights after local steps under the task's penalty.
 
-    The first task of all places the consensus, unless ``settings.start`` is ``own``. A device
-    without windows answers nothing. One whose steps left the finite numbers goes back to the
-    consensus and answers with that, which pulls at nothing.
+    The first task of all sets the weights to the consensus, unless ``settings.start`` is ``own``. A
+    device without windows answers nothing. One whose weights became non-finite returns to the
+    consensus and answers with that, which exerts no pull.
     """
     spec = local.spec
 
@@ -132,10 +133,10 @@ def _leaving(w: Vector, z: Vector, answer: Answer) -> Vector:
 def _begun(
     spec: ParamSpec, settings: LocalSgd, state: ConsensusState, task: Task
 ) -> ConsensusState:
-    """Return the state before its steps: the dual brought up to date, the first task taken over.
+    """Return the state before its steps: the dual updated, the first task's weights adopted.
 
-    The server's copy of the dual wins where it sends one. Else, where it counted our last answer,
-    both ends take the same step; else it knows nothing of us, and our dual begins anew as its does.
+    The server's copy of the dual has precedence where it is sent. Else, where the server counted
+    the last answer, both ends take the same step; otherwise the dual restarts at both ends.
     """
     z, asked = task.arrays["z"], task.values
     told = task.arrays.get("dual")
@@ -189,7 +190,7 @@ def _pull(spec: ParamSpec, settings: LocalSgd, state: ConsensusState, task: Task
 
 
 def _fitting(optimiser: Optimiser, state: ConsensusState) -> OptimiserState:
-    """Return the memory of the steps before, or a fresh one where another optimiser made it."""
+    """Return the moments of earlier steps, or fresh ones where another optimiser made them."""
     fresh, kept = optimiser.init(state.p), state.moments
     is_same = kept is not None and (kept.first.shape, kept.second.shape) == (
         fresh.first.shape,

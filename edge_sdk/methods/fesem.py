@@ -1,4 +1,4 @@
-"""Local steps from the centre this device belongs to: FeSEM's device half."""
+"""Train from the centre of the device's cluster: FeSEM's device half."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterState:
-    """What a device of one cluster has learned.
+    """State of a device in one cluster.
 
     Attributes:
-        fitted: Its own model, as plain local steps leave it.
-        answered: How often it has answered.
+        fitted: Its own model after plain local steps.
+        answered: Number of its answers.
     """
 
     fitted: LocalState
@@ -28,11 +28,11 @@ class ClusterState:
 
     @property
     def p(self) -> Vector:
-        """Its whole vector, personal layers included."""
+        """Return the whole vector, personal layers included."""
         return self.fitted.p
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         return {**self.fitted.arrays(), "answered": np.array(self.answered)}
 
     @classmethod
@@ -46,13 +46,13 @@ class ClusterState:
 
 
 def centred(local: TrainingContext, settings: LocalSgd) -> Half[ClusterState]:
-    """Answer ``train`` with the weights that local steps from the task's centre have led to.
+    """Answer ``train`` with the weights after local steps from the task's centre.
 
-    The centre pulls back as FedProx's received model does. Every step draws a minibatch of its own,
-    whatever the bundle recommends: the weights decide who is like whom, and steps over one
-    minibatch say more about it than about the device. When the run is over, a device that has
-    answered keeps the model it has: the final model of all is the average over clusters that it
-    does not belong to. One that never did takes it over.
+    The centre enters the proximal term, as FedProx's received model does. Every step draws a
+    minibatch of its own, whatever the bundle recommends: clusters are formed by the weights, and
+    steps over one minibatch depend more on it than on the device. At the end of the run, a device
+    that has answered keeps its model: the final model is the average over clusters to which it does
+    not belong. One that never answered adopts it.
     """
     inner = weights(local, replace(settings, minibatch="fresh"))
 

@@ -1,8 +1,9 @@
-"""Learning without a server: steps of one's own, and mixing with neighbours (DFL-SGD, DFL-GT).
+"""Train without a server: local steps, and mixing with neighbours (DFL-SGD, DFL-GT).
 
-The half is pure and knows no neighbour: the shell tells it which vectors count in an exchange and
-how much (``edge_sdk.peers.exchange``). One step is either *alone*, or an exchange of one or two turns; in
-each turn the half first makes ready what it offers and then mixes what came back.
+The half is pure and independent of the neighbours: the shell passes the vectors that count in an
+exchange and their weights (``edge_sdk.peers.exchange``). A step is either *alone*, or an exchange
+of one or two turns; in each turn the half first prepares its offer and then mixes the vectors
+received.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Turns = tuple[tuple[str, ...], ...]
 
 
 def turns(method: str, values: Scalars) -> Turns:
-    """Return what is offered in each turn of one exchange.
+    """Return the vectors offered in each turn of one exchange.
 
-    Adapt-then-combine with a tracker needs two: the tracker is corrected by the gradient at the
-    point that the first turn leads to, and that sum is mixed.
+    Adapt-then-combine with a tracker needs two turns: the tracker is corrected by the gradient at
+    the point after the first turn, and that sum is mixed.
 
     >>> turns("dfl_gt", {"order": 0.0}), turns("dfl_gt", {"order": 1.0})
     ((('theta', 'tracker'),), (('theta',), ('tracker',)))
@@ -45,13 +46,13 @@ def turns(method: str, values: Scalars) -> Turns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GossipState:
-    """What a device among neighbours has learned.
+    """State of a device that exchanges models with neighbours.
 
     Attributes:
-        p: Its whole vector, personal layers included.
-        seen: The gradient it computed last, a whole vector; None before the first, or untracked.
-        tracker: Its estimate of everybody's average gradient, shape ``(P,)`` of what is shared.
-        draws: How many minibatches it has drawn: the number of the next.
+        p: Whole vector, personal layers included.
+        seen: Last gradient it computed, a whole vector; None before the first, or untracked.
+        tracker: Estimate of the average gradient over all devices, shape ``(P,)`` of shared layers.
+        draws: Number of minibatches drawn, which is the number of the next.
     """
 
     p: Vector
@@ -60,7 +61,7 @@ class GossipState:
     draws: int = 0
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         out: dict[str, Array] = {"p": self.p, "draws": np.array(self.draws)}
         if self.seen is not None and self.tracker is not None:
             out |= {"seen": self.seen, "tracker": self.tracker}
@@ -77,7 +78,7 @@ class GossipState:
         return cls(arrays["p"], seen, tracker, int(arrays["draws"]))
 
     def offered(self, spec: ParamSpec, part: str) -> Vector:
-        """Return what a neighbour is told of this state, shape ``(P,)`` of what is shared."""
+        """Return the part of this state sent to neighbours, shape ``(P,)`` of shared layers."""
         if part == TRACKER:
             assert self.tracker is not None, "a tracker is told after 'begin'"
             return self.tracker
@@ -88,10 +89,10 @@ def dfl_sgd(local: TrainingContext, _settings: LocalSgd) -> Half[GossipState]:
     """Return DFL-SGD's device half: mix the models, and take a gradient step.
 
     Personal layers take the same steps and are never mixed. A device without windows only mixes; a
-    gradient that is not finite is passed over.
+    gradient that is not finite is skipped.
 
     Reference:
-        algorithms.md section 11; (10.4) with the mixing step in the place of the local one.
+        algorithms.md section 11; (10.4) with the mixing step in place of the local one.
     """
 
     def apply(state: GossipState, event: Event) -> tuple[GossipState, Effects]:
@@ -113,9 +114,9 @@ def dfl_gt(local: TrainingContext, _settings: LocalSgd) -> Half[GossipState]:
     """Return DFL-GT's device half: steps along a tracker, which is mixed like the model.
 
     ``begin`` starts the tracker at this device's own gradient: started at 0, the average of all
-    trackers would be what the gradient changed by, and nobody would ever move. The gradient of
-    every step is kept and used again, so that the average of all trackers is the average of all
-    latest gradients whatever minibatches are drawn, as long as both ends of a link mix or neither.
+    trackers would be the change of the gradient, and no device would move. The gradient of every
+    step is kept and used again, so that the average of all trackers is the average of all latest
+    gradients whatever minibatches are drawn, as long as both ends of a link mix or neither.
 
     Reference:
         algorithms.md section 11, (10.5) and (10.6), D11.
@@ -149,7 +150,7 @@ def _tracked(local: TrainingContext, state: GossipState, task: Task) -> GossipSt
 
 
 def rate(task: Task) -> float:
-    """Return the length of step number ``task.step``: fading with its square root where asked.
+    """Return the length of step number ``task.step``: divided by its square root where configured.
 
     >>> rate(Task("a", 0, "mix", step=3, values={"rate": 0.1, "fading": 1.0}))
     0.05
@@ -161,7 +162,7 @@ def rate(task: Task) -> float:
 def _gradient(
     local: TrainingContext, state: GossipState, at: Vector
 ) -> tuple[GossipState, Vector | None]:
-    """Draw the next minibatch and return its gradient there; None if there is none to use."""
+    """Draw the next minibatch and return its gradient; None without windows or if not finite."""
     after = replace(state, draws=state.draws + 1)
     for batch in local.batches(1, state.draws, fresh=True):
         _, g = local.run("gradient", p=at, x=batch.x, y=batch.y)
@@ -184,7 +185,7 @@ def _tracking_anew(local: TrainingContext, state: GossipState) -> GossipState:
 
 
 def _corrected(local: TrainingContext, state: GossipState) -> GossipState:
-    """Add to the tracker what this device's gradient has changed by."""
+    """Add the change of this device's gradient to the tracker."""
     after, g = _gradient(local, state, state.p)
     if g is None or state.seen is None or state.tracker is None:
         return after
@@ -210,7 +211,7 @@ def _mixed(spec: ParamSpec, state: GossipState, task: Task) -> Vector:
 
 
 def _mixed_in(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
-    """Mix whatever parts the task brings."""
+    """Mix the parts that the task carries."""
     if THETA in task.arrays:
         state = replace(state, p=_mixed(spec, state, task))
     if TRACKER in task.arrays and state.tracker is not None:

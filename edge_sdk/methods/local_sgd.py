@@ -1,4 +1,4 @@
-"""Local steps: the averaging family's device half, with personal layers and a proximal term."""
+"""Train with local steps: the averaging family's device half, with a proximal term."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ TRAIN = "train"
 
 @dataclass(frozen=True, slots=True)
 class LocalSgd:
-    """How this device takes its steps. What a task brings (``steps``, ``rate``, ``prox``) wins.
+    """Settings of the local steps. A task's ``steps``, ``rate`` and ``prox`` have precedence.
 
     Attributes:
-        optimiser: Makes an optimiser for a rate, e.g. ``adam`` or ``partial(sgd, momentum=0.9)``.
-        rate: Learning rate where the task names none.
-        steps: How many, where the task names none.
-        prox: Weight of the pull towards the received model where the task names none.
+        optimiser: Function from a rate to an optimiser, e.g. ``adam`` or ``partial(sgd,
+            momentum=0.9)``.
+        rate: Learning rate where the task sets none.
+        steps: Number of steps where the task sets none.
+        prox: Weight of the proximal term towards the received model where the task sets none.
         minibatch: ``fixed`` reuses one minibatch for all steps of a round, ``fresh`` draws anew.
-        start: From the ``received`` shared layers, or from one's ``own``.
-        keep_moments: Carry the optimiser's moments over rounds; only sensible when nothing is
-            shared (configuration 3), for a received model was not moved by these moments.
+        start: Start from the ``received`` shared layers, or from the device's ``own``.
+        keep_moments: Whether the optimiser's moments are kept over rounds; only sensible when
+            nothing is shared (configuration 3), for these moments do not belong to a received
+            model.
     """
 
     optimiser: Rated = adam
@@ -45,7 +47,7 @@ class LocalSgd:
 
     @classmethod
     def of(cls, training: Training) -> LocalSgd:
-        """Take what a bundle recommends."""
+        """Return the settings that a bundle recommends."""
         betas = {"beta1": training.beta1, "beta2": training.beta2, "eps": training.eps}
         optimiser = partial(adam, **betas) if training.optimiser == "adam" else sgd
         return cls(optimiser, training.rate, training.steps, minibatch=training.minibatch)
@@ -53,13 +55,13 @@ class LocalSgd:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalState:
-    """What a device has learned: its whole vector, personal layers included."""
+    """State of a device: its whole vector, personal layers included."""
 
     p: Vector
     moments: OptimiserState | None = None
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         if self.moments is None:
             return {"p": self.p}
         taken, first, second = self.moments
@@ -79,11 +81,11 @@ class LocalState:
 
 
 def steps(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
-    """Answer ``train`` with what local steps changed: received minus trained, on the shared layers.
+    """Answer ``train`` with the change by local steps: received minus trained, on shared layers.
 
-    Personal layers keep what they learned and are in no answer. A device without windows takes the
-    received layers over and answers nothing; neither does one whose steps left the finite numbers,
-    which keeps its personal layers as they were.
+    Personal layers keep their training and are in no answer. A device without windows adopts the
+    received layers and answers nothing; neither does one whose weights became non-finite, which
+    keeps its earlier personal layers.
     """
 
     def apply(state: LocalState, event: Event) -> tuple[LocalState, Effects]:
@@ -102,9 +104,9 @@ def steps(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
 
 
 def gradient(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
-    """Answer ``train`` with the gradient at the received model (FedSGD); nothing shared moves here.
+    """Answer ``train`` with the gradient at the received model (FedSGD); shared layers stay.
 
-    Personal layers have no server to move them: they take the same step here, at the task's rate.
+    The server does not update personal layers: they take the same step here, at the task's rate.
     """
 
     def apply(state: LocalState, event: Event) -> tuple[LocalState, Effects]:
@@ -127,7 +129,7 @@ def gradient(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
 
 
 def _received(event: Event, spec: ParamSpec) -> Vector | None:
-    """Return the vector a task brings, or None for everything else."""
+    """Return the vector that a task carries, or None for any other event."""
     if not isinstance(event, Task) or event.ask not in (TRAIN, END):
         return None
     w = event.arrays.get("w")
@@ -137,7 +139,7 @@ def _received(event: Event, spec: ParamSpec) -> Vector | None:
 def _train(
     local: TrainingContext, settings: LocalSgd, state: LocalState, placed: Vector, task: Task
 ) -> tuple[LocalState, dict[str, float]]:
-    """Take the steps of one round; an empty report says that there was nothing to learn from.
+    """Take the steps of one round; an empty report means that there were no windows to learn from.
 
     A task of no steps is still answered, with the loss of the model as it was received.
     """

@@ -1,4 +1,4 @@
-"""Optimisers over one flat vector, in numpy: what turns a gradient graph into training."""
+"""Optimisers over one flat vector, in numpy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 
 
 class OptimiserState(NamedTuple):
-    """What an optimiser remembers between two steps: how many were taken, and its two averages.
+    """State of an optimiser between two steps: number of steps, and two moving averages.
 
-    An optimiser that keeps no average holds an empty vector in its place, so that moments can be
-    saved and loaded as arrays whatever made them.
+    An optimiser without an average holds an empty vector in its place, so that moments can be saved
+    and loaded as arrays for any optimiser.
     """
 
     taken: int
@@ -39,7 +39,7 @@ Rated = Callable[[float], Optimiser]
 
 
 def sgd(rate: float, momentum: float = 0.0) -> Optimiser:
-    """Gradient descent, ``p - rate * b`` with ``b = momentum * b + g`` (heavy ball, not Nesterov).
+    """Return gradient descent, ``p - rate * b`` with ``b = momentum * b + g`` (heavy ball).
 
     >>> plain = sgd(0.1)
     >>> p, _ = plain.update(np.ones(1), np.full(1, 2.0), plain.init(np.ones(1)))
@@ -60,10 +60,10 @@ def sgd(rate: float, momentum: float = 0.0) -> Optimiser:
 
 
 def adam(rate: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimiser:
-    """Adam as ``torch.optim.Adam`` computes it, with the bias correction in float64 scalars.
+    """Return Adam as ``torch.optim.Adam`` computes it, with float64 bias correction.
 
     The correction must not be taken in float32: ``1 - 0.999**t`` is then wrong by 1e-5, always in
-    the same direction, which looks like drift after a hundred steps. It uses the second moment of
+    the same direction, which is a visible drift after a hundred steps. It uses the second moment of
     *this* step: with that of the step before, the first step would be ``g / eps``, some 1e7.
 
     >>> opt = adam(0.1)

@@ -1,4 +1,4 @@
-"""What a device makes of its neighbours' models: their average, or one that doubts them."""
+"""Mix a device's model with its neighbours' models: average, clipped or trimmed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Matrix = NDArray[np.float64]
 
 
 def taken(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vector:
-    """Mix one's own vector with the neighbours', as the task's ``robust`` says.
+    """Mix the device's vector with the neighbours', by the task's ``robust``.
 
     Args:
-        own: Shape ``(P,)``.
-        theirs: A row for each neighbour that counts, shape ``(n, P)``.
-        weights: What each of them counts, shape ``(n,)``; the rest to 1 is one's own.
+        own: Device's own vector, shape ``(P,)``.
+        theirs: One row per neighbour that counts, shape ``(n, P)``.
+        weights: Weight of each neighbour, shape ``(n,)``; the device's own is the rest to 1.
         values: Numbers of the task: ``robust``, and its ``radius`` or ``trim``.
 
     Returns:
@@ -37,7 +37,7 @@ def taken(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vect
 
 
 def average(own: Vector, theirs: Matrix, weights: Matrix) -> Matrix:
-    """Return ``w_own own + sum_j w_j theirs_j``, where ``w_own`` is what the others leave of 1.
+    """Return ``w_own own + sum_j w_j theirs_j``, where ``w_own`` is 1 minus the other weights.
 
     >>> average(np.array([0.0]), np.array([[3.0], [6.0]]), np.array([0.5, 0.25])).tolist()
     [3.0]
@@ -48,11 +48,11 @@ def average(own: Vector, theirs: Matrix, weights: Matrix) -> Matrix:
 
 
 def clipped(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matrix:
-    """Take over of each neighbour at most ``radius`` (Euclidean) of how it differs from oneself.
+    """Average, with each neighbour's difference clipped to ``radius`` (Euclidean norm).
 
-    A liar moves this device by at most its weight times the radius in one exchange. With an
-    infinite radius it is the average. The link is not the same seen from both ends any more where
-    they differ by more, so the average over all devices moves.
+    A Byzantine neighbour moves this device by at most its weight times the radius in one exchange.
+    With an infinite radius it is the average. Where two models differ by more than the radius, the
+    two ends of a link clip differently, so the average over all devices moves.
 
     >>> far = np.array([[3.0, 4.0]])
     >>> clipped(np.zeros(2), far, np.array([0.5]), 1.0).round(12).tolist()
@@ -71,10 +71,10 @@ def clipped(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matr
 
 
 def trimmed(own: Vector, theirs: Matrix, trim: int) -> Matrix:
-    """Average, number by number, oneself and the neighbours without ``trim`` at either end.
+    """Average coordinates over the device and its neighbours, without ``trim`` at either end.
 
-    Every one that is left counts the same. Where so few neighbours are there that none would be
-    left, one's own vector stays.
+    The remaining values have equal weights. With too few neighbours to leave any value, the
+    device's own vector is returned.
 
     >>> theirs = np.array([[1.0], [2.0], [99.0]])
     >>> trimmed(np.array([4.0]), theirs, 1).tolist(), trimmed(np.array([4.0]), theirs, 2).tolist()

@@ -1,4 +1,4 @@
-"""Local steps from one's own model, drawn to a mixture of models like it: PFL's device half."""
+"""Train from the device's own model with a proximal term to a mixture: PFL's device half."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LAST, OWN, FLEET = 0.0, 1.0, 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PersonalState:
-    """What a device has learned, and which of its models it has chosen.
+    """State of a device: its model, and the model it has chosen.
 
     Attributes:
-        p: Its whole vector, where the next round begins.
-        kept: The chosen model, a whole vector; None while that is ``p``.
-        answered: The round it answered last; 0 before any.
-        tune: Steps to take from the chosen model when the run is over.
-        rate: Their rate.
-        moments: What its optimiser remembers.
+        p: Whole vector, at which the next round starts.
+        kept: Chosen model, a whole vector; None while that is ``p``.
+        answered: Last round it answered; 0 before any.
+        tune: Number of steps to take from the chosen model at the end of the run.
+        rate: Learning rate of these steps.
+        moments: Moments of its optimiser.
     """
 
     p: Vector
@@ -41,11 +41,11 @@ class PersonalState:
 
     @property
     def chosen(self) -> Vector:
-        """The whole vector to forecast with."""
+        """Return the whole vector to forecast with."""
         return self.p if self.kept is None else self.kept
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
         out |= {"tune": np.array(self.tune), "tune_rate": np.array(self.rate)}
         if self.kept is not None:
@@ -70,19 +70,20 @@ class PersonalState:
 
 
 def personal(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
-    """Answer ``train`` with the shared weights that steps from one's *own* model have led to.
+    """Answer ``train`` with the shared weights after steps from the device's *own* model.
 
-    The task's ``w`` is the mixture for this device. It only draws, by ``prox`` times the distance;
-    the first task of all is also where the device begins. The model to forecast with is the last;
-    or the one that did best on windows held back, by this device's own loss (``choice`` ``OWN``) or
-    by the fleet's, which tells in ``kept`` of which round the models were best (``FLEET``): with
-    the next task, or the final model.
+    The task's ``w`` is the mixture for this device. It enters only the proximal term, with weight
+    ``prox``; in the first task of all it is also the starting point. The model to forecast with is
+    the last one; or the one with the lowest loss on held-back windows, by this device's own loss
+    (``choice`` ``OWN``) or by the fleet's, whose best round is in ``kept`` (``FLEET``): with the
+    next task, or the final model.
 
-    When the run is over, the chosen model is tuned for as many steps as a round has, without any
-    pull (``tune``), and kept as it was if that does it no good. Nothing of it leaves.
+    At the end of the run, the chosen model is tuned for as many steps as a round has, without a
+    proximal term (``tune``), and the result is discarded if it is worse. The tuned model stays on
+    the device.
 
-    Personal layers are drawn by nothing and leave nowhere. A device without windows answers
-    nothing; neither does one whose steps left the finite numbers, which begins anew at the mixture.
+    Personal layers have no proximal term and stay on the device. A device without windows answers
+    nothing; neither does one whose weights became non-finite, which restarts at the mixture.
     """
     spec = local.spec
 
@@ -125,7 +126,7 @@ def _answered(
 
 
 def _told(state: PersonalState, asked: Scalars) -> PersonalState:
-    """Take over what the fleet chose, and let go of a choice where there is none any more."""
+    """Apply the fleet's choice, and drop a choice that no longer exists."""
     choice = asked.get("choice", LAST)
     if choice == FLEET:
         return _kept(state, asked)
@@ -141,9 +142,9 @@ def _kept(state: PersonalState, asked: Scalars) -> PersonalState:
 def _chosen(
     local: TrainingContext, moved: PersonalState, choice: float
 ) -> tuple[PersonalState, float | None]:
-    """Choose between the model kept so far and the new one; also the loss, if the fleet chooses.
+    """Choose between the kept model and the new one; return the loss too if the fleet chooses.
 
-    Both are judged on the windows held back now: what was the best last year may not be so today.
+    Both are evaluated on the windows held back now: an earlier result may be out of date.
     """
     if choice == LAST:
         return moved, None
@@ -159,7 +160,7 @@ def _chosen(
 def _trained(
     local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task, w: Vector
 ) -> tuple[PersonalState, dict[str, float]]:
-    """Take the steps of a round; an empty report says that there was nothing to learn from."""
+    """Take the steps of a round; an empty report means that there were no windows to learn from."""
     asked, spec, p = task.values, local.spec, state.p
     wanted, prox = int(asked.get("steps", settings.steps)), asked.get("prox", settings.prox)
     rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
@@ -179,7 +180,7 @@ def _trained(
 def _tuned(
     local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task
 ) -> PersonalState:
-    """Take a round of steps from the chosen model without a pull, once; take it if it is good."""
+    """Take a round of steps from the chosen model without proximal term; keep a better result."""
     base = replace(state, p=state.chosen, kept=None, tune=0, moments=None)
     if not state.tune:
         return base if state.kept is not None else state
@@ -198,7 +199,7 @@ def _rate(settings: LocalSgd, asked: Scalars) -> float:
 
 
 def _fitting(optimiser: Optimiser, state: PersonalState) -> OptimiserState:
-    """Return the memory of the rounds before, or a fresh one where another optimiser made it."""
+    """Return the moments of earlier rounds, or fresh ones where another optimiser made them."""
     fresh, kept = optimiser.init(state.p), state.moments
     if kept is None or (kept.first.shape, kept.second.shape) != (
         fresh.first.shape,

@@ -1,4 +1,4 @@
-"""One local step under a pull towards a consensus: what is smooth first, then the l1 term."""
+"""Take one local step with a penalty towards a consensus: smooth part first, then the l1 term."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ OPTIMISERS: Final[Mapping[float, Rated]] = {1.0: sgd, 2.0: adam}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProximalStep:
-    """How one device's weights move, given a gradient.
+    """Update rule of one device's weights for a given gradient.
 
     Attributes:
-        spec: Layout of the vector; only its shared layers are pulled.
-        optimiser: Turns the smooth part into a step; it never sees the l1 term, which Adam would
-            rescale to full steps everywhere.
-        z: The consensus, shape ``(shared_size,)``.
-        dual: Of the constraint that ours equal it, likewise.
+        spec: Layout of the vector; only its shared layers have the penalty.
+        optimiser: Optimiser of the smooth part; the l1 term is applied separately, since Adam would
+            rescale it to full steps everywhere.
+        z: Consensus, shape ``(shared_size,)``.
+        dual: Dual of the constraint ``w = z``, shape ``(shared_size,)``.
         reach: Rate times the weight of the l1 term.
         mode: ``PROX``, ``SIGN`` or ``AWAY``.
         prox: Weight of half the squared distance to the consensus.
-        weight: What the device's own loss counts.
+        weight: Weight of the device's own loss.
     """
 
     spec: ParamSpec
@@ -47,14 +47,14 @@ class ProximalStep:
     weight: float = 1.0
 
     def step(self, p: Vector, g: Vector, moments: OptimiserState) -> tuple[Vector, OptimiserState]:
-        """Return the whole vector after one step along a gradient, and the optimiser's memory.
+        """Return the whole vector after one step along a gradient, and the optimiser's moments.
 
         ``d = weight g + prox (w - z) - dual`` goes through the optimiser; then, by mode, the l1
         term's proximal step, or its subgradient at the weights before the step.
 
         Example:
-            Three hundredths from the consensus, the proximal step stops there and the subgradient
-            goes past it:
+            At a distance of 0.03 from the consensus, the proximal step stops there and the
+            subgradient overshoots it:
 
             >>> one = ParamSpec.of([("w", (1,))])
             >>> still = {"spec": one, "optimiser": sgd(0.1), "z": np.zeros(1), "dual": np.zeros(1)}
@@ -91,9 +91,9 @@ def soft(x: Vector, reach: float) -> Vector:
 
 
 def ascent(asked: Scalars) -> Ascent:
-    """Return how the dual climbs, as a task's numbers say; no bound is what they leave out.
+    """Return the dual's ascent from a task's numbers; a bound left out is infinite.
 
-    A floor of the damping that would drive it apart is lowered to what is stable.
+    A damping floor that would make it unstable is lowered to the stable limit.
 
     >>> ascent({"cons_rate": 0.05, "cons_max": 0.01}).most, ascent({"cons_rate": 0.05}).most
     (0.01, inf)

@@ -1,10 +1,10 @@
-"""Encoder and decoder around a graph model that the server hosts: split learning's device half.
+"""Train encoder and decoder around a graph model on the server: split learning's device half.
 
 Source: the PFGL paper, algorithm 1, as ``algorithms.md`` section 6.4 of the specification reads it.
-A round is opened by ``train``, whose ``w`` only draws; then come turns that perish: encode, decode,
-finish. What they do to this device's model is live until ``share`` turns it into the round's one
-answer. A process that dies, or hears that the round was begun anew, falls back to what it answered
-last. So a round is taken whole, or not at all.
+``train`` opens a round, and its ``w`` enters only the proximal term; then follow transient turns:
+encode, decode, finish. Their effect on this device's model is kept in ``live`` until ``share``
+turns it into the round's one answer. A process that restarts, or receives a restarted round,
+returns to its last answer. So a round is applied as a whole, or not at all.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _NONE: NDArray[np.float32] = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitIteration:
-    """The iteration at hand: one batch on its way through the graph.
+    """The current iteration: one batch on its way through the graph.
 
     Attributes:
-        step: Its number in the round.
-        ids: The windows' numbers as asked, ``(B,)``.
-        here: Which of them this device has, ``(B,)``.
+        step: Number of the iteration in the round.
+        ids: Numbers of the requested windows, ``(B,)``.
+        here: Mask of those that this device has, ``(B,)``.
         batch: Those windows, ``B' <= B``.
-        h: Their activations, ``(B', F, L)``.
-        frozen: Whether no step follows: only the server learns from it.
-        g: The decoder's gradient, ``(P,)``, once ``z`` came; with it ``gh`` and ``loss``.
-        gh: The loss's gradient in ``h`` on the direct path, ``(B', F, L)``.
+        h: Activations of those windows, ``(B', F, L)``.
+        frozen: Whether the device takes no step: only the server learns from the iteration.
+        g: Decoder's gradient, ``(P,)``, once ``z`` has arrived; with it ``gh`` and ``loss``.
+        gh: Gradient of the loss in ``h`` on the direct path, ``(B', F, L)``.
         loss: Mean loss of the batch.
     """
 
@@ -75,19 +75,19 @@ class SplitIteration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitRound:
-    """A round in play. Nothing of it is saved.
+    """State of a round in progress; never saved.
 
     Attributes:
-        task: What opened the round.
-        attempt: How often it was begun anew.
-        p: The whole vector as it moves.
-        moments: The optimiser's memory as it moves.
-        turn: The iteration at hand, if one is.
+        task: Task that opened the round.
+        attempt: How often the round was restarted.
+        p: Present whole vector.
+        moments: Present moments of the optimiser.
+        turn: Current iteration, if any.
         last: Number of the newest iteration; -1 before the first.
-        losses: Of the iterations that ended with a step.
-        used: Windows they had.
-        known: What the graph said of windows, by their numbers; one round long.
-        judged: Losses of windows that were held back, each with how many these were.
+        losses: Losses of the iterations that ended with a step.
+        used: Number of windows in these iterations.
+        known: The graph's output for windows, by their numbers; kept for one round.
+        judged: Losses on held-back windows, each with their number.
     """
 
     task: Task
@@ -104,15 +104,15 @@ class SplitRound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitState:
-    """What a device has learned. ``live`` and ``served`` are forgotten with the process.
+    """State of a device. ``live`` and ``served`` are not persistent.
 
     Attributes:
-        p: Its whole vector as it was answered last.
-        answered: The round it answered last; 0 before any.
-        moments: What its optimiser remembers.
-        kept: The model that the fleet chose, a whole vector; None while that is ``p``.
-        live: The round in play.
-        served: The number of the window that the graph spoke of last, and what it said.
+        p: Whole vector as last answered.
+        answered: Last round it answered; 0 before any.
+        moments: Moments of its optimiser.
+        kept: Model of the fleet's choice, a whole vector; None while that is ``p``.
+        live: Round in progress.
+        served: Number of the last window that the graph answered for, and its output.
     """
 
     p: Vector
@@ -124,11 +124,11 @@ class SplitState:
 
     @property
     def chosen(self) -> Vector:
-        """The whole vector to forecast with."""
+        """Return the whole vector to forecast with."""
         return self.p if self.kept is None else self.kept
 
     def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the way back."""
+        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
         if self.kept is not None:
             out["kept"] = self.kept
@@ -151,17 +151,17 @@ class SplitState:
 
 
 def station(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
-    """Answer a round's perishable questions, and ``share`` with the weights they have led to.
+    """Answer a round's transient tasks, and ``share`` with the weights after them.
 
     Exactly one optimiser step ends an iteration: with the gradient that came back through the graph
     (``finish`` with ``hgrad``), or with the direct path's alone where none did: ``finish`` without
-    it, or the next question. Where not even ``z`` came, the decoder is trained on ``z = 0``, which
-    is what it forecasts with when the server is away. Windows that this device lacks are left out,
-    and zero in what it sends.
+    it, or the next task. Where ``z`` is missing too, the decoder is trained on ``z = 0``, which it
+    also forecasts with when the server is unreachable. Windows that this device lacks are left out,
+    and zero in the arrays it sends.
 
-    The model to forecast with is the last; or that of the round whose models and graph did best on
-    windows that all hold back (``choice`` ``FLEET``): these are judged with the graph's word, at
-    the end of a round's turns, and nothing is learned from them.
+    The model to forecast with is the last; or that of the round whose models and graph had the
+    lowest loss on windows that all devices hold back (``choice`` ``FLEET``): these are evaluated
+    with the graph's output, at the end of a round's turns, and not trained on.
     """
 
     def apply(state: SplitState, event: Event) -> tuple[SplitState, Effects]:
@@ -214,7 +214,7 @@ def _told(state: SplitState, asked: Scalars) -> SplitState:
 def _begun(
     local: TrainingContext, settings: LocalSgd, state: SplitState, task: Task, attempt: int
 ) -> SplitRound:
-    """Begin where the last answer left off; at ``w`` in the first round of all, or if so asked."""
+    """Start from the last answer; at ``w`` in the first round of all, or if so configured."""
     asked, p = task.values, state.p
     if not state.answered or asked.get("received", 0.0) == 1.0:
         p = local.spec.place(p, task.arrays["w"])
@@ -223,7 +223,7 @@ def _begun(
 
 
 def _ready(local: TrainingContext, live: SplitRound) -> Effects:
-    """Say which windows there are to learn from; nothing if there are none."""
+    """Report the windows available for training; nothing if there are none."""
     span = local.span()
     if span is None:
         return ()
@@ -237,7 +237,7 @@ def _ready(local: TrainingContext, live: SplitRound) -> Effects:
 def _played(
     local: TrainingContext, settings: LocalSgd, state: SplitState, task: Task
 ) -> tuple[SplitState, Effects]:
-    """Take a perishable question of the round in play; a newer attempt begins it anew."""
+    """Answer a transient task of the round in progress; a newer attempt restarts it."""
     live = state.live
     if live is None or task.round != live.task.round or task.attempt < live.attempt:
         return state, ()
@@ -265,7 +265,7 @@ def _played(
 def _shared(
     local: TrainingContext, settings: LocalSgd, state: SplitState
 ) -> tuple[SplitState, Effects]:
-    """Turn the round into one answer; who took part in no turn answers with what it had."""
+    """Turn the round into one answer; without any turn, answer with the earlier model."""
     assert state.live is not None
     live, spec = _settled(local, settings, state.live), local.spec
     task = live.task
@@ -284,7 +284,7 @@ def _shared(
 
 
 def _ended(local: TrainingContext, state: SplitState, w: Vector) -> SplitState:
-    """Let go of the round, and of what the graph said if another round's model is kept."""
+    """Drop the round, and the graph's outputs if another round's model is kept."""
     if state.answered or w.shape != (local.spec.shared_size,):
         return replace(state, live=None, served=state.served if state.kept is None else None)
     return replace(state, p=local.spec.place(state.p, w), live=None)
@@ -296,7 +296,7 @@ def _ended(local: TrainingContext, state: SplitState, w: Vector) -> SplitState:
 def _encoded(
     local: TrainingContext, settings: LocalSgd, live: SplitRound, task: Task
 ) -> tuple[SplitRound, Effects]:
-    """Send the activations of the windows that a task names; what was unfinished is finished."""
+    """Send the activations of the windows that a task names; end an unfinished iteration."""
     ids = task.arrays.get("ids")
     if ids is None or ids.ndim != 1 or task.step <= live.last:
         return live, ()
@@ -313,7 +313,7 @@ def _encoded(
 
 
 def _decoded(local: TrainingContext, live: SplitRound, task: Task) -> tuple[SplitRound, Effects]:
-    """Send the loss's gradient in what the graph said."""
+    """Send the gradient of the loss in the graph's output."""
     turn, z = _fits(live, task, "z")
     if turn is None or z is None or turn.g is not None:
         return live, ()
@@ -323,7 +323,7 @@ def _decoded(local: TrainingContext, live: SplitRound, task: Task) -> tuple[Spli
 
 
 def _kept(live: SplitRound, task: Task) -> SplitRound:
-    """Remember what the graph said, to learn from it later without the server."""
+    """Store the graph's output, for later steps without the server."""
     turn, z = _fits(live, task, "z")
     if turn is None or z is None:
         return live
@@ -332,7 +332,7 @@ def _kept(live: SplitRound, task: Task) -> SplitRound:
 
 
 def _judged(local: TrainingContext, live: SplitRound, task: Task) -> SplitRound:
-    """Note the loss on windows held back, with what the graph says of them; learn nothing."""
+    """Record the loss on held-back windows, with the graph's output; take no step."""
     turn, z = _fits(live, task, "z")
     if turn is None or z is None or not turn.frozen:
         return live
@@ -344,7 +344,7 @@ def _judged(local: TrainingContext, live: SplitRound, task: Task) -> SplitRound:
 def _finished(
     local: TrainingContext, settings: LocalSgd, live: SplitRound, task: Task
 ) -> SplitRound:
-    """Take the iteration's one step, with what came back through the graph, if it did."""
+    """Take the iteration's one step, with the gradient from the graph if it arrived."""
     turn, hgrad = _fits(live, task, "hgrad")
     if turn is None:
         return live
@@ -352,7 +352,7 @@ def _finished(
 
 
 def _alone(local: TrainingContext, settings: LocalSgd, live: SplitRound, task: Task) -> SplitRound:
-    """Take steps on windows of which the graph has spoken, without asking it again."""
+    """Take steps on windows with a stored graph output, without a new request."""
     if task.step <= live.last:
         return live
     live = _settled(local, settings, live)
@@ -371,7 +371,7 @@ def _alone(local: TrainingContext, settings: LocalSgd, live: SplitRound, task: T
 
 
 def _settled(local: TrainingContext, settings: LocalSgd, live: SplitRound) -> SplitRound:
-    """End an iteration that nobody ended: with the direct path's gradient, ``z = 0`` if it must."""
+    """End an unfinished iteration: with the direct path's gradient, or at ``z = 0`` without one."""
     turn = live.turn
     if turn is None:
         return live
@@ -394,7 +394,7 @@ def _stepped(
     turn: SplitIteration,
     hgrad: Array | None,
 ) -> SplitRound:
-    """Step down the loss's whole gradient, and towards what this device leans on."""
+    """Step along the loss's whole gradient, with the proximal term."""
     if turn.g is None:
         turn, _ = _through(local, live, turn, np.zeros_like(turn.h))
     assert turn.g is not None
@@ -410,11 +410,11 @@ def _stepped(
     return replace(live, p=p, moments=moments, turn=None, losses=losses, used=used)
 
 
-# --- what is sent, and what it fits ---------------------------------------------------------------
+# --- arrays sent and received ---------------------------------------------------------------------
 
 
 def _fits(live: SplitRound, task: Task, name: str) -> tuple[SplitIteration | None, Array | None]:
-    """Return the iteration a task belongs to, and its array's rows of our own windows."""
+    """Return the iteration a task belongs to, and its array's rows of this device's windows."""
     turn = live.turn
     if turn is None or turn.step != task.step:
         return None, None
@@ -425,7 +425,7 @@ def _fits(live: SplitRound, task: Task, name: str) -> tuple[SplitIteration | Non
 
 
 def _spread(rows: Array, here: NDArray[np.bool_]) -> Array:
-    """Return an array with a row for every window that was asked for, zero where we have none.
+    """Return an array with a row for every requested window, zero where the device has none.
 
     >>> _spread(np.ones((1, 1)), np.array([False, True])).ravel().tolist()
     [0.0, 1.0]
@@ -447,13 +447,13 @@ def _signal(
 
 
 def _spoken_of(state: SplitState, task: Task, z: Array) -> SplitState:
-    """Take the graph's word for a window; none that was asked for with another model."""
+    """Store the graph's output for a window; ignore one requested with another model."""
     told = _told(state, task.values)
     return told if told is not state else replace(state, served=(task.step, z[0]))
 
 
 def _served(local: TrainingContext, state: SplitState) -> Effects:
-    """Ask what the graph says of the newest window."""
+    """Request the graph's output for the newest window."""
     newest = local.newest()
     if newest is None:
         return ()
@@ -468,7 +468,7 @@ def _optimiser(settings: LocalSgd, asked: Scalars) -> Optimiser:
 
 
 def _fitting(optimiser: Optimiser, p: Vector, kept: OptimiserState | None) -> OptimiserState:
-    """Return the memory of the rounds before, or a fresh one where another optimiser made it."""
+    """Return the moments of earlier rounds, or fresh ones where another optimiser made them."""
     fresh: Any = optimiser.init(p)
     if kept is None or [a.shape for a in kept[1:]] != [a.shape for a in fresh[1:]]:
         return OptimiserState(*fresh)

@@ -1,7 +1,7 @@
-"""Who a device's neighbours are, and by which numbers it learns among them.
+"""Define a device's neighbours and its settings for training with them.
 
-The operator writes it into the device's configuration, or an aggregator that hosts the topology
-says it in a signed ``begin``. Nothing a neighbour says changes it.
+The operator writes them into the device's configuration, or an aggregator that hosts the topology
+sends them in a signed ``begin``. No message of a neighbour changes them.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ EVERY, DEADLINE = "15m", "2m"
 
 @dataclass(frozen=True, slots=True)
 class NeighboursSection:
-    """Learning with neighbours and without a server: who they are, and how. No keys: none of it."""
+    """Training with neighbours and without a server. Without keys the section is off."""
 
-    keys: Keys = field(default_factory=dict)  # each neighbour's id, and its key: 64 hex digits
-    weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: by degrees
-    epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it, everywhere, to start trackers anew
-    steps: Count = 1  # local steps from one exchange to the next, that of the exchange included
+    keys: Keys = field(default_factory=dict)  # each neighbour's id and its key: 64 hex digits
+    weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: from degrees
+    epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it on all devices to restart the trackers
+    steps: Count = 1  # local steps between two exchanges, that of the exchange included
     rate: Annotated[float, Between(0.0, 1e3)] = 1e-3  # length of a step
-    fading: bool = False  # divide it by the square root of the step's number
-    order: Literal["dgd", "atc"] = "dgd"  # step beside the mixing, or before it
-    robust: Literal["none", "clip", "trim"] = "none"  # what a lying neighbour can do; dfl_sgd only
-    radius: Annotated[float, Between(1e-12, 1e12)] = 1.0  # clip: most that one neighbour moves us
+    fading: bool = False  # divide the rate by the square root of the step's number
+    order: Literal["dgd", "atc"] = "dgd"  # step and mix together, or step first
+    robust: Literal["none", "clip", "trim"] = "none"  # against Byzantine neighbours; dfl_sgd
+    radius: Annotated[float, Between(1e-12, 1e12)] = 1.0  # clip: largest change by one neighbour
     trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1  # trim: neighbours left out at each end
-    insist: bool = False  # dfl_sgd: never give up waiting for a neighbour's word, as dfl_gt
-    every: Duration = EVERY  # from one exchange to the next
-    deadline: Duration = DEADLINE  # after which a neighbour is missing
-    last: Annotated[int, Between(1, FOREVER)] | None = None  # steps in all; left out: no end
+    insist: bool = False  # dfl_sgd: wait for a neighbour without a time limit, as dfl_gt
+    every: Duration = EVERY  # time between two exchanges
+    deadline: Duration = DEADLINE  # time after which a neighbour is missing
+    last: Annotated[int, Between(1, FOREVER)] | None = None  # total steps; left out: no end
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """What an exchange is set up with.
+    """Settings of an exchange.
 
     Attributes:
-        epoch: Which start.
+        epoch: Number of the exchange's start.
         keys: Raw public keys by neighbour.
-        weights: What each counts; empty: found from degrees in every exchange.
-        values: Numbers of the half's tasks.
-        every: Seconds from one exchange to the next.
+        weights: Weight of each neighbour; empty: computed from degrees in every exchange.
+        values: Scalars of the half's tasks.
+        every: Seconds between two exchanges.
         deadline: Seconds after which a neighbour is missing.
-        last: Steps in all.
+        last: Total number of steps.
     """
 
     epoch: int
@@ -73,11 +73,11 @@ class PeerSettings:
 
     @property
     def steps(self) -> int:
-        """Local steps from one exchange to the next."""
+        """Return the number of local steps between two exchanges."""
         return max(1, int(self.values.get("steps", 1)))
 
     def weight(self, degrees: Mapping[str, int], name: str) -> float:
-        """Return what a neighbour counts here, from its own degree and ours: the same at its end.
+        """Return a neighbour's weight from its degree and this device's; the same at both ends.
 
         >>> hood = PeerSettings(1, {"b": b"", "c": b""}, {}, {}, 1.0, 1.0)
         >>> hood.weight({"b": 5, "c": 1}, "b") == hood.weight({"b": 5}, "b") == 1 / 6
@@ -90,11 +90,11 @@ class PeerSettings:
 
 
 def of_section(section: NeighboursSection, method: str) -> PeerSettings:
-    """Return what a configuration says.
+    """Return the settings of a configuration section.
 
     Raises:
-        SchemaError: Weights that are not those of the neighbours, a robust mixing of trackers, or a key
-            for which anybody can sign.
+        SchemaError: Weights of other devices than the neighbours, a robust mixing of trackers, or a
+            key of small order, which accepts forged signatures.
     """
     if section.weights and section.weights.keys() != section.keys.keys():
         raise SchemaError(
@@ -133,7 +133,7 @@ def of_section(section: NeighboursSection, method: str) -> PeerSettings:
 
 
 def of_task(task: m.TaskMessage) -> PeerSettings:
-    """Return what an aggregator that hosts the topology says; ``round`` is the epoch."""
+    """Return the settings of an aggregator that hosts the topology; ``round`` is the epoch."""
     values = {"robust": PLAIN, **task.vals}
     every = values.pop("every", seconds(EVERY))
     deadline = values.pop("deadline", seconds(DEADLINE))

@@ -1,4 +1,4 @@
-"""Other answers to the same local steps: whole weights, and vectors of bounded length."""
+"""Answer local training with whole weights, or with vectors of bounded length."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def weights(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
 def bounded_weights(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
     """Answer with the trained shared weights, no longer than the task's ``bound`` (NbAFL).
 
-    Only the answer is shortened; this device goes on forecasting with what it has learned. Noise is
-    the mechanism's business: it is added to what this half returns.
+    Only the answer is scaled; this device continues to forecast with its own model. The privacy
+    mechanism adds noise to the answer of this half.
     """
     return _answering(
         local, settings, lambda trained, _, task: within(trained, _bound(task)), "bound"
@@ -37,7 +37,7 @@ def bounded_difference(local: TrainingContext, settings: LocalSgd) -> Half[Local
 
 
 def within(vector: Vector, bound: float) -> Vector:
-    """Return the vector, shortened to the Euclidean length ``bound`` where it is longer.
+    """Return the vector, scaled to the Euclidean length ``bound`` where it is longer.
 
     >>> within(np.array([3.0, 4.0], np.float32), 2.0).tolist()
     [1.2000000476837158, 1.600000023841858]
@@ -58,7 +58,7 @@ def _answering(
 ) -> Half[LocalState]:
     """Train as ``steps`` does and put ``said(trained, difference, task)`` into its answer.
 
-    A task that lacks a number that the answer ``needs`` changes nothing.
+    A task without a number that the answer ``needs`` changes nothing.
     """
     inner = steps(local, settings)
 

@@ -1,12 +1,12 @@
-"""BAFDP's regulariser: how wide a ball of distributions is guarded against, and its moving budget.
+"""Compute BAFDP's regulariser: the radius of a Wasserstein ball, and its moving budget.
 
-The device minimises ``g(w) + rho G(w)``: the loss, and how fast it changes with the data, times the
-radius ``rho = scale (eta + c3 / eps)``. The first part of the radius is for samples being few, the
-second for the noise they carry.
+The device minimises ``g(w) + rho G(w)``: the loss, plus its rate of change with the data times the
+radius ``rho = scale (eta + c3 / eps)``. The first part of the radius accounts for few samples, the
+second for their noise.
 
-The budget eps falls under ``-c3 G / eps^2`` alone, as long as its dual is 0; so it always climbs to
+The budget eps falls under ``-c3 G / eps^2`` alone, as long as its dual is 0; so it always rises to
 its cap, and the "optimised privacy level" is a schedule that ends there. The guarantee to report is
-the one at the cap. The paper's eps of 0.126 beside a cap of 10 cannot come out of its equations.
+the one at the cap. The paper's eps of 0.126 beside a cap of 10 does not follow from its equations.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from edge_sdk.wire.contract.method import Scalars
 
 @dataclass(frozen=True, slots=True)
 class WassersteinGuard:
-    """What a device guards against, and how its budget moves.
+    """Radius of the ball, and the update of the budget.
 
     Attributes:
-        eta: Radius for samples being few, before scaling.
-        noise: c3, the noise at a budget of 1.
-        scale: Multiplies both; the paper has 1, at which the regulariser outweighs the loss.
-        rate: Step of the budget (alpha_eps).
-        dual: Its dual (lambda), which the server keeps.
-        lowest: Floor of the budget: below it ``c3 / eps^2`` explodes.
-        cap: The paper's a.
+        eta: Radius due to few samples, before scaling.
+        noise: Constant c3, the noise at a budget of 1.
+        scale: Factor of both; the paper has 1, at which the regulariser outweighs the loss.
+        rate: Step size of the budget (alpha_eps).
+        dual: Dual of the budget (lambda), which the server keeps.
+        lowest: Floor of the budget: below it ``c3 / eps^2`` grows without bound.
+        cap: Cap of the budget (the paper's a).
     """
 
     eta: float
@@ -41,7 +41,7 @@ class WassersteinGuard:
 
     @classmethod
     def of(cls, asked: Scalars, count: int, width: int) -> WassersteinGuard:
-        """Read a task's numbers on a device with so many samples of so many numbers each."""
+        """Read a task's numbers for a device with ``count`` samples of ``width`` numbers."""
         eta = asked.get("radius")
         if eta is None:
             level = asked.get("radius_level", 0.0)
@@ -58,7 +58,7 @@ class WassersteinGuard:
         )
 
     def rho(self, eps: float) -> float:
-        """Return the weight of the regulariser at a budget; 0 before there is one."""
+        """Return the weight of the regulariser at a budget; 0 without a budget."""
         return self.scale * (self.eta + self.noise / eps) if eps > 0.0 else 0.0
 
     def clipped(self, eps: float) -> float:
@@ -82,14 +82,14 @@ class WassersteinGuard:
 
 
 def sampled_radius(count: int, width: int, level: float, tail: float = 2.0) -> float:
-    """Return BAFDP's eta: how far so many samples may lie from what they were drawn from.
+    """Return BAFDP's eta: a bound on the distance of a sample from its distribution.
 
     ``(level / count)^(1/max(width, 2))``, and with fewer samples than the level ``(level /
-    count)^(1/tail)``. Both are far above what helps a forecast, so a run scales them down.
+    count)^(1/tail)``. Both are far above values that improve a forecast, so a run scales them down.
 
     Args:
-        count: Samples the device learns from, at least 1.
-        width: Numbers in one sample, inputs and targets together.
+        count: Number of samples for training, at least 1.
+        width: Number of values in one sample, inputs and targets together.
         level: ``ln(c1 / gamma) / c2`` for a confidence of 1 - gamma; c1 and c2 are unknown
             constants of the distribution, 2 and 1 where nothing better is known.
         tail: The paper's beta, above 1: how light the distribution's tail is.
@@ -112,9 +112,9 @@ def sampled_radius(count: int, width: int, level: float, tail: float = 2.0) -> f
 def noise_constant(width: int, per_number: float) -> float:
     """Return BAFDP's c3: the standard deviation of the input noise at a budget of 1.
 
-    The classical Gaussian mechanism's, ``sqrt(2 ln(1.25/delta))`` times the range of a number, for
-    one sample of so many numbers. It only says how far the regulariser reaches; what noise a device
-    really adds is its privacy mechanism's business.
+    It is that of the classical Gaussian mechanism, ``sqrt(2 ln(1.25/delta))`` times the range of a
+    number, for one sample of ``width`` numbers. It only sets the weight of the regulariser; the
+    privacy mechanism determines the noise that a device adds.
 
     >>> unit = math.sqrt(2 * math.log(1.25 / 1e-5))
     >>> [round(noise_constant(d, unit), 8) for d in (1, 7, 30)]

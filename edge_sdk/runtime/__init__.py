@@ -1,4 +1,4 @@
-"""Run a graph: one callable, whichever engine this device has.
+"""Load and run exported graphs with onnxruntime or numpy.
 
 Importing this package loads no engine; ``load_graph`` does, on first use.
 """
@@ -26,7 +26,7 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
     Args:
         data: The ``.onnx`` file, or its bytes.
         threads: Fixed for the life of the graph; results are bit-identical only at equal counts.
-            Numpy takes as many as its own library was told.
+            Numpy uses as many as its own library is configured with.
 
     Raises:
         GraphError: No such engine, it cannot load the graph, or ``inspect_graph`` refuses it.
@@ -44,14 +44,14 @@ def load_graph(data: bytes | Path, *, threads: int = 1) -> Graph:
 
 
 def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a graph's feeds and results, after its operators and sizes were judged; run nothing.
+    """Return a graph's feeds and results after checking its operators and sizes; run nothing.
 
-    Only operators of the table in ``edge_sdk.runtime.operator_registry`` are let through, none of which
-    loops or holds another graph, and only as many elements and multiplications as
+    Only operators of the table in ``edge_sdk.runtime.operator_registry`` are accepted, none of
+    which loops or holds another graph, and only as many elements and multiplications as
     ``edge_sdk.runtime.shape_inference`` allows.
 
     Raises:
-        GraphError: The graph is refused; no engine has seen it.
+        GraphError: The graph is refused; no engine has loaded it.
     """
     from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401, PLC0415 - enter operators
     from edge_sdk.runtime.onnx_reader import read  # noqa: PLC0415 - only where graphs are loaded
@@ -67,10 +67,10 @@ def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def engine_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Say which engine ``load_graph`` takes here: ``onnxruntime`` or ``numpy``.
+    """Return the name of the engine that ``load_graph`` uses here: ``onnxruntime`` or ``numpy``.
 
-    A processor that a wheel installs on and crashes on (device notes: Cortex-A53 and some
-    versions) is told ``GRIDFED_ENGINE=numpy`` by its service's environment.
+    Where a wheel installs but crashes on the processor (device notes: Cortex-A53 and some
+    versions), set ``GRIDFED_ENGINE=numpy`` in the service's environment.
 
     Raises:
         GraphError: The variable names no engine, or one that is not installed.

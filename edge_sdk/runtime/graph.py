@@ -1,4 +1,4 @@
-"""What a loaded graph is, whichever engine runs it."""
+"""Define the interface of a loaded graph, independent of the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge_sdk.wire.contract.method import Array
 
 
 class GraphError(Exception):
-    """A graph that cannot be loaded or run here."""
+    """An error: a graph that cannot be loaded or run here."""
 
 
 class Graph(Protocol):
@@ -16,11 +16,11 @@ class Graph(Protocol):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the feeds."""
+        """Return the names of the feeds."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the results, in order."""
+        """Return the names of the results, in order."""
 
     def __call__(self, **feeds: Array) -> tuple[Array, ...]:
-        """Run once."""
+        """Run the graph once."""

@@ -1,7 +1,7 @@
-"""Graphs run by numpy alone: for devices whose platform has no onnxruntime wheel.
+"""Run graphs with numpy alone, for devices whose platform has no onnxruntime wheel.
 
-A graph is planned once: every node is built with what is known, and every intermediate array is
-forgotten after its last use, so that memory holds what is alive and no more.
+A graph is planned once: every node is built with the known constants, and every intermediate array
+is freed after its last use, so that memory holds live arrays only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AT_RUN = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """One node of the plan: slots it reads and writes, and slots nobody reads after it."""
+    """One node of the plan: slots it reads and writes, and slots to free after it."""
 
     run: Run
     reads: tuple[int, ...]
@@ -39,10 +39,10 @@ class NumpyGraph:
     """
 
     def __init__(self, data: bytes) -> None:
-        """Decode and plan.
+        """Decode the graph and plan its run.
 
         Raises:
-            GraphError: The bytes are no graph, or it uses what numpy does not run here.
+            GraphError: The bytes are no graph, or it uses an operator that numpy does not run here.
         """
         try:
             model = read(data)
@@ -57,7 +57,7 @@ class NumpyGraph:
         self.outputs = tuple(feed.name for feed in model.outputs)
 
     def __call__(self, **feeds: Array) -> tuple[Array, ...]:
-        """Run once. Feeds are float32 arrays by input name; results come in output order.
+        """Run the graph once. Feeds are float32 arrays by input name; results in output order.
 
         Raises:
             GraphError: A feed is missing, unknown, or of a shape or type the graph refuses.
@@ -68,7 +68,7 @@ class NumpyGraph:
         values: list[Array | None] = list(self._values)
         for feed, slot in self._feeds:
             values[slot] = _fitting(feed, feeds[feed.name])
-        with np.errstate(all="ignore"):  # as an engine: the caller looks whether it is finite
+        with np.errstate(all="ignore"):  # as an engine: the caller checks for infinities and NaN
             for step in self._steps:
                 _take(step, values)
         return tuple(_own(values[slot]) for slot in self._results)
@@ -107,7 +107,7 @@ def _own(value: Array | None) -> Array:
 
 
 def _plan(model: OnnxModel) -> tuple[tuple[_Step, ...], list[Array | None], Mapping[str, int]]:
-    """Give every array a slot, build every node, and free what is read no more."""
+    """Assign a slot to every array, build every node, and free slots after their last use."""
     names = [*model.constants, *(feed.name for feed in model.inputs)]
     slots = {name: slot for slot, name in enumerate(names)}
     values: list[Array | None] = [*model.constants.values(), *(None for _ in model.inputs)]
@@ -132,7 +132,7 @@ def _plan(model: OnnxModel) -> tuple[tuple[_Step, ...], list[Array | None], Mapp
 def _frees(
     nodes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], kept: set[int]
 ) -> list[tuple[int, ...]]:
-    """Say after which node each slot is read for the last time."""
+    """Return the slots to free after each node."""
     seen, found = set(kept), list[tuple[int, ...]]()
     for reads, writes in reversed(nodes):
         last = {slot for slot in (*reads, *writes) if slot >= 0} - seen

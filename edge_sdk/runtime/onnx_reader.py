@@ -1,6 +1,6 @@
-"""Read an exported graph without onnx: nodes, constants, feeds and results, and nothing else.
+"""Read an exported graph without onnx: nodes, constants, feeds and results.
 
-What it does not understand it refuses when it loads, never when it runs: weights kept in another
+Unsupported content is refused when the graph loads, never when it runs: weights kept in another
 file, functions, nested graphs, other operator sets and element types.
 Source: ``onnx.proto3`` of ONNX 1.17 (field numbers), IR versions 8 to 10.
 """
@@ -42,7 +42,7 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A named float32 input or output; a size that is open until it runs is None."""
+    """A named float32 input or output; a dimension that is open until it runs is None."""
 
     name: str
     sizes: tuple[int | None, ...]
@@ -50,7 +50,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxModel:
-    """A whole file, decoded. Nodes are in an order in which they can run."""
+    """A decoded file, with its nodes in an executable order."""
 
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
@@ -62,7 +62,7 @@ def read(data: bytes) -> OnnxModel:
     """Decode an ``.onnx`` file.
 
     Raises:
-        GraphError: It is damaged, or has something that exported graphs do not have.
+        GraphError: It is damaged, or has content that exported graphs do not have.
     """
     graph, opset = None, 0
     for number, value in protobuf_reader.fields(memoryview(data)):
@@ -85,7 +85,7 @@ def read(data: bytes) -> OnnxModel:
 
 
 def _opset(data: memoryview) -> int:
-    """Return the version of the standard set; another set counts once a node uses it."""
+    """Return the version of the standard set; another set is refused once a node uses it."""
     domain, version = "", 0
     for number, value in protobuf_reader.fields(data):
         if number == 1:

@@ -1,11 +1,10 @@
-"""The table of operators in numpy: what an exported graph may use where no engine has a wheel.
+"""Register the operators that numpy can run, for platforms without an onnxruntime wheel.
 
-An entry is *built* once, when the graph loads, with what is known by then: attributes, and inputs
-that are constants. What it returns is called at every run with all inputs. So a slice whose ends
-are constants costs one indexing at run time, and an attribute that is not understood is refused
-before a customer's device depends on it.
+An entry is *built* once, when the graph loads, with the attributes and the constant inputs. The
+function that it returns is called at every run with all inputs. So a slice with constant ends costs
+one indexing at run time, and an unknown attribute is refused when the graph loads.
 
-Source of the meanings: the ONNX operator specification, operator sets 13 to 17.
+Source of the semantics: the ONNX operator specification, operator sets 13 to 17.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LARGEST = 1 << 27
 
 
 def bounded(sizes: Iterable[int]) -> None:
-    """Refuse an array before it is made; a damaged graph asks for more than the machine has.
+    """Refuse an array before it is allocated; a damaged graph may request excessive memory.
 
     >>> bounded((1 << 20, 1 << 10))
     Traceback (most recent call last):
@@ -41,13 +40,14 @@ def bounded(sizes: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorSite:
-    """Where an operator is used, as its builder sees it.
+    """One use of an operator in a graph, as its builder receives it.
 
     Attributes:
-        attributes: Every attribute it takes, with the specification's value where none is written.
+        attributes: Every attribute of the operator, with the specification's default where none is
+            set.
         known: Each input's value where it is a constant, else None; also None for one left out.
-        given: Whether each input is there.
-        results: How many results it has here.
+        given: Whether each input is present.
+        results: Number of results here.
     """
 
     attributes: Mapping[str, Any]
@@ -56,11 +56,11 @@ class OperatorSite:
     results: int
 
     def constant(self, index: int) -> Array | None:
-        """Return an input that is known before the first run, or None."""
+        """Return an input that is constant, or None."""
         return self.known[index] if index < len(self.known) else None
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is there."""
+        """Return whether an optional input is present."""
         return index < len(self.given) and self.given[index]
 
 
@@ -69,7 +69,7 @@ Build = Callable[[OperatorSite], Run]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A row of the table: how to build it, and its attributes with their usual values."""
+    """One row of the table: the builder of an operator, and its attributes with their defaults."""
 
     build: Build
     defaults: Mapping[str, Any]
@@ -79,7 +79,7 @@ OPERATORS: Final[dict[str, Operator]] = {}
 
 
 def operator(kind: str, **defaults: Attribute | None) -> Callable[[Build], Build]:
-    """Enter a builder into the table, with its attributes' usual values."""
+    """Register a builder in the table, with its attributes' defaults."""
 
     def enter(build: Build) -> Build:
         OPERATORS[kind] = Operator(build, defaults)
@@ -92,7 +92,7 @@ def build(node: OnnxNode, known: tuple[Array | None, ...]) -> Run:
     """Build one node.
 
     Args:
-        node: What the file says.
+        node: Node of the file.
         known: Each input's value where it is a constant, else None.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Element-wise operators in numpy. Importing this module enters them into the table."""
+"""Element-wise operators in numpy. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edge_sdk.wire.contract.method import Array
 
 
 def sigmoid(x: Array) -> Array:
-    """Return ``1 / (1 + exp(-x))`` in one new array; far below zero it is 0, not an overflow.
+    """Return ``1 / (1 + exp(-x))`` in one new array; far below zero it is 0, without overflow.
 
     >>> sigmoid(np.array([-200.0, 0.0, 200.0], np.float32))
     array([0. , 0.5, 1. ], dtype=float32)
@@ -35,7 +35,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def erf(x: Array) -> Array:
-    """Return the error function, at most 1.5e-7 off.
+    """Return the error function, with an error of at most 1.5e-7.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26.
 
@@ -110,7 +110,7 @@ _OF_SEVERAL: Final = frozenset(
 
 
 def _of_several(run: Run, *inputs: Array) -> Array:
-    """Run an operator whose inputs are broadcast: two long ones may ask for a huge result."""
+    """Run an operator with broadcast inputs, after checking the size of its result."""
     if math.prod(one.size for one in inputs) > LARGEST:
         bounded(np.broadcast_shapes(*(one.shape for one in inputs)))
     out: Array = run(*inputs)

@@ -1,4 +1,4 @@
-"""Whole recurrent layers in numpy, as forecasting graphs use them. Importing enters them.
+"""Whole recurrent layers in numpy. Importing this module registers them.
 
 Source: the ONNX operators LSTM and GRU, operator set 14: gates in the order i, o, f, c and
 z, r, h; time first; one direction; the usual activations.
@@ -75,18 +75,18 @@ def _gru(site: OperatorSite) -> Run:
 
 
 def _padded(given: Sequence[Array | None], count: int) -> list[Array | None]:
-    """Return so many optional inputs: bias, lengths, first states."""
+    """Return ``count`` optional inputs: bias, lengths, first states."""
     return [*given, *[None] * count][:count]
 
 
 def _driven(x: Array, w: Array, b: Array | None) -> Array:
-    """Return what the window adds to every gate, ``[T, B, gates * H]``, both biases in it."""
+    """Return the window's contribution to every gate, ``[T, B, gates * H]``, with both biases."""
     rows = w.shape[1]
     return _plain(x, w[0], 0 if b is None else b[0, :rows] + b[0, rows:])
 
 
 def _plain(x: Array, w: Array, bias: Array | int) -> Array:
-    """One product for the whole window instead of one a step."""
+    """Return one product for the whole window instead of one per step."""
     bounded((*x.shape[:2], len(w)))
     flat = np.ascontiguousarray(x).reshape(-1, x.shape[2])
     return np.asarray(flat @ w.T + bias).reshape(*x.shape[:2], -1)

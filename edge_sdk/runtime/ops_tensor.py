@@ -1,4 +1,4 @@
-"""Operators that move, cut, join, sum or multiply arrays. Importing enters them into the table."""
+"""Operators that move, cut, join, sum or multiply arrays. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _shape(site: OperatorSite) -> Run:
 
 @operator("Reshape", allowzero=0)
 def _reshape(site: OperatorSite) -> Run:
-    """A size 0 copies the input's, -1 is what is left."""
+    """Reshape; a size 0 copies the input's, -1 is the remaining size."""
     keep = not site.attributes["allowzero"]
 
     def run(x: Array, sizes: Array) -> Array:
@@ -45,7 +45,7 @@ def _reshape(site: OperatorSite) -> Run:
 
 @operator("Expand")
 def _expand(_site: OperatorSite) -> Run:
-    """Both ways: a size 1 that is asked for leaves the input's own size."""
+    """Broadcast in both directions: a requested size 1 keeps the input's own size."""
 
     def run(x: Array, sizes: Array) -> Array:
         shape = np.broadcast_shapes(np.shape(x), _whole(sizes))
@@ -104,7 +104,7 @@ def _parts(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
 
 @operator("Slice")
 def _slice(site: OperatorSite) -> Run:
-    """Ends beyond the array stop at its ends, as python's do, backwards too."""
+    """Slice; ends beyond the array are clipped as in Python, backwards too."""
 
     def run(x: Array, starts: Array, ends: Array, *more: Array) -> Array:
         part: Array = x[_cut(x.ndim, starts, ends, *more)]
@@ -132,7 +132,7 @@ def _cut(rank: int, starts: Any, ends: Any, axes: Any = None, steps: Any = None)
 
 @operator("Pad", mode="constant")
 def _pad(site: OperatorSite) -> Run:
-    """Numpy's own ``pad`` is ten times slower on the few values of a recurrent step."""
+    """Pad with constants; numpy's own ``pad`` is ten times slower on small recurrent steps."""
     if site.attributes["mode"] != "constant":
         raise GraphError(f"Pad: mode {site.attributes['mode']!r} is not supported")
 
@@ -194,7 +194,7 @@ def _reduce_min(site: OperatorSite) -> Run:
 
 @operator("ArgMax", axis=0, keepdims=1)
 def _argmax(site: OperatorSite) -> Run:
-    """The first of equal values."""
+    """Return the index of the largest value, the first of equal ones."""
     axis, keep = site.attributes["axis"], bool(site.attributes["keepdims"])
     return lambda x: np.argmax(x, axis, keepdims=keep)
 
@@ -215,7 +215,7 @@ def _matmul(_site: OperatorSite) -> Run:
 
 @operator("Gemm", alpha=1.0, beta=1.0, transA=0, transB=0)
 def _gemm(site: OperatorSite) -> Run:
-    """``alpha * a @ b + beta * c``, either factor transposed."""
+    """Return ``alpha * a @ b + beta * c``, either factor transposed."""
     turn_a, turn_b = site.attributes["transA"], site.attributes["transB"]
     alpha, beta = (np.float32(site.attributes[name]) for name in ("alpha", "beta"))
 

@@ -1,4 +1,4 @@
-"""The only door to onnxruntime: one session, one thread, little memory."""
+"""Run graphs with onnxruntime: one session, one thread, little memory. The only importer of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import onnxruntime as ort
 from edge_sdk.runtime.graph import GraphError
 from edge_sdk.wire.contract.method import Array
 
-_QUIET = 3  # errors only: a device's journal is not the place for an optimiser's remarks
+_QUIET = 3  # errors only: the optimiser's messages are kept out of a device's journal
 
 
 class OrtGraph:
     """A graph run by onnxruntime.
 
-    Sequential, at a fixed number of threads: one and two threads give different last bits, so
-    where hashes are compared the count must not follow the machine.
+    Execution is sequential, at a fixed number of threads: one and two threads give different last
+    bits, so where hashes are compared the count must not depend on the machine.
     """
 
     def __init__(self, data: bytes, *, threads: int = 1) -> None:
@@ -35,7 +35,7 @@ class OrtGraph:
         self.outputs = tuple(node.name for node in self._session.get_outputs())
 
     def __call__(self, **feeds: Array) -> tuple[Array, ...]:
-        """Run once. Feeds are float32 arrays by input name; results come in output order.
+        """Run the graph once. Feeds are float32 arrays by input name; results in output order.
 
         Raises:
             GraphError: A feed is missing, unknown, or of a shape or type the graph refuses.

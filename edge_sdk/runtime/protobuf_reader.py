@@ -1,4 +1,4 @@
-"""Walk protobuf bytes field by field, bounded: the one thing of protobuf that a graph file needs.
+"""Read protobuf bytes field by field, within bounds, as far as a graph file needs it.
 
 A device without an onnxruntime wheel has no protobuf wheel either. Reading costs no more memory
 than the bytes themselves: strings and messages come back as views of them.
@@ -23,7 +23,7 @@ def fields(data: memoryview) -> Iterator[Field]:
     A fixed32 or fixed64 comes as its 4 or 8 bytes. Repeated fields come repeatedly, in order.
 
     Raises:
-        GraphError: The bytes end inside a field, or hold a kind of field that nothing writes.
+        GraphError: The bytes end inside a field, or hold an unsupported kind of field.
 
     Example:
         >>> [(number, bytes(value) if number == 2 else value)
@@ -66,7 +66,7 @@ def number(value: int | memoryview) -> int:
     """Return a field as a whole number: protobuf's ``int64`` is two's complement.
 
     Raises:
-        GraphError: It holds bytes.
+        GraphError: The field holds bytes.
 
     Example:
         >>> number(2**64 - 1)
@@ -81,7 +81,7 @@ def view(value: int | memoryview) -> memoryview:
     """Return a field as bytes.
 
     Raises:
-        GraphError: It holds a number.
+        GraphError: The field holds a number.
     """
     if isinstance(value, int):
         raise GraphError("a number where bytes belong")
@@ -92,7 +92,7 @@ def text(value: int | memoryview) -> str:
     """Return a field as UTF-8 text.
 
     Raises:
-        GraphError: It is none.
+        GraphError: The field is not UTF-8 text.
     """
     try:
         return bytes(view(value)).decode()
@@ -120,7 +120,7 @@ def real(value: int | memoryview) -> float:
     """Return a fixed32 field as a float.
 
     Raises:
-        GraphError: It is not four bytes.
+        GraphError: The field is not four bytes long.
     """
     raw = view(value)
     if len(raw) != 4:

@@ -1,7 +1,7 @@
 """Infer the shape of every array in a graph before it runs, and refuse a graph that is too large.
 
 Each operator has a rule here, and no rule loops or reads a nested graph. So an upper bound on
-memory and arithmetic is known before an engine sees the file: an engine folds constants while it
+memory and arithmetic is known before an engine loads the file: an engine folds constants while it
 loads, and would allocate or loop then. The rules follow the ONNX operator specification, operator
 sets 13 to 17.
 """
@@ -37,12 +37,12 @@ _BAD = (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivision
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """What one run needs at most, with ``BATCH`` for every open dimension.
+    """Upper bounds on one run, with ``BATCH`` for every open dimension.
 
     Attributes:
-        largest: Elements of the largest array.
-        total: Elements of all arrays that nodes make.
-        work: Multiplications, and one for every element made.
+        largest: Number of elements of the largest array.
+        total: Number of elements of all arrays that nodes produce.
+        work: Number of multiplications, plus one for every element produced.
     """
 
     largest: int
@@ -52,14 +52,14 @@ class GraphCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """What is known of an array before a run: its shape, and its value where it is constant."""
+    """Known properties of an array before a run: its shape, and its value where it is constant."""
 
     shape: Shape
     value: Array | None = None
 
 
 def infer_cost(model: OnnxModel, batch: int = BATCH) -> GraphCost:
-    """Return what one run of a graph costs at most.
+    """Return an upper bound on the cost of one run of a graph.
 
     Raises:
         GraphError: An operator without a rule, a shape that depends on readings or contradicts
@@ -119,7 +119,7 @@ def _folded(
     is_known = all(one is None or one.value is not None for one in given)
     small = all(one is None or math.prod(one.shape) <= _FOLDED for one in given)
     if node.kind == "Shape" and given[0] is not None:
-        values = (np.broadcast_to(np.float32(0), given[0].shape),)  # of no memory
+        values = (np.broadcast_to(np.float32(0), given[0].shape),)  # allocates no memory
     elif not (is_known and small and max(sizes, default=0) <= _FOLDED) or node.kind in _LAYERS:
         return [None] * len(sizes)
     try:
@@ -148,10 +148,10 @@ def _rule(*kinds: str) -> Callable[[_Rule], _Rule]:
 
 
 def _whole(one: _Known | None) -> Shape:
-    """Return an input that says sizes or axes.
+    """Return an input that defines sizes or axes.
 
     Raises:
-        ValueError: It is no constant: then the shape would depend on what was measured.
+        ValueError: It is not a constant: then the shape would depend on measured data.
     """
     if one is None or one.value is None:
         raise ValueError("sizes and axes must be constant")

@@ -1,1 +1,1 @@
-"""Arithmetic that device and aggregator must compute alike, bit for bit."""
+"""Arithmetic that device and aggregator must compute identically, bit for bit."""

@@ -1,8 +1,8 @@
-"""Phi: the linear map under which BiG-FL compares models that are near each other in the graph.
+"""Represent phi, the linear map under which BiG-FL compares the models of graph neighbours.
 
 Models are rows, so a map acts from the right: ``x phi``. A map of a whole model has d² numbers;
 three forms have fewer, and none of them is ever written out as a matrix. Both ends compute with it:
-the server learns it, a device is drawn by it.
+the server learns it, a device uses it in its penalty.
 
 All forms begin as the identity, under which BiG-FL is an ordinary smoothing over the graph.
 """
@@ -24,7 +24,7 @@ Slopes = Mapping[str, Matrix]
 
 
 class Basis(Protocol):
-    """A linear map of rows, ``(n, d)`` to ``(n, d)``, and how it is learned."""
+    """A learnable linear map of rows, ``(n, d)`` to ``(n, d)``."""
 
     def forth(self, x: Matrix) -> Matrix:
         """Return ``x phi``."""
@@ -33,24 +33,24 @@ class Basis(Protocol):
         """Return ``x phi'``."""
 
     def leaves(self) -> dict[str, Matrix]:
-        """Return its numbers."""
+        """Return its parameters."""
 
     def slopes(self, a: Matrix, b: Matrix) -> Slopes:
-        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its parameters."""
 
     def excess(self) -> float:
         """Return ``|phi - I|²``, the sum of squares."""
 
     def excess_slopes(self) -> Slopes:
-        """Return the gradient of half of that."""
+        """Return the gradient of half of ``excess()``."""
 
     def with_leaves(self, leaves: Mapping[str, Array]) -> Basis:
-        """Return the same form with other numbers."""
+        """Return the same form with other parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Diagonal:
-    """Every number of a model on a scale of its own: d numbers.
+    """A diagonal map, one scale per coordinate: d numbers.
 
     >>> Diagonal(np.array([2.0, 1.0])).forth(np.array([[1.0, 3.0]])).tolist()
     [[2.0, 3.0]]
@@ -70,11 +70,11 @@ class Diagonal:
         return x * self.scale
 
     def leaves(self) -> dict[str, Matrix]:
-        """Return its numbers."""
+        """Return its parameters."""
         return {"scale": self.scale}
 
     def slopes(self, a: Matrix, b: Matrix) -> Slopes:
-        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its parameters."""
         return {"scale": np.sum(a * b, axis=0)}
 
     def excess(self) -> float:
@@ -82,11 +82,11 @@ class Diagonal:
         return float(np.sum((self.scale - 1.0) ** 2))
 
     def excess_slopes(self) -> Slopes:
-        """Return the gradient of half of that."""
+        """Return the gradient of half of ``excess()``."""
         return {"scale": self.scale - 1.0}
 
     def with_leaves(self, leaves: Mapping[str, Array]) -> Diagonal:
-        """Return the same form with other numbers."""
+        """Return the same form with other parameters."""
         return Diagonal(np.asarray(leaves["scale"], np.float64))
 
 
@@ -114,11 +114,11 @@ class LowRank:
         return x + (x @ self.v) @ self.u.T
 
     def leaves(self) -> dict[str, Matrix]:
-        """Return its numbers."""
+        """Return its parameters."""
         return {"u": self.u, "v": self.v}
 
     def slopes(self, a: Matrix, b: Matrix) -> Slopes:
-        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its parameters."""
         return {"u": a.T @ (b @ self.v), "v": b.T @ (a @ self.u)}
 
     def excess(self) -> float:
@@ -126,19 +126,19 @@ class LowRank:
         return float(np.sum((self.u.T @ self.u) * (self.v.T @ self.v)))
 
     def excess_slopes(self) -> Slopes:
-        """Return the gradient of half of that."""
+        """Return the gradient of half of ``excess()``."""
         return {"u": self.u @ (self.v.T @ self.v), "v": self.v @ (self.u.T @ self.u)}
 
     def with_leaves(self, leaves: Mapping[str, Array]) -> LowRank:
-        """Return the same form with other numbers."""
+        """Return the same form with other parameters."""
         return LowRank(np.asarray(leaves["u"], np.float64), np.asarray(leaves["v"], np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MapBlock:
-    """Any map of some numbers that lie together, the identity for all others: m² numbers.
+    """A full map of one block of coordinates, the identity for all others: m² numbers.
 
-    With ``begin`` 0 and m the whole width, any map at all.
+    With ``begin`` 0 and m the whole width, it is a full linear map.
 
     >>> swap = MapBlock(np.array([[0.0, 1.0], [1.0, 0.0]]), begin=1)
     >>> swap.forth(np.array([[7.0, 1.0, 2.0]])).tolist()
@@ -146,7 +146,7 @@ class MapBlock:
 
     Attributes:
         matrix: Shape ``(m, m)``.
-        begin: Which number of a model is the first that it maps.
+        begin: Index of the first coordinate of the block.
     """
 
     matrix: Matrix
@@ -161,11 +161,11 @@ class MapBlock:
         return self._mapped(x, self.matrix.T)
 
     def leaves(self) -> dict[str, Matrix]:
-        """Return its numbers."""
+        """Return its parameters."""
         return {"matrix": self.matrix}
 
     def slopes(self, a: Matrix, b: Matrix) -> Slopes:
-        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its numbers."""
+        """Return the gradient of ``sum_i <a_i phi, b_i>`` in its parameters."""
         return {"matrix": a[:, self._part].T @ b[:, self._part]}
 
     def excess(self) -> float:
@@ -173,11 +173,11 @@ class MapBlock:
         return float(np.sum(self._off**2))
 
     def excess_slopes(self) -> Slopes:
-        """Return the gradient of half of that."""
+        """Return the gradient of half of ``excess()``."""
         return {"matrix": self._off}
 
     def with_leaves(self, leaves: Mapping[str, Array]) -> MapBlock:
-        """Return the same form with other numbers."""
+        """Return the same form with other parameters."""
         return MapBlock(np.asarray(leaves["matrix"], np.float64), self.begin)
 
     @property
@@ -241,7 +241,7 @@ def packed(basis: Basis, width: int) -> tuple[dict[str, float], Array]:
 
 
 def unpacked(numbers: Mapping[str, float], rows: Array | None, width: int) -> Basis | None:
-    """Return the map that a task brings; None if its rows are not what its numbers say.
+    """Return the map that a task carries; None if its rows do not fit its numbers.
 
     >>> numbers, rows = packed(LowRank(np.ones((3, 2)), np.zeros((3, 2))), 3)
     >>> unpacked(numbers, rows, 3).u.shape

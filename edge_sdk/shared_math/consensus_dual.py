@@ -1,8 +1,8 @@
-"""The consensus dual that both ends hold and neither sends: one step of it, and its check.
+"""Compute the consensus dual, which both ends hold and neither sends: one step, and its check.
 
-A device's dual says how hard it is pulled towards the consensus. It is never on the wire, since a
-liar would send what it likes; instead device and server compute it from what both have: the dual
-before, the weights the device sent, and the consensus announced after them.
+A device's dual sets the strength of its penalty towards the consensus. It is never on the wire,
+since a Byzantine device could send any value; instead device and server compute it from shared
+data: the earlier dual, the weights the device sent, and the consensus announced after them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ _LARGEST = float(2**31 - 1)
 
 @dataclass(frozen=True, slots=True)
 class Ascent:
-    """How a consensus dual climbs.
+    """Step rule of a consensus dual.
 
     Attributes:
-        rate: Length of the step (BAFDP's alpha_phi, ASPIRE-EASE's rho_2); 0 keeps every dual as
-            it is.
+        rate: Step size (BAFDP's alpha_phi, ASPIRE-EASE's rho_2); 0 leaves every dual unchanged.
         most: Bound of every coordinate (phi_max); infinity is the paper's own form, in which one
-            liar moves the consensus as far as it likes.
+            Byzantine device can move the consensus without bound.
         least: Floor of the damping (kappa_min).
-        fading: The damping falls with this power of the firing: 1/4 in BAFDP, 1/8 in the text of
-            ASPIRE-EASE that could be read.
+        fading: Power of the firing's index by which the damping falls: 1/4 in BAFDP, 1/8 in the
+            readable text of ASPIRE-EASE.
         is_damped: Whether the damping is subtracted. False adds it, as BAFDP's (17) prints it,
             which drives every dual to its bound.
     """
@@ -44,7 +43,7 @@ class Ascent:
     is_damped: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be stable."""
+        """Refuse unstable settings."""
         if not self.rate * self.least <= 1.0:
             raise ValueError(f"rate * least: expected at most 1, got {self.rate * self.least}")
 
@@ -53,7 +52,7 @@ def damping(rate: float, fired: int, least: float = 0.0, fading: float = 0.25) -
     """Return kappa at a firing, ``max(1 / (rate (fired + 1)^fading), least)``.
 
     So ``1 - rate * kappa`` is ``1 - (fired + 1)^-fading``, which lies in [0, 1): at firing 0 the
-    old dual is forgotten, later ever less of it.
+    old dual is dropped, later a falling part of it.
 
     >>> [round(0.1 * damping(0.1, t), 6) for t in (0, 15, 80)]
     [1.0, 0.5, 0.333333]
@@ -65,22 +64,22 @@ def damping(rate: float, fired: int, least: float = 0.0, fading: float = 0.25) -
 def next_dual(dual: Floats, z: Floats, w: Floats, fired: int, ascent: Ascent) -> Floats:
     """Return the dual after a firing: a damped step along ``z - w``, clipped.
 
-    Both ends call this with the same operands: float32, as they were on the wire. Then it gives the
-    same bits on both. The arithmetic is done in the arrays' own dtype.
+    Both ends call this with the same operands: float32, as they were on the wire. The result is
+    then identical bit for bit. The arithmetic is done in the arrays' own dtype.
 
     Args:
-        dual: Before the firing, shape ``(P,)``.
-        z: The consensus that the firing produced.
-        w: The weights that the device sent for it.
+        dual: Dual before the firing, shape ``(P,)``.
+        z: Consensus that the firing produced.
+        w: Weights that the device sent for it.
         fired: Index of that firing, from 0.
-        ascent: How far.
+        ascent: Step rule.
 
     Source:
         BAFDP (22), ASPIRE-EASE (15). The papers project the dual on a box of unnamed size; a server
-        that sums over liars too must choose it (``Ascent.most``).
+        that also sums over Byzantine devices must choose it (``Ascent.most``).
 
     Example:
-        The second device of the worked example lies 0.71 above the consensus; a dual that forgot
+        The second device of the worked example lies 0.71 above the consensus; a dual that dropped
         its old value at firing 0 is minus a tenth of that, not -0.27.
 
         >>> one = Ascent(rate=0.1, most=0.5)
@@ -101,11 +100,11 @@ def next_dual(dual: Floats, z: Floats, w: Floats, fired: int, ascent: Ascent) ->
 
 
 def check(dual: NDArray[np.floating[Any]]) -> bytes:
-    """Return 8 bytes that two ends compare to see whether they drifted apart.
+    """Return 8 bytes that two ends compare to detect diverging duals.
 
     They are the first of SHA-256 over the dual rounded to 1e-4, int32, little-endian: float32
-    rounding on another platform rarely shows, a missed firing does. Where they differ, the server's
-    copy wins.
+    rounding on another platform rarely changes them, a missed firing does. Where they differ, the
+    server's copy has precedence.
 
     >>> check(np.array([0.5, -0.07126687])) == check(np.array([0.5, -0.07126690]))
     True

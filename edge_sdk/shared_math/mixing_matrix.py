@@ -1,8 +1,8 @@
-"""Mixing matrices: how much of a neighbour's model a device takes over, without a server.
+"""Compute mixing matrices: the weights of the neighbours' models, without a server.
 
-A mixing matrix W is symmetric and its rows sum to 1, hence its columns too: mixing moves nobody's
-average. A device computes its own row from its neighbours' degrees alone (Metropolis-Hastings);
-the other two look at the whole graph, so whoever publishes the topology computes them.
+A mixing matrix W is symmetric and its rows sum to 1, hence its columns too: mixing preserves the
+average. A device computes its own row from its neighbours' degrees alone (Metropolis-Hastings); the
+other two need the whole graph, so the publisher of the topology computes them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ EXACT = 1e-12
 
 
 class TopologyError(ValueError):
-    """A graph that cannot be mixed over, or a matrix that does not mix."""
+    """An error: a graph that is not connected, or a matrix that does not mix."""
 
 
 def adjacency(names: Iterable[str], links: Iterable[tuple[str, str]]) -> Matrix:
-    """Return who is whose neighbour as 0 and 1, in order of name, shape ``(n, n)``.
+    """Return the adjacency matrix of 0 and 1, in order of name, shape ``(n, n)``.
 
     Raises:
-        TopologyError: A link to nobody, to oneself, or not all can be reached from the first.
+        TopologyError: An unknown name, a self-loop, or a node not reachable from the first.
 
     Example:
         >>> adjacency("cab", [("a", "b"), ("c", "b")]).tolist()
@@ -50,17 +50,18 @@ def adjacency(names: Iterable[str], links: Iterable[tuple[str, str]]) -> Matrix:
 
 
 def metropolis_row(degree: int, neighbours: Mapping[str, int]) -> tuple[float, dict[str, float]]:
-    """Return what a device keeps of its own model, and what it takes of each neighbour's.
+    """Return a device's weight of its own model, and the weight of each neighbour's.
 
-    ``w_ij = 1 / (1 + max(d_i, d_j))``, the rest is its own. Both ends of a link find the same
-    number from the two degrees, so no matrix is sent; when a degree changes, both find another.
+    ``w_ij = 1 / (1 + max(d_i, d_j))``, the rest is its own. Both ends of a link compute the same
+    number from the two degrees, so no matrix is sent; when a degree changes, both compute a new
+    one.
 
     Args:
-        degree: How many neighbours this device has.
-        neighbours: How many each of them has, by name.
+        degree: Number of this device's neighbours.
+        neighbours: Number of neighbours of each of them, by name.
 
     Raises:
-        TopologyError: Numbers that cannot be degrees.
+        TopologyError: Numbers that are not valid degrees.
 
     Example:
         >>> own, theirs = metropolis_row(1, {"b": 2})
@@ -77,7 +78,7 @@ def metropolis_row(degree: int, neighbours: Mapping[str, int]) -> tuple[float, d
 
 
 def metropolis(adjacent: Matrix) -> Matrix:
-    """Return the Metropolis-Hastings matrix: every device's row at once.
+    """Return the Metropolis-Hastings matrix: the rows of all devices.
 
     >>> metropolis(adjacency("abc", [("a", "b"), ("b", "c")])).round(4).tolist()
     [[0.6667, 0.3333, 0.0], [0.3333, 0.3333, 0.3333], [0.0, 0.3333, 0.6667]]
@@ -89,8 +90,8 @@ def metropolis(adjacent: Matrix) -> Matrix:
 def maximum_degree(adjacent: Matrix) -> Matrix:
     """Return ``I - L / (1 + d_max)``.
 
-    With ``1 / d_max``, as often printed, two devices and even rings swap models for ever: the
-    second largest eigenvalue is -1.
+    With ``1 / d_max``, as often printed, two devices and even rings exchange models without end:
+    the second largest eigenvalue is -1.
 
     >>> maximum_degree(adjacency("ab", [("a", "b")])).tolist()
     [[0.5, 0.5], [0.5, 0.5]]
@@ -102,14 +103,15 @@ def best_constant(adjacent: Matrix, epsilon: float | None = None) -> Matrix:
     """Return ``I - epsilon L``, by default with the epsilon that mixes fastest.
 
     That is ``2 / (lambda_2 + lambda_n)`` of the Laplacian's eigenvalues. The diagonal may be
-    negative: then a row is no average of models any more, though mixing still moves nobody's.
+    negative: then a row is no longer an average of models, though mixing still preserves the
+    average.
 
     Args:
-        adjacent: Neighbours as 0 and 1.
-        epsilon: A step of one's own, above 0 and below ``2 / lambda_n``.
+        adjacent: Adjacency matrix of 0 and 1.
+        epsilon: Step to use instead, above 0 and below ``2 / lambda_n``.
 
     Raises:
-        TopologyError: An epsilon with which models drift apart.
+        TopologyError: An epsilon with which models diverge.
 
     Example:
         >>> best_constant(adjacency("abc", [("a", "b"), ("b", "c")])).round(6).tolist()
@@ -125,9 +127,9 @@ def best_constant(adjacent: Matrix, epsilon: float | None = None) -> Matrix:
 
 
 def speed(weights: Matrix) -> float:
-    """Return the second largest modulus among the eigenvalues: what a mixing leaves of differences.
+    """Return the second largest eigenvalue by modulus: the factor by which differences shrink.
 
-    0 agrees at once, 1 never does.
+    With 0 all devices agree after one step, with 1 never.
 
     >>> round(speed(np.array([[0.5, 0.5], [0.5, 0.5]])), 12), speed(np.array([[0, 1.0], [1, 0]]))
     (0.0, 1.0)
@@ -137,11 +139,11 @@ def speed(weights: Matrix) -> float:
 
 
 def check(weights: Matrix, *, negative: bool = False) -> None:
-    """Refuse a matrix with which a fleet would not agree, or would agree on something else.
+    """Refuse a matrix with which a fleet would not reach consensus on the average.
 
     Args:
         weights: Shape ``(n, n)``.
-        negative: Whether numbers below 0 may be in it, as in ``best_constant``'s.
+        negative: Whether negative entries are allowed, as in ``best_constant``'s.
 
     Raises:
         TopologyError: Not symmetric, a row or column that does not sum to 1, a negative number, or
@@ -164,10 +166,10 @@ def check(weights: Matrix, *, negative: bool = False) -> None:
 def kept_at_home(
     own: float, theirs: Mapping[str, float], missing: Iterable[str]
 ) -> tuple[float, dict[str, float]]:
-    """Return a device's row of a step for which some neighbours were not there.
+    """Return a device's row of a step in which some neighbours were missing.
 
-    Their weight stays with its own model. Both ends of a link must do so, or the average of all
-    moves; then what is mixed is still symmetric, and its rows still sum to 1.
+    Their weight is added to its own model's. Both ends of a link must do so, or the average of all
+    moves; then the matrix is still symmetric, and its rows still sum to 1.
 
     >>> kept_at_home(0.5, {"a": 0.25, "b": 0.25}, ["b"])
     (0.75, {'a': 0.25})
@@ -178,7 +180,7 @@ def kept_at_home(
 
 
 def _with_own(taken: Matrix) -> Matrix:
-    """Put on the diagonal what a row lacks to 1."""
+    """Set the diagonal to 1 minus the rest of the row."""
     out = taken.copy()
     np.fill_diagonal(out, 0.0)
     np.fill_diagonal(out, 1.0 - out.sum(axis=1))
@@ -186,7 +188,7 @@ def _with_own(taken: Matrix) -> Matrix:
 
 
 def _reached(adjacent: Matrix) -> frozenset[int]:
-    """Return who can be reached from the first, the first included."""
+    """Return the nodes reachable from the first, the first included."""
     seen: set[int] = set()
     coming = [0] if len(adjacent) else []
     while coming:

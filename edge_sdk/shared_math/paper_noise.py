@@ -1,16 +1,16 @@
-"""Paper calibrations: how much noise NbAFL and UDP add for an epsilon, as their authors count it.
+"""Compute the noise of NbAFL and UDP for an epsilon, by the papers' own calibrations.
 
-These are labels of noise levels and no guarantees. Both take for granted that one sample moves a
-trained model by at most ``2 C / m`` (NbAFL) or ``2 rate steps C / N`` (UDP). That holds for one
-exact step along an averaged gradient, not for local training in general. Both use the classical
-Gaussian bound at epsilons for which it is false. The device's ledger books what was really added
-(``edge_sdk.privacy``); a configuration that asks for one of these is told so.
+These are labels of noise levels and no guarantees. Both assume that one sample moves a trained
+model by at most ``2 C / m`` (NbAFL) or ``2 rate steps C / N`` (UDP). That holds for one exact step
+along an averaged gradient, not for local training in general. Both use the classical Gaussian bound
+at epsilons for which it is false. The device's ledger records the noise that was added
+(``edge_sdk.privacy``); a configuration that asks for one of these gets a warning.
 
-What could be checked: of the two preprints (arXiv 1911.00222 and 2003.00229) only the abstracts
-were available, so the constants below are those of this project's specification. The code that
-UDP's first author published has the same ``sensitivity * sqrt(2 q T ln(1/delta)) / epsilon``, with
-``2 C / N`` as the sensitivity and with *weights* clipped, tensor norms added up, where we clip the
-update; and it discounts by 0.8 where this project's default is 0.9.
+Verification: of the two preprints (arXiv 1911.00222 and 2003.00229) only the abstracts were
+    available, so the constants below are those of this project's specification. The code that UDP's
+    first author published has the same ``sensitivity * sqrt(2 q T ln(1/delta)) / epsilon``, with
+    ``2 C / N`` as the sensitivity and with *weights* clipped, tensor norms added up, where this
+    project clips the update; and it discounts by 0.8 where this project's default is 0.9.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def nbafl_uplink(
 ) -> float:
     """Return the standard deviation a device adds to its clipped weights.
 
-    ``sqrt(2 ln(1.25/delta)) * uploads * 2 clip / samples / epsilon``. Linear in the uploads: the
-    paper composes loosely.
+    ``sqrt(2 ln(1.25/delta)) * uploads * 2 clip / samples / epsilon``. It is linear in the uploads:
+    the paper's composition is loose.
 
     Args:
         epsilon: The paper's epsilon over all uploads, above 0.
         delta: The paper's delta, between 0 and 1.
         clip: Euclidean bound of the weights.
-        samples: The fewest samples of any device.
-        uploads: How often a device will upload.
+        samples: Smallest number of samples of any device.
+        uploads: Planned number of uploads of a device.
 
     Raises:
-        ValueError: A number outside its range, by name.
+        ValueError: A number outside its range; the message names it.
 
     Example:
         >>> f"{nbafl_uplink(10.0, 1e-5, clip=1.0, samples=1000):.5e}"
@@ -68,12 +68,12 @@ def nbafl_downlink(
         delta: As in ``nbafl_uplink``.
         clip: As in ``nbafl_uplink``.
         samples: As in ``nbafl_uplink``.
-        uploads: L, how often one device uploads.
-        rounds: T, how often the model is published.
-        clients: N, how many devices are averaged.
+        uploads: Number of uploads of one device (L).
+        rounds: Number of times the model is published (T).
+        clients: Number of devices that are averaged (N).
 
     Raises:
-        ValueError: A number outside its range, by name.
+        ValueError: A number outside its range; the message names it.
 
     Example:
         >>> told = dict(clip=1.0, samples=1000, uploads=1, clients=50)
@@ -92,13 +92,13 @@ def nbafl_downlink(
 
 
 def udp_sensitivity(*, rate: float, steps: int, clip: float, samples: int) -> float:
-    """Return ``2 rate steps clip / samples``: how far one sample is taken to move an update.
+    """Return ``2 rate steps clip / samples``, the assumed effect of one sample on an update.
 
     >>> udp_sensitivity(rate=0.01, steps=5, clip=1.0, samples=1000)
     0.0001
 
     Raises:
-        ValueError: A number that is not above 0, by name.
+        ValueError: A number that is not above 0; the message names it.
     """
     _check(1.0, 0.5, rate=rate, steps=steps, clip=clip, samples=samples)
     return 2.0 * rate * steps * clip / samples
@@ -115,12 +115,12 @@ def udp(
         epsilon: The paper's epsilon over all rounds, above 0.
         delta: The paper's delta, between 0 and 1.
         sensitivity: As ``udp_sensitivity`` gives it.
-        rounds: Planned rounds.
+        rounds: Number of planned rounds.
         sampled: Share of the devices in a round. The paper credits it with less noise; only a
             secret draw could earn that, and a server's draw is not secret from the server.
 
     Raises:
-        ValueError: A number outside its range, by name.
+        ValueError: A number outside its range; the message names it.
 
     Example:
         >>> f"{udp(10.0, 1e-5, sensitivity=1e-4, rounds=25):.6e}"
