@@ -99,4 +99,4 @@ CALENDAR: Mapping[str, Callable[[Ints, int], NDArray[Any]]] = MappingProxyType(
         "year": _year,
     }
 )
-"""Calendar words of a manifest, as functions of wall-clock seconds and the grid's step."""
+"""Calendar features by name, as functions of wall-clock seconds and the grid's step."""

@@ -30,10 +30,10 @@ from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.wire.contract.method import Array
 
 REACH = (0.0, 100.0)
-"""In widths: never inwards, and outwards far enough for anything."""
+"""Bounds of an end's shift in widths: never inwards, and outwards without practical limit."""
 
 EARLY = 20.0
-"""The first readings move an end by more: by ``1 / (EARLY + n)`` after ``n`` of them."""
+"""The first readings move an end further: by ``1 / (EARLY + n)`` after ``n`` of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 SourceOf = Literal["model", "without graph", "last day", "none"]
 
 POINT = (0.5,)
-"""The levels of a model that says one value a step."""
+"""The levels of a point model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ from edge_sdk.wire.contract.method import Array
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 Tell = Callable[[Ints], Floats]
-"""Origins to quantiles in the series' unit: ``(n,)`` to ``(n, horizon, levels)``."""
+"""Function from origins ``(n,)`` to quantiles ``(n, horizon, levels)``, in the series' unit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

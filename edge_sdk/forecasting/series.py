@@ -84,7 +84,7 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
         "weather.irradiance": Stream("W/m²", adds=False),
     }
 )
-"""The names that sources map their own identifiers to. A name not listed here is an instant."""
+"""Canonical names for the sources' own identifiers. A name not listed here is an instant."""
 
 
 class ReadingOutcome(StrEnum):

@@ -19,7 +19,7 @@ from edge_sdk.methods.training_context import Batch
 from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
 
 FILL = 2
-"""How many missing steps an input is carried forward over; a longer gap masks the window."""
+"""Number of missing steps over which an input is carried forward; a longer gap masks the window."""
 
 PARTS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"all": (0.0, 1.0), "train": (0.0, 0.8), "test": (0.8, 0.9), "validation": (0.9, 1.0)}

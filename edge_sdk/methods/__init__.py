@@ -19,7 +19,7 @@ from edge_sdk.methods.update_variants import bounded_difference, bounded_weights
 from edge_sdk.wire.contract.method import Half
 
 Factory = Callable[[TrainingContext, LocalSgd], Half[Any]]
-"""Binds a half to one device and its settings."""
+"""Constructor of a half for one device and its settings."""
 
 METHODS: Mapping[str, Factory] = MappingProxyType(
     {

@@ -25,7 +25,7 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 SOLVE = "solve"
 NEUMANN = 1.0
-"""The value of a task's ``solver`` for the series; 0 is conjugate gradients."""
+"""Value of a task's ``solver`` for the Neumann series; 0 is conjugate gradients."""
 
 Wide = NDArray[np.float64]
 _FORM = ("form", "begin", "side")

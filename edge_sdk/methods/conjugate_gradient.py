@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Wide = NDArray[np.float64]
 Product = Callable[[Wide], Wide]
-"""From v to A v; A is symmetric."""
+"""Function from v to A v; A is symmetric."""
 
 
 class Solution(NamedTuple):

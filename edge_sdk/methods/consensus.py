@@ -35,8 +35,10 @@ from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 Answer = Literal["weights", "signs", "difference"]
-"""What leaves: the shared weights; the signs of ``z - w``; or ``z - w`` itself, of which a privacy
-mechanism at the sign makes noisy signs before anything leaves (no encoding of signs takes it)."""
+"""Content of the answer: the shared weights, the signs of ``z - w``, or ``z - w`` itself.
+
+A privacy mechanism at the sign turns ``z - w`` into noisy signs; no sign encoding can hold it.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,11 +21,11 @@ from edge_sdk.wire.contract.method import Array, Effects, Event, Half, Scalars, 
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 BEGIN, ALONE, ADAPT, MIX = "begin", "alone", "adapt", "mix"
-"""What the shell asks of the half; only ``begin`` is ever asked from outside."""
+"""Asks of the shell to the half; only ``begin`` also comes from outside."""
 
 THETA, TRACKER = "theta", "tracker"
 DGD, ATC = 0.0, 1.0
-"""The values of ``order``: the gradient step beside the mixing, or before it."""
+"""Values of ``order``: step and mix together, or step first."""
 
 Turns = tuple[tuple[str, ...], ...]
 

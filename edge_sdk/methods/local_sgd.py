@@ -17,7 +17,7 @@ from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 TRAIN = "train"
-"""The ask that the halves here answer; ``END`` only makes them take the final model over."""
+"""The ask that the halves here answer; at ``END`` they only adopt the final model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Optimiser(NamedTuple):
 
 
 Rated = Callable[[float], Optimiser]
-"""An optimiser whose learning rate is still open: a task brings it."""
+"""Function from a learning rate, which a task sets, to an optimiser."""
 
 
 def sgd(rate: float, momentum: float = 0.0) -> Optimiser:

@@ -9,7 +9,7 @@ from edge_sdk.wire.contract.method import Scalars
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 PLAIN, CLIPPED, TRIMMED = 0.0, 1.0, 2.0
-"""The values of a task's ``robust``."""
+"""Values of a task's ``robust``."""
 
 Matrix = NDArray[np.float64]
 

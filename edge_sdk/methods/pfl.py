@@ -16,7 +16,7 @@ from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scal
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 LAST, OWN, FLEET = 0.0, 1.0, 2.0
-"""The values of a task's ``choice``: which model a device forecasts with."""
+"""Values of a task's ``choice``: the model that a device forecasts with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

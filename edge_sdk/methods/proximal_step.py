@@ -15,10 +15,10 @@ from edge_sdk.wire.contract.method import Scalars
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 PROX, SIGN, AWAY = 0.0, 1.0, 2.0
-"""The values of a task's ``l1_mode``."""
+"""Values of a task's ``l1_mode``."""
 
 OPTIMISERS: Final[Mapping[float, Rated]] = {1.0: sgd, 2.0: adam}
-"""The values of a task's ``optimiser``; 0 is the bundle's own."""
+"""Values of a task's ``optimiser``; 0 is the bundle's own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,10 +38,10 @@ from edge_sdk.wire.contract.method import (
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 SERVE = "serve"
-"""The wake-up, and the ask, by which a device gets the graph's word for its newest window."""
+"""Name of the timer, and of the ask, for the graph's output on the newest window."""
 
 SHARE = "share"
-"""The ask that wants a round's answer."""
+"""The ask for a round's answer."""
 
 _NONE: NDArray[np.float32] = np.zeros(0, np.float32)
 

@@ -76,7 +76,8 @@ class TrainingContext(Protocol):
         """Return the numbers of the first and last window for training; None without any.
 
         A window's number is the start of its last row in Unix seconds over the step: the same for
-        all devices at the same time. ``held`` selects held-back windows instead."""
+        all devices at the same time. ``held`` selects held-back windows instead.
+        """
 
     def named(self, ids: Array, *, held: bool = False) -> tuple[NDArray[np.bool_], Batch]:
         """Return which windows of these numbers are available for training, and those, in order.

@@ -35,7 +35,7 @@ NEVER = (
         "mechanisms, and nothing is claimed for them"
     ),
 )
-"""What no mechanism here protects."""
+"""Facts that no mechanism here protects."""
 
 
 def unit_of(plan: NoisePlan) -> str:

@@ -46,4 +46,4 @@ class PrivacyCharge:
 
 
 BOUNDLESS = PrivacyCharge(0, "device", "none", "none", 0.0, count=1, releases=2**31)
-"""What stands for a line that cannot be read as a charge: more than any budget allows."""
+"""Charge for an unreadable line: more than any budget allows."""

@@ -21,7 +21,7 @@ from edge_sdk.privacy.pure_dp import advanced
 COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"reading": ("day", "device"), "window": ("device",), "day": ("device",), "device": ()}
 )
-"""The units that contain a unit: what hides a whole day hides each of its readings."""
+"""Units that contain a unit: noise that hides a whole day hides each of its readings."""
 
 GAUSSIAN = frozenset({"gaussian"})
 _MOST = 1_000_000_000

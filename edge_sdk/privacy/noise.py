@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Entropy = Callable[[int], bytes]
-"""So many random bytes; only a test may pass anything but ``os.urandom``."""
+"""Function that returns random bytes; only a test passes anything but ``os.urandom``."""
 
 GRID = 2.0**-20
-"""Steps of the grid, in units of the sensitivity."""
+"""Grid step, in units of the sensitivity."""
 
 
 def normal(count: int, entropy: Entropy = os.urandom) -> Floats:

@@ -17,7 +17,7 @@ from edge_sdk.wire.contract.manifest import Manifest
 
 NO_CLAIM = "paper calibration, no formal DP claim"
 CARRIED = 2
-"""Gaps that an input is carried forward over (``edge_sdk.forecasting.windows.FILL``)."""
+"""Number of gaps that an input is carried over (``edge_sdk.forecasting.windows.FILL``)."""
 
 UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -28,7 +28,7 @@ UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sign": ("device",),
     }
 )
-"""What a claim can be about, by the point where noise is put in; the first is the default."""
+"""Units of a claim, by the point where noise is added; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +265,11 @@ def _udp(section: PrivacySection) -> float:
 
 
 PAPERS = MappingProxyType({"nbafl": _nbafl, "udp": _udp})
-"""The papers' own formulas: labels and no guarantees. What is booked is what was really added."""
+"""The papers' own formulas: labels and no guarantees. The ledger records the actual noise."""
 PAPER_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = MappingProxyType(
     {
         "nbafl": (frozenset({"samples"}), frozenset({"uploads"})),
         "udp": (frozenset({"samples", "rate", "steps", "rounds"}), frozenset({"sampled"})),
     }
 )
-"""What each formula needs, and what it may be told besides."""
+"""Required and optional parameters of each formula."""

@@ -28,7 +28,7 @@ POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sign_flip": ("sign",),
     }
 )
-"""Where each mechanism can be attached."""
+"""Points at which each mechanism can be attached."""
 
 _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 Complaint = tuple[str, str]
-"""A key below ``[privacy]``, and what is wrong with it."""
+"""A key below ``[privacy]``, and its error."""
 
 
 def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:

@@ -15,7 +15,7 @@ from edge_sdk.runtime.graph import Graph, GraphError
 __all__ = ["ENGINE", "Graph", "GraphError", "engine_name", "inspect_graph", "load_graph"]
 
 ENGINE = "GRIDFED_ENGINE"
-"""The variable that names an engine: ``auto`` (as if unset), ``onnxruntime`` or ``numpy``."""
+"""Environment variable with an engine: ``auto`` (as if unset), ``onnxruntime`` or ``numpy``."""
 
 _ENGINES = ("auto", "onnxruntime", "numpy")
 

@@ -21,7 +21,7 @@ from edge_sdk.wire.contract.method import Array
 Attribute = int | float | str | tuple[int, ...]
 
 OPSETS: Final = range(13, 18)
-"""What the numpy operators implement; 13 moved axes of ``Squeeze`` to an input, 18 those of
+"""Operator sets of the numpy engine; 13 moved axes of ``Squeeze`` to an input, 18 those of
 ``ReduceMean``."""
 MOST_NODES: Final = 65_536
 MOST_DIMENSIONS: Final = 8

@@ -19,11 +19,11 @@ from edge_sdk.runtime.onnx_reader import Attribute, OnnxNode
 from edge_sdk.wire.contract.method import Array
 
 Run = Callable[..., Any]
-"""Inputs in order to the result, or to a tuple of results where an operator has several."""
+"""Function from inputs in order to the result, or to a tuple of results."""
 
 
 LARGEST = 1 << 27
-"""The most numbers that one array may have: 512 MiB of float32, far more than any device has."""
+"""Largest number of elements of one array: 512 MiB of float32, more than any device has."""
 
 
 def bounded(sizes: Iterable[int]) -> None:

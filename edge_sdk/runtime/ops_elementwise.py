@@ -106,7 +106,7 @@ _PLAIN: Final[dict[str, Run]] = {
 _OF_SEVERAL: Final = frozenset(
     ["Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "And", "Or", "Equal", "Where"]
 ).union(kind for kind in _PLAIN if kind.startswith(("Greater", "Less")))
-"""What broadcasts its inputs; the others have one input, and a result of its shape."""
+"""Operators that broadcast their inputs; all others have one input and a result of its shape."""
 
 
 def _of_several(run: Run, *inputs: Array) -> Array:

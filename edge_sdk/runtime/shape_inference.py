@@ -21,14 +21,14 @@ from edge_sdk.runtime.operator_registry import OPERATORS, build
 from edge_sdk.wire.contract.method import Array
 
 BATCH: Final = 64
-"""Size that stands for every open dimension: windows in one batch."""
+"""Size assumed for every open dimension: windows in one batch."""
 MOST_ELEMENTS: Final = 2**24
-"""Elements of one array: 64 MiB of float32, 85 times the largest array of a shipped graph."""
+"""Largest number of elements of one array: 64 MiB of float32, 85 times the largest shipped."""
 MOST_TOTAL: Final = 2**27
 """Elements of all arrays together, which an engine may hold until the run ends: 24 times as many
 as the largest shipped graph makes."""
 MOST_WORK: Final = 2**34
-"""Multiplications of one run: 230 times those of the largest shipped graph."""
+"""Largest number of multiplications of one run: 230 times those of the largest shipped graph."""
 _FOLDED: Final = 65_536  # elements up to which a constant is computed here
 
 Shape = tuple[int, ...]

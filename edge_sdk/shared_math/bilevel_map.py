@@ -20,7 +20,7 @@ from edge_sdk.wire.contract.method import Array
 
 Matrix = NDArray[np.float64]
 Slopes = Mapping[str, Matrix]
-"""Gradients by the numbers of a map, under the names of ``leaves``."""
+"""Gradients of a map's parameters, under the names of ``leaves``."""
 
 
 class Basis(Protocol):
@@ -217,8 +217,7 @@ def total(*weighted: tuple[float, Slopes]) -> Slopes:
 # --- on the wire ----------------------------------------------------------------------------------
 
 SAME, DIAGONAL, LOW_RANK, BLOCK = range(4)
-"""How a task says which form the map has that it brings; ``SAME`` is the identity, and brings none.
-"""
+"""Codes of a map's form in a task; ``SAME`` is the identity, and carries no rows."""
 
 
 def packed(basis: Basis, width: int) -> tuple[dict[str, float], Array]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float64]
 
 EXACT = 1e-12
-"""By how much the sum of a row or column of a mixing matrix may miss 1."""
+"""Tolerance of the row and column sums of a mixing matrix around 1."""
 
 
 class TopologyError(ValueError):

@@ -139,7 +139,7 @@ class FieldPath(NamedTuple):
 
 Form = Any  # a type as it is written in an annotation; the language has no type for it yet
 Reader = Callable[[object, FieldPath], Any]
-"""A value nobody has checked, and where it lies, to the built value; or ``SchemaError``."""
+"""Function from an unchecked value and its path to the built value; or ``SchemaError``."""
 
 
 def build(

@@ -20,7 +20,7 @@ _SIGN: Final = 1 << 255
 # One of the two y of the points of order 8; the test derives all eight points from the curve.
 _Y8: Final = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _SMALL: Final = frozenset((0, 1, _P - 1, _Y8, _P - _Y8))
-"""y of all eight points of small order; the sign bit tells the two of an order 4 or 8 apart."""
+"""y of all eight points of small order; the sign bit distinguishes the two of order 4 or 8."""
 
 
 def weakness(public: bytes) -> str:

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 INITIAL = "initial.f32"
 SIZE_LIMIT = 8 * 1024 * 1024
-"""Bytes of an archive that a device will take."""
+"""Largest archive that a device accepts, in bytes."""
 
 _CONTEXT = b"gridfed/1/bundle\0"
 _STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest date a zip can hold

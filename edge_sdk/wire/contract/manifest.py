@@ -31,7 +31,7 @@ ENCODE_VJP = "encode_vjp"
 DECODE = "decode"
 AIDED_FORECAST = "aided_forecast"
 SPLIT = (ENCODE, ENCODE_VJP, DECODE, AIDED_FORECAST)
-"""The graphs of a model in two halves, between which the aggregator may compute something."""
+"""The graphs of a model in two halves; the aggregator may compute between them."""
 
 SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
     {
@@ -69,11 +69,11 @@ Finite = Annotated[float, Between(-1e30, 1e30)]
 Level = Annotated[float, Between(1e-6, 1 - 1e-6)]
 
 MAX_RATE: Final = 1.0
-"""Largest learning rate of a task where the bundle names none (``training.max_rate``)."""
+"""Largest learning rate of a task where the bundle sets none (``training.max_rate``)."""
 MAX_PROX: Final = 100.0
-"""Largest proximal weight of a task where the bundle names none (``training.max_prox``)."""
+"""Largest proximal weight of a task where the bundle sets none (``training.max_prox``)."""
 MAX_STEPS: Final = 65_536
-"""Most local steps of a task where the bundle names none (``training.max_steps``)."""
+"""Most local steps of a task where the bundle sets none (``training.max_steps``)."""
 
 
 class ManifestError(WireError):

@@ -22,10 +22,10 @@ ALL = "_all"
 """The recipient that means every client of the fleet."""
 
 END = "end"
-"""The ask of the task a device sets its half when the run is over: here is the final model ``w``.
+"""The ask by which a device's shell passes the final model ``w`` to its half after the run.
 
-No server half asks it and no contract names it. A half that forecasts with the common model takes
-``w`` over and answers nothing; one that has a model of its own may leave its state as it is.
+No server half sends it and no contract names it. A half that forecasts with the common model adopts
+``w`` and answers nothing; one with a model of its own may leave its state unchanged.
 """
 
 Array = NDArray[Any]
@@ -385,7 +385,7 @@ _SPLIT: Contract = {
     "share": Ask(numbers=(_ORDER,), perishable=True),
     "serve": Ask(("encode",), ("z",), (_HALF, _KEPT), Up.SIGNAL, perishable=True),
 }
-"""Split learning. ``ready`` and ``serve`` are also said unasked, by a device that has something."""
+"""Split learning. A device may also send ``ready`` and ``serve`` unasked."""
 
 _LEANING = (  # terms added to a device's loss
     Number("smooth", 0.0, 1e9),

@@ -16,18 +16,18 @@ from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.link.tls_files import mark_of
 
 WINDOW: Final = 20
-"""Most QoS 1 publishes in flight, whatever the server would take."""
+"""Largest number of QoS 1 publishes in flight, whatever the server allows."""
 
 LARGEST: Final = 65_536
-"""Largest payload in bytes, unless the server takes less."""
+"""Largest payload in bytes, unless the server's limit is lower."""
 
 STORED: Final = "stored time"
 MACHINE: Final = "machine's clock"
 EARLIER: Final = "stored time before its last leap"
-"""By which time the dates of a broker's certificate were found good."""
+"""Name of the time at which a broker certificate's dates were valid."""
 
 Will = tuple[str, bytes, bool]
-"""Topic, payload, retained: what the broker says for us when we are gone."""
+"""Topic, payload and retain flag of the message that the broker publishes on a lost link."""
 
 Path = str | PathLike[str]
 

@@ -29,7 +29,7 @@ from edge_sdk.wire.protocol.messages import (
 )
 
 Number = tuple[str, int, int]
-"""``(device, life, seq)``: one release, for ever."""
+"""``(device, life, seq)``: the permanent identity of one release."""
 
 
 @dataclass(frozen=True, slots=True)

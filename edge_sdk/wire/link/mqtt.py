@@ -54,7 +54,7 @@ _UNREADABLE = (
     struct.error,
     MQTTException,
 )
-"""What paho's decoder raises on bytes that are not MQTT. All mean: this connection is over."""
+"""Errors of paho's decoder on bytes that are not MQTT. All of them end the connection."""
 
 
 def traffic(connection: object) -> tuple[int, int]:

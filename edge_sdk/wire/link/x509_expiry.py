@@ -19,9 +19,9 @@ DAY: Final = 86_400.0
 """Seconds."""
 
 HORIZON: Final = 30 * DAY
-"""Seconds before the end from which it is warned of: time enough to find who can renew it.
+"""Seconds before the end at which warnings start: enough time to arrange a renewal.
 
-Or the last third of its life, if that is shorter: a list of the revoked lives for days.
+The last third of the validity, if that is shorter: a revocation list is valid for days.
 """
 
 _BLOCK: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)

@@ -22,7 +22,7 @@ WIDTHS = {"f4": 4, "f2": 2, "i4": 4}
 """Bytes of one scalar, little-endian: float32, IEEE half, int32."""
 
 PIECE = 32_768
-"""Most bytes of one piece."""
+"""Largest size of one fragment, in bytes."""
 
 DIMENSIONS = 4
 

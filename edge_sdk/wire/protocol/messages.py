@@ -390,7 +390,7 @@ class PeerMessage:
 
 @dataclass(frozen=True, slots=True)
 class SettleMessage:
-    """Whether a link counts in one exchange; sent by the device whose id sorts first."""
+    """Settle whether a link counts in one exchange; sent by the device whose id sorts first."""
 
     kind: ClassVar[str] = "settle"
     run: Whole  # training run
@@ -515,7 +515,7 @@ KINDS: Mapping[str, type[Message]] = MappingProxyType(
         )
     }
 )
-"""Every kind that is built, by the word the envelope carries. ``content`` travels only in parts."""
+"""Every implemented kind, by its name in the envelope. ``content`` travels only in parts."""
 
 FROM_DEVICES = frozenset(
     {
@@ -549,4 +549,4 @@ RESERVED = frozenset(
         "topology",
     )
 )
-"""Kinds that are named but not built: refused as UNKNOWN_KIND, and not free for other meanings."""
+"""Reserved kinds: refused as UNKNOWN_KIND, and not available for other meanings."""

@@ -30,10 +30,10 @@ from edge_sdk.wire.protocol.messages import (
 from edge_sdk.wire.protocol.transfer import FIRST_GAP, chunk_size, count_of, indices
 
 CAPS = ("b1", "b2")
-"""What a device can do beyond the least: tensor encodings of signs."""
+"""Optional abilities of a device: tensor encodings of signs."""
 
 SOONEST_GAP = FIRST_GAP / 2
-"""Seconds that a receiver waits for chunks at least, before it reports that none came."""
+"""Shortest time in seconds that a receiver waits for chunks before it reports a gap."""
 
 Key = tuple[int, int]
 """``(life, seq)``: the number of an outbox entry."""
