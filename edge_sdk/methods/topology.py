@@ -34,13 +34,13 @@ class NeighboursSection:
     """Training with neighbours and without a server. Without keys the section is off."""
 
     keys: Keys = field(default_factory=dict)  # each neighbour's id and its key: 64 hex digits
-    weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: from degrees
+    weights: Mapping[str, Weight] = field(default_factory=dict)  # left out: computed from degrees
     epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it on all devices to restart the trackers
     steps: Count = 1  # local steps between two exchanges, that of the exchange included
     rate: Annotated[float, Between(0.0, 1e3)] = 1e-3  # length of a step
     fading: bool = False  # divide the rate by the square root of the step's number
     order: Literal["dgd", "atc"] = "dgd"  # step and mix together, or step first
-    robust: Literal["none", "clip", "trim"] = "none"  # against Byzantine neighbours; dfl_sgd
+    robust: Literal["none", "clip", "trim"] = "none"  # against Byzantine neighbours; dfl_sgd only
     radius: Annotated[float, Between(1e-12, 1e12)] = 1.0  # clip: largest change by one neighbour
     trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1  # trim: neighbours left out at each end
     insist: bool = False  # dfl_sgd: wait for a neighbour without a time limit, as dfl_gt

@@ -119,7 +119,7 @@ def _check(epsilon: float, delta: float) -> None:
 
 
 def _least(holds: Callable[[float], bool], guess: float) -> float:
-    """Find the smallest positive number that holds, from above; what holds, holds beyond it."""
+    """Return the smallest positive number for which a monotone condition holds, from above."""
     low = high = guess
     while holds(low):
         low /= 2.0

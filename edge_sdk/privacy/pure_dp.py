@@ -46,7 +46,7 @@ def debias(epsilon: float) -> float:
 def epsilon_of_sign(bound: float, sigma: float) -> float:
     """Return the ε of one coordinate's sign after clipping to ±bound and adding N(0, σ²).
 
-    DP-RSA, *our* accounting: the publication's own calibration is unknown. A message of P
+    DP-RSA, *this project's* accounting: the publication's calibration is unknown. A message of P
     coordinates costs P times as much.
 
     >>> [round(epsilon_of_sign(ratio, 1.0), 5) for ratio in (0.1, 0.5, 1.0)]

@@ -137,7 +137,7 @@ class KeysMessage:
     """Announce the aggregator's valid keys, signed by the root. Retained; replaces the old list."""
 
     kind: ClassVar[str] = "keys"
-    serial: Ordinal  # rises with every announcement, for ever
+    serial: Ordinal  # rises with every announcement
     sign: Annotated[tuple[PublicKey, ...], Length(1, 8)]  # Ed25519 keys that may sign
     open: Annotated[tuple[PublicKey, ...], Length(0, 8)]  # X25519 keys bodies may be sealed to
     from_: Annotated[tuple[Moment, ...], Length(1, 8)]  # start of validity of each ``sign`` key
@@ -158,7 +158,7 @@ class BundleMessage:
     """Announce the fleet's model bundle and the run's settings, signed by the root. Retained."""
 
     kind: ClassVar[str] = "bundle"
-    serial: Ordinal  # rises with every announcement, for ever
+    serial: Ordinal  # rises with every announcement
     name: Text  # the bundle's name
     version: Annotated[int, Between(1, 2**31 - 1)]  # the bundle's own version
     digest: Digest  # SHA-256 of the archive; its first 16 bytes are the ``id`` to ask for
@@ -178,7 +178,7 @@ class ModelMessage:
     """Announce the common model; opens the round it names. Retained."""
 
     kind: ClassVar[str] = "model"
-    serial: Ordinal  # rises with every announcement, for ever
+    serial: Ordinal  # rises with every announcement
     run: Ordinal  # training run
     round: Whole  # the round that is open
     version: Whole  # the model's version; rises only when a round moved it
@@ -275,7 +275,7 @@ class PartMessage:
 
 @dataclass(frozen=True, slots=True)
 class OfferMessage:
-    """Offer a large body, or any body sent before; the answer is a grant or a receipt."""
+    """Offer a large body or one sent before; ask whether to send it, or whether it is settled."""
 
     kind: ClassVar[str] = "offer"
     of: Word  # kind of the offered message
@@ -456,7 +456,7 @@ class TimeMessage:
     """Server time, every minute. May be replayed, so it only raises a clock's lower bound."""
 
     kind: ClassVar[str] = "time"
-    serial: Ordinal  # rises with every announcement, for ever
+    serial: Ordinal  # rises with every announcement
     t: Moment  # server time now
 
 
