@@ -1,4 +1,4 @@
-"""What learning costs on a device, beside torch (and Flower's client) doing the same, in one run.
+"""Cost of training on a device, beside torch (and Flower's client) on the same task, in one run.
 
     python tools/bench_device.py                                  # needs the extras train and sim
     python tools/bench_device.py --peers PEERS --flower PYTHON     # also Flower's gRPC client
@@ -106,10 +106,10 @@ tell()
 
 
 def interleaved(ours: Callable[[], object], theirs: Callable[[], object], runs: int) -> list[float]:
-    """Time two functions in turn, eight calls each, as a round's steps follow each other.
+    """Time two functions alternately, eight calls each, as in the steps of a round.
 
     Returns:
-        Median seconds of a call of ours, of theirs, and the median ratio of a pair.
+        Median seconds of a call of the first, of the second, and the median ratio of a pair.
     """
     spent, clock = [], time.perf_counter
     for _ in range(runs):
@@ -161,7 +161,7 @@ def steps(batch: int, name: str, runs: int) -> dict[str, float]:
 
 
 def process(python: str, code: str, *arguments: str) -> dict[str, float]:
-    """Run one program that times itself from its exec, and return what it told."""
+    """Run one program that times itself from its exec, and return its result."""
     command = [python, "-c", code, str(time.monotonic()), *arguments]
     environ = os.environ | ({"PYTHONPATH": str(ROOT)} if python == sys.executable else {})
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)  # noqa: PLW1510 - judged below

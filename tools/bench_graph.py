@@ -1,14 +1,14 @@
-"""What one split-learning iteration costs the server: time and memory, by the number of stations.
+"""Cost of one split-learning iteration on the server: time and memory, by number of stations.
 
     python -m tools.bench_graph [--kinds pfgl,graphnet] [--stations 8,64,512] [--batch 32]
                                 [--activation 64x32] [--memory 1024] [--threads 1]
 
 One iteration is one ``forward`` and one ``pullback`` over a batch, at the paper's widths. ``local``
-is pfgl with local attention. Times are processor times: what else the machine does hardly moves
-them. Every size runs in a process of its own. Memory is the process's peak over what it had with
-torch loaded: *arguments* are what any graph model must be given and give (four arrays of
-activations), *beside* is all the rest: parameters, their gradient, the polynomials and what
-autograd keeps of one block of examples, which ``[run.graph] memory`` bounds.
+is pfgl with local attention. Times are processor times, which other load hardly changes. Every size
+runs in a separate process. Memory is the process's peak over its size with torch loaded:
+*arguments* are the inputs and outputs of any graph model (four arrays of activations), *beside* is
+the rest: parameters, their gradient, the polynomials and the arrays that autograd keeps of one
+block of examples, which ``[run.graph] memory`` bounds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 NEIGHBOURS = 8
-"""So many nearest stations are neighbours, on a square of random sites."""
+"""Number of nearest stations that are neighbours, on a square of random sites."""
 
 
 def measure(
     kind: str, stations: int, batch: int, shape: tuple[int, int], memory: int
 ) -> dict[str, Any]:
-    """Run one iteration and say what it took: seconds, MB, and the block."""
+    """Run one iteration and return its seconds, MB, and block."""
     import numpy as np  # noqa: PLC0415 - after the thread counts are set
     import torch  # noqa: PLC0415 - as above
 

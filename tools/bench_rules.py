@@ -1,4 +1,4 @@
-"""Every rule beside ByzFL, ByzPy, krum and both of Flower's interfaces, in one run.
+"""Compare every rule with ByzFL, ByzPy, krum and both of Flower's interfaces, in one run.
 
     python tools/bench_rules.py                              # what this interpreter has; all sizes
     python tools/bench_rules.py --peers PYTHON --sizes 10x42003,100x42003 --threads 1
@@ -34,7 +34,7 @@ PRODUCTS = frozenset({"krum", "multi_krum", "bulyan", "nnm, mean", "nnm, rows wr
 
 @dataclass
 class Found:
-    """What one size on some threads gave.
+    """Results of one size and number of threads.
 
     Attributes:
         n: Rows.
@@ -64,7 +64,7 @@ class Found:
         return min(times, default=None)
 
     def share(self, case: str) -> str:
-        """Return what part of the machine's limit a rule of ours reaches."""
+        """Return a rule's fraction of the machine's limit."""
         took = self.seconds("ours", case) or float("inf")
         if case in PRODUCTS and self.n >= 100:
             return f"{self.n**2 * self.d / took / self.yardsticks['flops']:.0%} flops"
@@ -114,7 +114,7 @@ def _one_child(
 
 
 def _lines(child: subprocess.Popen[str], limit: float) -> Iterator[str]:
-    """Yield a child's lines; kill it when none comes for so long."""
+    """Yield a child's lines; kill it after ``limit`` seconds without one."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -162,7 +162,7 @@ def _cell(found: Found, library: str, case: str) -> str:
 
 
 def judged(found: Found) -> list[str]:
-    """Return the marks that were set, each with what came of it."""
+    """Return the performance targets, each with its result."""
     out = []
     for case in found.cases.get("ours", {}):
         took, peer = found.seconds("ours", case), found.fastest(case)

@@ -1,4 +1,4 @@
-"""How fast a fleet's updates come in, what they wait for, and what that costs.
+"""Throughput of a fleet's uploads, their waiting times, and their cost.
 
     python -m tools.bench_uploads                                # 200 devices, 158 kB up
     python -m tools.bench_uploads --devices 1000 --rounds 2
@@ -53,28 +53,28 @@ _NEXT = {"grant": "granted", "refusal": "refused", "offer": "offered", "update":
 
 @dataclass
 class Upload:
-    """One update on its way: what it waits for now, and how long it did so far."""
+    """One update in transit: its present state, and the time in each state."""
 
     state: str
     since: float
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*STATES, "done"), 0.0))
 
     def move(self, state: str, now: float) -> None:
-        """Begin to wait for something else; a repeated offer goes on waiting."""
+        """Change the state; a repeated offer keeps waiting."""
         self.spent[self.state] += now - self.since
         self.state, self.since = state, now
 
 
 @dataclass
 class Trace:
-    """What was heard on the broker.
+    """Messages recorded on the broker.
 
     Attributes:
         counts: Messages by kind; refusals by reason.
-        uploads: Those under way, by device and body.
-        done: Those that a receipt has settled as accepted.
-        first: When the first was heard; ``last`` the last receipt.
-        most_granted: Uploads with a grant at the same time, at most.
+        uploads: Uploads in transit, by device and body.
+        done: Uploads with a receipt of acceptance.
+        first: Time of the first message; ``last`` of the last receipt.
+        most_granted: Largest number of uploads with a grant at the same time.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Trace:
     most_granted: int = 0
 
     def hear(self, message: Message, now: float) -> None:
-        """Take one message in."""
+        """Record one message."""
         address = topics.parse(message.topic)
         if address is None:
             return
@@ -132,7 +132,7 @@ def _named(kind: str, body: bytes) -> tuple[bytes | None, int | None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run came to. Shares are of one core; the machine has ``cores`` of them."""
+    """Cost of one run. Fractions are of one core; the machine has ``cores`` of them."""
 
     devices: int
     rounds: int
@@ -153,7 +153,7 @@ class Cost:
     refused: dict[str, int]
 
     def text(self) -> str:
-        """Return what a person wants to know."""
+        """Return the report as text."""
         waits = ", ".join(f"{name} {took:.2f}" for name, took in self.waits.items() if took)
         cpu = ", ".join(f"{name} {ms:.1f}" for name, ms in self.cpu_ms.items())
         share = ", ".join(f"{name} {part:.0%}" for name, part in self.share.items())
@@ -269,7 +269,7 @@ def _cost(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what one run came to; return 0."""
+    """Print the result of one run; return 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--devices", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,4 +1,4 @@
-"""Export the shipped bundles again, signed by a fresh throw-away key.
+"""Export the shipped bundles again, signed with a fresh key that is not kept.
 
     python -m tools.bundles [--out FOLDER]
 
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 def write(out: Path, names: Sequence[str] = SHIPPED) -> None:
-    """Write these models of the catalogue below ``out``, checked on the engine devices use."""
+    """Write models of the catalogue below ``out``, checked on the devices' engine."""
     torch.set_num_threads(1)  # small graphs: more threads only wait for one another
     key = SigningKey.generate()
     out.mkdir(parents=True, exist_ok=True)

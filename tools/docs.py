@@ -139,7 +139,7 @@ def commands(program: str) -> Mapping[str, Any]:
 
 
 def told(program: str, *arguments: str) -> str:
-    """Return what a program prints, 80 columns wide, whatever the terminal is."""
+    """Return a program's output, 80 columns wide on any terminal."""
     main: Callable[[list[str]], int] = importlib.import_module(PROGRAMS[program]).main
     out = io.StringIO()
     plain = {"COLUMNS": "80", "NO_COLOR": "1"}
@@ -153,9 +153,9 @@ def told(program: str, *arguments: str) -> str:
 
 
 def meanings(cls: type[Any]) -> dict[str, str]:
-    """Return what each field means: the comment on its line, else its line under ``Attributes``.
+    """Return each field's meaning: the comment on its line, else its line under ``Attributes``.
 
-    What a class inherits means what it means there, unless it says it anew.
+    Inherited fields keep their meaning, unless the class documents them again.
 
     Example:
         >>> meanings(device_config.KeysSection)["root"]
@@ -283,7 +283,7 @@ def _toml(value: Any) -> str:  # noqa: ANN401 - any default
 
 
 def _sources() -> str:
-    """The keys of a CSV source are the fields of ``CsvFile``."""
+    """Return the keys of a CSV source, which are the fields of ``CsvFile``."""
     said = meanings(CsvFile)
     kinds = {
         "path": "path",
@@ -335,7 +335,7 @@ def _own(cls: type[Any], less: Iterable[str]) -> str:
 
 
 def _methods() -> str:
-    """What may stand in ``run.settings``, method by method."""
+    """Return the keys of ``run.settings``, method by method."""
     parts = ["### `settings` in `[run]`, by method\n"]
     for name, method in METHODS.items():
         parts += [

@@ -36,7 +36,7 @@ Connect = Callable[[str, int | None], http.client.HTTPConnection]
 
 
 class FetchError(Exception):
-    """A file that is missing, is not what was recorded, or could not be had."""
+    """A file that is missing, differs from its checksum, or cannot be downloaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a device's and an aggregator's file come to, with bounds and without: a table for the docs.
+"""Sizes of a device's and an aggregator's file, with and without limits: a table for the docs.
 
     python tools/growth.py                                  # a year, and 100,000 updates
     python tools/growth.py --days 60 --updates 5000         # a quick look
@@ -42,12 +42,12 @@ DEVICES = 100
 
 
 def device(folder: Path, days: int, history: KeptHistory | None) -> list[int]:
-    """Let a device live; return the bytes of its file four times on the way.
+    """Run a device for some days; return the bytes of its file four times on the way.
 
     Args:
-        folder: For its store.
-        days: How long.
-        history: The ring; None keeps everything.
+        folder: Folder of its store.
+        days: Number of days.
+        history: Limit of the history; None keeps everything.
     """
     sizes, dropped = [], BEGIN // STEP
     with DeviceStore.open(folder) as store:
@@ -76,7 +76,7 @@ class Fleet:
     """An aggregator's store and the half that closes its rounds."""
 
     def __init__(self, store: SqliteStore, scalars: int, keep: Retention | None) -> None:
-        """Begin a run."""
+        """Start a run."""
         self.store, self.scalars, self.keep = store, scalars, keep
         settings = METHODS["fedavg"].settings()
         self.half = METHODS["fedavg"].half(Setup(bind("mean"), settings, Rounds(quorum=DEVICES)))
@@ -102,7 +102,7 @@ class Fleet:
                 self.take(entry)
 
     def take(self, entry: JournalEntry) -> None:
-        """Apply an event, and save what a closed round changed."""
+        """Apply an event, and save the changes of a closed round."""
         assert entry.event is not None
         self.state, effects = self.half.apply(self.state, entry.event)
         closed = next((one for one in effects if isinstance(one, Closed)), None)
@@ -122,7 +122,7 @@ class Fleet:
 def aggregator(
     folder: Path, updates: int, scalars: int, keep: Retention | None
 ) -> tuple[list[int], str]:
-    """Let an aggregator take updates; return the bytes of its file on the way, and the rest."""
+    """Apply updates to an aggregator; return the bytes of its file on the way, and the rest."""
     rng, sizes, rounds = np.random.default_rng(1), [], updates // DEVICES
     with SqliteStore.open(folder / "aggregator.db") as store:
         store._db.execute("PRAGMA synchronous = OFF")  # noqa: SLF001 - the same bytes, sooner

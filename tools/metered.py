@@ -1,11 +1,11 @@
-"""What charging sites send and receive: measured on a fleet of the real programs, and per day.
+"""Traffic of charging sites: measured on a fleet of the real programs, and per day.
 
     python -m tools.metered [--rounds-a-day 4]
 
-Eight sites of the shipped set learn over a real broker, by every way that the aggregator's
+Eight sites of the shipped set train over a real broker, by every method that the aggregator's
 configuration offers them; the bytes are those that devices counted themselves, envelopes included,
-MQTT, TLS and IP on top. What one round costs does not depend on what was measured there. A forecast
-with the graph's word is counted too: by the questions for it, one for every new window.
+MQTT, TLS and IP on top. The cost of a round does not depend on the readings. Requests for a
+forecast through the server's graph are counted too, one for every new window.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TURNS = {"batch": BATCH, "deadline": 20.0}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to learn.
+    """One method and its model.
 
     Attributes:
-        name: For people.
-        bundle: A shipped one.
-        method: The aggregator's.
-        settings: The method's own.
+        name: Name in the table.
+        bundle: Name of a shipped bundle.
+        method: Name of the method.
+        settings: Settings of the method.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Way:
 
     @property
     def scenario(self) -> Scenario:
-        """Two rounds of it."""
+        """Return a scenario of two rounds."""
         graph = _GRAPH if "turns" in self.settings else {}
         learning = Learning(
             self.method, rounds=ROUNDS, settings=self.settings, deadline="10m", graph=graph
@@ -56,7 +56,7 @@ class Way:
 
 
 def ways() -> Iterator[Way]:
-    """Yield the ways, cheapest first."""
+    """Yield the methods, cheapest first."""
     for bundle in ("chargers-week-6", "chargers-6"):
         yield Way(f"PFL, {bundle}", bundle, "pfl", {"steps": ITERATIONS})
     for name, turns in (
@@ -71,12 +71,12 @@ def ways() -> Iterator[Way]:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What one device counted.
+    """Bytes that one device counted.
 
     Attributes:
         up: In one round.
         down: In one round.
-        forecast: Both ways, for one forecast; 0 where no server has a word in it.
+        forecast: Both ways, for one forecast; 0 without a graph on the server.
     """
 
     up: float
@@ -95,7 +95,7 @@ def measured(way: Way) -> Bytes:
 
 
 def main() -> None:
-    """Measure every way and print a table."""
+    """Measure every method and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -52,7 +52,7 @@ NUMERIC = (
     "tests/pairs",
     "tests/properties",
 )
-"""Where numbers are computed and compared; all else is about messages and processes."""
+"""Test folders with numeric results; the others are about messages and processes."""
 
 CORES: Mapping[str, str | None] = {
     "prescott": None,
@@ -64,7 +64,7 @@ CORES: Mapping[str, str | None] = {
 
 BASELINE = "baseline"
 CHOSEN = ("prescott", BASELINE)
-"""The two that differ most from a new processor; all five are for a release."""
+"""The two settings that differ most from a new processor; a release runs all five."""
 
 _OLD_NAMES = {"X86_V3": "AVX2", "X86_V4": "AVX512_SKX"}  # numpy below 2.4
 
@@ -80,7 +80,7 @@ def dispatched() -> tuple[frozenset[str], tuple[str, ...]]:
 def environment(
     setting: str, found: frozenset[str], reducible: Sequence[str]
 ) -> dict[str, str] | str:
-    """Return what a setting adds to the environment, or the reason why it cannot be run here.
+    """Return a setting's environment variables, or the reason why it cannot run here.
 
     Args:
         setting: A key of ``CORES``, or ``baseline``.

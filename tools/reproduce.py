@@ -1,4 +1,4 @@
-"""Repeat the papers' experiments on real data and say what holds.
+"""Repeat the papers' experiments on real data and report which claims hold.
 
     python tools/reproduce.py e5 e6 --data DATA --out runs
     python tools/reproduce.py e1 e2 e3 e4 --data DATA --out runs/ev
@@ -61,7 +61,7 @@ def arms(options: argparse.Namespace) -> list[Arm]:
 
 
 def _turn(arm: Arm) -> float:
-    """One seed of everything first, then the paper's other seeds, then those of the option."""
+    """Return the sort key: one seed of every arm first, then the paper's, then the option's."""
     return float(arm.seed) if arm.form == "paper" else 0.5 + 10.0 * arm.seed
 
 
@@ -105,7 +105,7 @@ def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(results: claims.Results, paper: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
-    """Ours as mean ± std over seeds, the paper's three states in the last columns (MAE / MASE)."""
+    """Return mean ± std over seeds, the paper's three states in the last columns (MAE / MASE)."""
     errors, scaled = claims.cells(results, "MAE"), claims.cells(results, "MASE")
     sets = sorted({dataset for dataset, _ in errors})
     names = list(dict.fromkeys(r["arm"]["name"] for r in results))
@@ -132,7 +132,7 @@ def _pair(value: tuple[float, float] | None) -> str:
 
 
 def judged(found: Iterable[claims.Claim]) -> str:
-    """One line a claim."""
+    """Return one line a claim."""
     rows = [f"| {x.text} | **{x.verdict}** | {x.detail} |" for x in found]
     return "\n".join(["| claim | on our data | by |", "|---|---|---|", *rows])
 
@@ -189,7 +189,7 @@ def _score(scorer: Path, result: Mapping[str, Any], options: argparse.Namespace)
 
 
 def report(results: claims.Results, options: argparse.Namespace) -> str:
-    """Everything that was found, as one Markdown page."""
+    """Return all results as one Markdown page."""
     page = ["# PL-FL on real buildings", "", _preamble(options)]
     for experiment, title in (
         ("e5", "E5: server algorithms"),

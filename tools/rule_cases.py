@@ -40,7 +40,7 @@ def matrix(n: int, d: int) -> np.ndarray[Any, Any]:
 
 
 def assumed(n: int) -> tuple[int, int]:
-    """Return how many rows may lie: for all rules, and for Bulyan."""
+    """Return the number of Byzantine rows: for all rules, and for Bulyan."""
     return n // 5, (n - 3) // 4
 
 

@@ -1,4 +1,4 @@
-"""Make the small data samples that the simulator ships, from local copies of the public sets.
+"""Make the data samples that the simulator ships, from local copies of the public sets.
 
     python tools/samples.py --data FOLDER
 
@@ -28,7 +28,7 @@ HOMES, CELLS = 8, 8
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Where one set comes from, under which terms, and what its columns mean."""
+    """Source of one set, its licence, and the meaning of its columns."""
 
     name: str
     title: str

@@ -1,1 +1,1 @@
-"""A fleet in a storm: everything fails, over and over, and the history check has the last word."""
+"""Chaos test of a fleet: repeated faults of every kind, and a final check of the history."""

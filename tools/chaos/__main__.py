@@ -1,9 +1,9 @@
-"""``make chaos``: five minutes in which everything fails, and then the history check.
+"""``make chaos``: five minutes of faults of every kind, and then the history check.
 
     python -m tools.chaos --out chaos-run [--devices 200] [--seconds 150] [--seed 1]
 
 Ends with 0 if no receipted update was lost, none applied twice, every round recomputes to the same
-bits, every database is whole, and every device settled what it owed.
+bits, every database is intact, and every device has sent its pending messages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(world: World, outcome: Outcome) -> None:
-    """Start, wait for a model that moves, storm, and let the calm come."""
+    """Start, wait for a moving model, inject faults, and wait for recovery."""
     print(f"starting {world.devices} devices; logs in {world.folder / 'logs'}", flush=True)
     world.start()
     until = time.monotonic() + _START
@@ -81,7 +81,7 @@ def _run(world: World, outcome: Outcome) -> None:
 
 
 def _storm(world: World, outcome: Outcome) -> None:
-    """Strike, every fault once and then as it is drawn, until the time is over."""
+    """Inject faults, each once and then by random draw, until the time is over."""
     rng, began = random.Random(world.seed), time.monotonic()  # noqa: S311 - a storm, repeatable
     names, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
     first = rng.sample(names, len(names))
@@ -99,7 +99,7 @@ def _storm(world: World, outcome: Outcome) -> None:
 
 
 def _look(world: World, outcome: Outcome, began: float, version: int, seconds: float) -> int:
-    """Watch for a while; note which strikes the model has moved on from."""
+    """Watch for a while; record the faults after which the model has moved."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         world.tend()
@@ -113,7 +113,7 @@ def _look(world: World, outcome: Outcome, began: float, version: int, seconds: f
 
 
 def _judge(world: World, outcome: Outcome) -> None:
-    """Hold everything against everything, with every program stopped."""
+    """Compare all records with each other, after every program has stopped."""
     config = configs.AggregatorConfig.load(world.prepared.aggregator)
     bound = configs.bind(config)
     with SqliteStore.open(config.database, read_only=True) as store:

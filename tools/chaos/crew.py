@@ -1,4 +1,4 @@
-"""Ten devices in one process that may be killed at any time: real clients on diaried, bad links.
+"""Ten devices in one process that may be killed at any time, on faulty, recorded links.
 
     python -m tools.chaos.crew PLAN
 
@@ -44,16 +44,16 @@ _TELL = 1.0
 
 @dataclass
 class WanderingClock:
-    """The machine's clocks; the wall clock is as far off as an order says."""
+    """The machine's clocks, with a configurable offset of the wall clock."""
 
     off: float = 0.0
 
     def wall(self) -> int:
-        """Unix milliseconds as this device believes; never before 1970."""
+        """Return Unix milliseconds of this device's clock; never before 1970."""
         return max(0, int(1e3 * (time.time() + self.off)))
 
     def monotonic(self) -> float:
-        """Seconds; never goes back."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
@@ -78,7 +78,7 @@ def main(plan: dict[str, Any]) -> None:
 def _start(
     fleet: Fleet, plan: dict[str, Any], clock: WanderingClock, is_hushed: Callable[[], bool]
 ) -> None:
-    """Start every device; while hushed they learn nothing new, and settle what they owe."""
+    """Start every device; while hushed they start no training, and send their pending messages."""
     samples = sample_set("homes")
     chosen = Scenario("chaos", until=HISTORY_UNTIL)
     own = dict(assigned(samples.samples, plan["of"]))
@@ -109,7 +109,7 @@ def _over_mqtt(seed: int) -> Connect:
 
 
 def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any], Any]:
-    """Put the diary next to the device, and what spoils messages behind it."""
+    """Wrap a link: the record next to the device, the tampering behind it."""
     bound = bind("duplicate") if number % 2 else bind("reorder", {"within": "1.0"})
     rng = np.random.default_rng([plan["seed"], number])
     public = read_public(config.keys.device.with_suffix(".pub"))
@@ -124,7 +124,7 @@ def _around(plan: dict[str, Any], config: Config, number: int) -> Callable[[Any]
 
 
 def _tell(clients: list[Client], status: Path) -> None:
-    """Say how the crew is; a reader sees the old file or the new one."""
+    """Write the status of the crew; a reader finds the old file or the new one."""
     each = [client.status() for client in clients]
     said = {
         "owed": sum(one["outbox"] for one in each),

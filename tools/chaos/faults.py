@@ -1,4 +1,4 @@
-"""Everything that fails in the storm, one function each: strike, and make whole again."""
+"""Faults of the chaos test, one function each: inject, and recover."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOCKS: Final = {"1970": -60 * 365 * 86_400.0, "a day back": -86_400.0, "ten ye
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What one fault met: how many, of what, and what went wrong with the striking itself."""
+    """Effect of one fault: number and kind of its targets, and errors of the injection."""
 
     count: int
     what: str
@@ -32,7 +32,7 @@ Strike = Callable[[World, random.Random], Struck]
 
 
 def kill_crew(world: World, rng: random.Random) -> Struck:
-    """Ten devices lose their power at once, and get it back."""
+    """Kill ten devices at once, and restart them."""
     number = rng.randrange(len(world.crews))
     world.kill(world.crews[number])
     time.sleep(rng.uniform(0.0, 1.5))
@@ -41,7 +41,7 @@ def kill_crew(world: World, rng: random.Random) -> Struck:
 
 
 def kill_aggregator(world: World, rng: random.Random) -> Struck:
-    """The aggregator is killed at any line."""
+    """Kill the aggregator at a random moment."""
     world.kill(world.aggregator)
     time.sleep(rng.uniform(0.0, 1.0))
     world.start_aggregator()
@@ -49,7 +49,7 @@ def kill_aggregator(world: World, rng: random.Random) -> Struck:
 
 
 def kill_broker(world: World, rng: random.Random) -> Struck:
-    """The broker is killed, and forgets what it had promised."""
+    """Kill the broker, which loses its stored messages."""
     world.kill(world.broker)
     time.sleep(rng.uniform(0.2, 1.0))
     port = int(world.url.rpartition(":")[2])
@@ -61,23 +61,23 @@ def kill_broker(world: World, rng: random.Random) -> Struck:
 
 
 def cut_devices(world: World, _rng: random.Random) -> Struck:
-    """Every device's connection is reset in one moment: all of them come back at once."""
+    """Reset every device's connection at one moment: all of them reconnect at once."""
     return Struck(tell(world.ports["control"], "cut devices"), "connections")
 
 
 def cut_aggregator(world: World, _rng: random.Random) -> Struck:
-    """The aggregator's connection is reset."""
+    """Reset the aggregator's connection."""
     return Struck(tell(world.ports["control"], "cut aggregator"), "connections")
 
 
 def silence(world: World, rng: random.Random) -> Struck:
-    """Sockets stay open and carry nothing for seconds, then are reset."""
+    """Keep sockets open without traffic for seconds, then reset them."""
     order = f"hold devices {rng.uniform(2.0, 5.0):.1f}"
     return Struck(tell(world.ports["control"], order), "connections")
 
 
 def clock_jump(world: World, rng: random.Random) -> Struck:
-    """Ten devices' clocks jump: to 1970, a day back, ten years on."""
+    """Move ten devices' clocks: to 1970, a day back, ten years on."""
     number = rng.randrange(len(world.crews))
     where = rng.choice(sorted(_CLOCKS))
     (world.folder / f"crew-{number}.off").write_text(str(_CLOCKS[where]))
@@ -85,14 +85,14 @@ def clock_jump(world: World, rng: random.Random) -> Struck:
 
 
 def hostile(world: World, rng: random.Random) -> Struck:
-    """A stranger throws noise, bombs, forgeries, and what it overheard."""
+    """Publish noise, bombs, forgeries and replays as an unknown client."""
     names = [device.id for device in world.prepared.devices]
     stranger = Stranger(world.url, "storm", names, rng.getrandbits(32))
     return Struck(stranger.volley(_VOLLEY), "payloads")
 
 
 def half_open(world: World, _rng: random.Random) -> Struck:
-    """Many sockets on page and broker that never say a word; the page must answer beside them."""
+    """Open many idle sockets on page and broker; the page must answer meanwhile."""
     ports = world.ports["page"], int(world.url.rpartition(":")[2])
     try:
         sockets = [one for port in ports for one in opened(port, _HALF_OPEN)]
@@ -106,7 +106,7 @@ def half_open(world: World, _rng: random.Random) -> Struck:
 
 
 def fill_server(world: World, rng: random.Random) -> Struck:
-    """The aggregator's disk is full for seconds."""
+    """Fill the aggregator's disk for seconds."""
     if world.server_disk.why_not:
         return Struck(0, "disk", f"skipped: {world.server_disk.why_not}")
     world.server_disk.fill()
@@ -116,7 +116,7 @@ def fill_server(world: World, rng: random.Random) -> Struck:
 
 
 def fill_devices(world: World, rng: random.Random) -> Struck:
-    """Ten devices' disk is full for seconds."""
+    """Fill the disk of ten devices for seconds."""
     if world.crew_disk.why_not:
         return Struck(0, "disk", f"skipped: {world.crew_disk.why_not}")
     world.crew_disk.fill()
@@ -126,7 +126,7 @@ def fill_devices(world: World, rng: random.Random) -> Struck:
 
 
 def back_up(world: World, _rng: random.Random) -> Struck:
-    """The database is copied while everything happens."""
+    """Copy the database during the other faults."""
     path = backup_of(world.folder)
     path.unlink(missing_ok=True)
     config = str(world.prepared.aggregator)
@@ -135,7 +135,7 @@ def back_up(world: World, _rng: random.Random) -> Struck:
 
 
 def backup_of(folder: Path) -> Path:
-    """Return where the storm's backup lies."""
+    """Return the path of the backup."""
     return folder / "backup.db"
 
 
@@ -153,4 +153,4 @@ FAULTS: Final[Mapping[str, tuple[Strike, int]]] = {
     "devices' disk full": (fill_devices, 1),
     "backup under load": (back_up, 1),
 }
-"""Every fault, and how often it is drawn beside the others."""
+"""Every fault, and its weight in the random draw."""

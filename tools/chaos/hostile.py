@@ -1,7 +1,7 @@
-"""A stranger on the broker: everything that anybody may publish there, thrown at everybody.
+"""Hostile client on the broker: publishes every kind of invalid message to every topic.
 
-The loopback broker of the storm asks nobody for a certificate, so the stranger may say anything
-under any name; only signatures stand between it and the model.
+The loopback broker of the test requires no certificate, so the client may publish anything under
+any name; only signatures protect the model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ KINDS = ("update", "offer", "chunk", "hello", "have", "receipt")
 _LISTEN = 0.6  # s, to overhear what can be played again
 _KEPT = 200
 _BOMB = b"\x92" + b"\xdc\xff\xff" * 900
-"""Arrays in arrays, each of which says that it has 65,535 elements."""
+"""Nested arrays, each of which claims 65,535 elements."""
 
 
 class Stranger:
-    """Overhears and throws. A link is made for each volley: the broker may just have died."""
+    """Records and publishes messages. Each volley has its own link: the broker may have stopped."""
 
     def __init__(self, url: str, fleet: str, devices: list[str], seed: int) -> None:
         self._url, self._fleet, self._devices = url, fleet, devices
@@ -31,7 +31,7 @@ class Stranger:
         self._heard: list[tuple[str, bytes]] = []
 
     def volley(self, count: int) -> int:
-        """Throw so many payloads; return how many the broker took."""
+        """Publish ``count`` payloads; return the number that the broker accepted."""
         link = MqttLink(Broker(url=self._url, client_id=f"stranger-{self._rng.getrandbits(32)}"))
         link.open()
         thrown, until = 0, time.monotonic() + _LISTEN + 0.02 * count
@@ -50,7 +50,7 @@ class Stranger:
         return thrown
 
     def _one(self) -> tuple[str, bytes]:
-        """One thing to throw: made up, or something true that is spoilt or played again."""
+        """Return one message: invented, or a recorded one that is changed or replayed."""
         device = self._rng.choice(self._devices)
         if not self._heard or self._rng.random() < 0.5:
             return self._made_up(device)
@@ -67,7 +67,7 @@ class Stranger:
         return topic, bytes(spoilt)
 
     def _made_up(self, device: str) -> tuple[str, bytes]:
-        """Noise, an array that says it is long, or a receipt that nobody signed."""
+        """Return noise, an array with a false length, or an unsigned receipt."""
         rng = self._rng
         way = rng.randrange(3)
         if way == 0:

@@ -1,4 +1,4 @@
-"""What a storm came to, as a page for a person and as JSON."""
+"""Report of a chaos test, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edge_sdk.wire.errors import Reason
 
 @dataclass
 class Event:
-    """One strike.
+    """One injected fault.
 
     Attributes:
-        name: Which fault.
-        at: Seconds since the storm began.
-        met: How many it met, of ``what``.
-        recovered: Seconds until the model moved again; None if another storm came first.
+        name: Name of the fault.
+        at: Seconds since the start of the test.
+        met: Number of targets, of ``what``.
+        recovered: Seconds until the model moved again; None if another fault came first.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Event:
 
 @dataclass
 class Outcome:
-    """A whole storm."""
+    """Result of a whole test."""
 
     devices: int
     seed: int
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def is_sound(self) -> bool:
-        """Whether the history check, the audit and every database agree that nothing is wrong."""
+        """Return True if the history check, the audit and every database have no finding."""
         return self.audit.is_sound and self.verdict.is_sound and not self.broken
 
     def data(self) -> dict[str, Any]:

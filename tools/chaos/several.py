@@ -1,4 +1,4 @@
-"""Several storms side by side, from the reports that they left behind.
+"""Compare several chaos tests from their reports.
 
     python -m tools.chaos.several chaos-run-1 chaos-run-2 chaos-run-3 [--docs docs/chaos.md]
 

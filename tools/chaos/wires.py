@@ -1,9 +1,9 @@
-"""The wires between a fleet and its broker: a TCP proxy that cuts them, or lets nothing through.
+"""TCP proxy between a fleet and its broker, which can reset or stall connections.
 
     python -m tools.chaos.wires BROKER_PORT CONTROL_PORT NAME=PORT...
 
-A process of its own, told on its control port: ``cut NAME`` resets every connection,
-``hold NAME SECONDS`` keeps them open and silent and resets them then. Answers how many it met.
+A separate process with a control port: ``cut NAME`` resets every connection, ``hold NAME SECONDS``
+keeps them open without traffic and resets them then. Returns the number of connections.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Wire:
         return len(met) // 2
 
     async def hold(self, seconds: float) -> int:
-        """Let nothing through, then reset: sockets that are open and dead."""
+        """Stop traffic, then reset: open but dead sockets."""
         self._sound.clear()
         await asyncio.sleep(seconds)
         met = self.cut()
@@ -87,7 +87,7 @@ async def serve(target: int, control: int, ports: dict[str, int]) -> None:
 
 
 def tell(control: int, order: str, *, timeout: float = 60.0) -> int:
-    """Give the proxy an order and return how many connections it met.
+    """Send the proxy a command and return the number of connections.
 
     Raises:
         OSError: It does not answer.

@@ -1,4 +1,4 @@
-"""What the storm happens to: a broker, an aggregator, wires, and crews of ten devices each."""
+"""Programs of the chaos test: a broker, an aggregator, proxies, and crews of ten devices each."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Mount:
 
 @dataclass
 class World:
-    """Everything that runs, and how to start it again.
+    """All running programs, and their restarts.
 
     Attributes:
-        family: Where programs are started; whoever made it stops what is left.
-        folder: Everything is written below it.
-        devices: How many.
-        seed: Of everything that is drawn.
-        alone: Programs that ended without our killing them, by name.
+        family: Process group of the programs; its owner stops what is left.
+        folder: Output folder.
+        devices: Number of devices.
+        seed: Seed of all draws.
+        alone: Programs that ended without being killed by the test, by name.
     """
 
     family: ProcessGroup
@@ -202,14 +202,14 @@ class World:
     # --- watching
 
     def kill(self, program: RunningProgram) -> None:
-        """Kill -9, and forget it."""
+        """Send SIGKILL, and remove the program."""
         self.doomed.add(program.process.pid)
         program.signal(signal.SIGKILL)
         program.wait(10)
         self.family.members.remove(program)
 
     def tend(self) -> None:
-        """Start what ended by itself again, as a service manager does, and remember that."""
+        """Restart programs that ended by themselves, as a service manager does, and record them."""
         crews = enumerate(self.crews)
         watched: list[tuple[str, RunningProgram, Callable[[], None]]] = [
             ("broker", self.broker, self.start_broker),
@@ -225,7 +225,7 @@ class World:
             again()
 
     def version(self) -> int | None:
-        """Return how often the model has moved; None while nobody answers."""
+        """Return the number of model moves; None while the page does not answer."""
         said = fetched(self.prepared.page, "/status")
         run = {} if said is None else json.loads(said).get("run", {})
         return int(run["version"]) if "version" in run else None
@@ -236,7 +236,7 @@ class World:
         return [json.loads(f.read_text()) if f.exists() else {"owed": -1} for f in files]
 
     def settle(self, limit: float) -> float:
-        """Let nobody begin anything new, and wait until nobody owes anything; return the seconds.
+        """Stop new work, and wait until no device has pending messages; return the seconds.
 
         Raises:
             Failure: Somebody still does.
@@ -259,17 +259,17 @@ class World:
 
 
 def opened(port: int, count: int) -> list[socket.socket]:
-    """Open sockets and say nothing."""
+    """Open sockets without sending."""
     return [socket.create_connection(("127.0.0.1", port), 2.0) for _ in range(count)]
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether a page answers a request."""
+    """Return True if a page answers a request."""
     return fetched(f"127.0.0.1:{port}", path) is not None
 
 
 def is_listening(port: int) -> bool:
-    """Whether anybody takes connections there."""
+    """Return True if a port accepts connections."""
     with closing(socket.socket()) as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""Live one simulated day with one device, and hold it to the committed budgets.
+"""Run one simulated day of one device, and compare it with the committed budgets.
 
     python -m tools.day [--every 1] [--pace 1200] [--keep FOLDER]
 
@@ -41,16 +41,16 @@ _COMING = 180.0  # a machine that tests four things at once starts programs slow
 
 @dataclass(slots=True)
 class Day:
-    """What one day came to.
+    """Measurements of one day.
 
     Attributes:
         seen: The agent's process.
-        up: Bytes it sent; ``down``: that it was sent, both of TCP payload.
-        connections: How often it connected.
-        rounds: Rounds that moved the model while it lasted.
+        up: Bytes from the device; ``down``: to it, both of TCP payload.
+        connections: Number of connections.
+        rounds: Rounds that moved the model during the day.
         files: Bytes of its state folder at the end.
-        told: What the agent said when it left.
-        seconds: Of ours that the day took.
+        told: The agent's status at its end.
+        seconds: Real seconds that the day took.
     """
 
     seen: Seen = field(default_factory=Seen)
@@ -64,13 +64,13 @@ class Day:
 
     @property
     def measured(self) -> dict[str, int]:
-        """What budgets are for, by their names."""
+        """Return the measurements with a budget, by name."""
         seen = self.seen
         flash, link = seen.flash, self.up + self.down
         return {"data": seen.data, "flash": flash, "link": link, "files": self.files}
 
     def keeps_to(self, allowed: Mapping[str, int]) -> bool:
-        """Whether no number is above its budget."""
+        """Return True if no measurement exceeds its budget."""
         return all(n <= allowed[name] for name, n in self.measured.items())
 
 
@@ -81,7 +81,7 @@ def budgets(kind: str) -> dict[str, int]:
 
 
 def live(folder: Path, plan: Plan, pace: float) -> Day:
-    """Let a day pass.
+    """Run a day.
 
     Raises:
         Failure: A program ended, or the device never came up.

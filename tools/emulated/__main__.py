@@ -1,4 +1,4 @@
-"""``make emulated``: what a device does, on an emulated Cortex-A53, with the lock file's wheels.
+"""``make emulated``: checks of a device on an emulated Cortex-A53, with the lock file's wheels.
 
     python -m tools.emulated [--cpu cortex-a53] [--onnxruntime VERSION] [--json]
 
@@ -36,14 +36,14 @@ _IMPORT = ("-c", f"import {_ENGINE}")
 
 @dataclass(slots=True)
 class Found:
-    """What the board did.
+    """Results of the board.
 
     Attributes:
         cpu: The emulated core.
-        said: By check, what it found; in order, as far as it came.
-        versions: Of the packages that did it.
-        pace: Processor seconds by what was done; ``here`` the same without an emulator.
-        wrong: Why this is a failure, a sentence each.
+        said: Result of each check, in order, up to the first failure.
+        versions: Versions of the packages used.
+        pace: Processor seconds by operation; ``here`` the same without an emulator.
+        wrong: Reasons of a failure, a sentence each.
     """
 
     cpu: str

@@ -32,11 +32,11 @@ _PIN = re.compile(r"^([a-z-]+)==([\d.]+)$", re.MULTILINE)
 
 
 class Absent(Exception):  # noqa: N818 - not an error: what is missing here, as a sentence
-    """No board can be made on this machine, and why."""
+    """No board can be made on this machine; the message has the reason."""
 
 
 class Unfit(Exception):  # noqa: N818 - an answer, as Absent; but this one is the lock file's fault
-    """A board can be made, and what the lock file names cannot be installed on it."""
+    """The board can be made, but the lock file's packages cannot be installed on it."""
 
 
 def pins(text: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Board:
 
     @property
     def is_made(self) -> bool:
-        """Whether the system is there; wheels are another matter."""
+        """Return True if the system is there; wheels are separate."""
         return (self.folder / "root").is_dir()
 
     @property
@@ -65,7 +65,7 @@ class Board:
         return self.folder / _EMULATOR
 
     def wheels(self, lock: str) -> Path:
-        """Where the wheels of a lock file lie, or would."""
+        """Return the folder of a lock file's wheels, which may not exist yet."""
         return self.folder / f"wheels-{hashlib.sha256(lock.encode()).hexdigest()[:12]}"
 
     def make(self) -> None:

@@ -1,4 +1,4 @@
-"""What a device must be able to do, each once: run on the board as ``-m tools.emulated.probe``.
+"""Checks of a device's abilities, run on the board as ``-m tools.emulated.probe``.
 
 One line of JSON for each check that has passed, as soon as it has: where a processor stops at an
 instruction that it has not, the first line that is missing says at what. Then the versions that
