@@ -37,7 +37,7 @@ class GraphSection:
     capacity: Annotated[int, Between(1, MOST)] = 64  # largest number of stations
     blocks: Few = 2  # blocks or layers, one after the other
     order: Annotated[int, Between(2, 16)] = 3  # Chebyshev polynomials of pfgl and diffusion
-    attention: Literal["full", "local"] = "full"  # pfgl: to everybody, or within order - 1 edges
+    attention: Literal["full", "local"] = "full"  # pfgl: to all stations, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
     swapped: bool = False  # pfgl: the convolution reads h, spatial attention weighted steps: ASTGCN
     dtype: Literal["float32", "float64"] = "float32"  # precision of the computation

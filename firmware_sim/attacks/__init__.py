@@ -51,7 +51,6 @@ class Attack:
         space: Space of a model attack by default (``target=``).
         is_omniscient: True if it receives the honest updates of the round.
         labels_only: True if a data attack leaves the inputs unchanged.
-        labels_only: Whether a data attack leaves the inputs as they were read.
     """
 
     name: str

@@ -20,7 +20,6 @@ def a_minute(options: Mapping[str, Any]) -> float:
 
     Raises:
         SettingsError: Another fault, or a rate out of range.
-        SettingsError: Another fault, or no rate.
 
     >>> a_minute({"brownouts": 6}), a_minute({})
     (6.0, 0.0)
