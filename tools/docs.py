@@ -159,7 +159,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
     Example:
         >>> meanings(device_config.KeysSection)["root"]
-        "the operator's public key: 64 hex digits"
+        'root public key of the operator: 64 hex digits'
     """
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()

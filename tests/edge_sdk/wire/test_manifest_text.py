@@ -16,7 +16,7 @@ from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.protocol import messages
 from edge_sdk.wire.schema import Between, Length, Matches, key_of
 
-TEXT = Path(messages.__file__).with_name("PROTOCOL.md").read_text("utf-8")
+TEXT = (Path(messages.__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
 SECTION = re.search(r"^## 7 .*?(?=^## 8 )", TEXT, re.MULTILINE | re.DOTALL)[0]
 CLASSES = [
     cls
