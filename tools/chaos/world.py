@@ -44,7 +44,7 @@ class Mount:
             "-t",
             "tmpfs",
             "-o",
-            f"size={mebibytes}m",
+            f"size={mebibytes}m,mode=0700",
             "tmpfs",
             str(folder),
         ]

@@ -127,7 +127,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_graph_is_refused_before_an_engine_sees_it(name, monkeypatch):
     for engine in ("ort_engine.OrtGraph", "numpy_engine.NumpyGraph"):
-        if engine != "ort.OrtGraph" or find_spec("onnxruntime") is not None:
+        if engine != "ort_engine.OrtGraph" or find_spec("onnxruntime") is not None:
             monkeypatch.setattr(f"edge_sdk.runtime.{engine}", lambda *_, **__: pytest.fail("run"))
     data, why = HOSTILE[name]
     began = time.process_time()
