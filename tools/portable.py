@@ -26,6 +26,7 @@ NUMERIC = (
     "edge_sdk/methods",
     "edge_sdk/privacy",
     "edge_sdk/runtime",
+    "edge_sdk/shared_math",
     "edge_sdk/wire",
     "aggregator/graph",
     "aggregator/methods",

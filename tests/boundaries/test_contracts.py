@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,21 @@ def test_a_planted_violation_is_caught(copy, where, line):
         assert lint(copy).returncode != 0, f"{where}: {line!r} went unnoticed"
     finally:
         path.write_text(before)
+
+
+def test_the_aggregator_is_kept_from_every_package_of_a_device_but_three():
+    """A new package of edge_sdk is closed to the aggregator until somebody opens it here."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    closed = next(
+        set(one["forbidden_modules"])
+        for one in contracts
+        if one.get("source_modules") == ["aggregator"]
+    )
+    found = {
+        f"edge_sdk.{path.stem if path.suffix else path.name}"
+        for path in (ROOT / "edge_sdk").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    opened = {f"edge_sdk.{name}" for name in ("__init__", "__main__", "app", "shared_math", "wire")}
+    assert found - closed == opened
