@@ -8,7 +8,8 @@
 Runs ``gridfed-sim fleet --in-process`` on a Mosquitto of its own and listens beside it to what is
 offered, granted, refused and receipted. Nothing in the programs measured is changed for it. All
 devices share one thread, so the simulator can use one core at most; aggregator and broker use
-others. Compare refusals, offers and processor seconds per update: times of a shared machine move.
+others. Rate and processor time are those after the first round. Compare refusals, offers and
+processor seconds per update: times of a shared machine move.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Trace:
         counts: Messages by kind; refusals by reason.
         uploads: Uploads in transit, by device and body.
         done: Uploads with a receipt of acceptance.
+        times: Time of the receipt of each of them.
         first: Time of the first message; ``last`` of the last receipt.
         most_granted: Largest number of uploads with a grant at the same time.
     """
@@ -80,6 +82,7 @@ class Trace:
     counts: Counter[str] = field(default_factory=Counter)
     uploads: dict[tuple[str, bytes], Upload] = field(default_factory=dict)
     done: list[Upload] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     first: float = 0.0
     last: float = 0.0
     most_granted: int = 0
@@ -105,6 +108,7 @@ class Trace:
             if upload is not None and code == Reason.ACCEPTED:
                 upload.move("done", now)
                 self.done.append(self.uploads.pop(key))
+                self.times.append(now)
                 self.last = now
         elif upload is None and kind in ("offer", "update"):
             self.uploads[key] = Upload(_NEXT[kind], now)
@@ -140,13 +144,14 @@ class Cost:
     updates: int
     seconds: float
     rate: float  # updates a second
+    first_round: float  # seconds, before these; graphs and data are loaded in it
     refusals: float  # per update
     offers: float  # per update
     haves: float  # per update
     most_granted: int  # uploads at the same time
     waits: dict[str, float]  # mean seconds of an update in each state
     cpu_ms: dict[str, float]  # processor milliseconds per update
-    share: dict[str, float]  # of one core, from the first offer to the last receipt
+    share: dict[str, float]  # of one core
     used: float  # of all cores
     cores: int
     load: float  # of the machine before it began
@@ -160,7 +165,7 @@ class Cost:
         return (
             f"{self.devices} devices, {self.rounds} rounds, shared {self.shared}:"
             f" {self.updates} updates in {self.seconds:.1f} s, {self.rate:.1f} a second"
-            f" (load before: {self.load:.1f})\n"
+            f" (first round before these: {self.first_round:.1f} s; load: {self.load:.1f})\n"
             f"per update: {self.refusals:.3f} refusals, {self.offers:.2f} offers,"
             f" {self.haves:.2f} reports; at most {self.most_granted} granted at a time\n"
             f"seconds of an update: {waits}\n"
@@ -243,23 +248,27 @@ def _cost(
     samples: Sequence[tuple[float, dict[str, float]]],
     load: float,
 ) -> Cost:
-    inside = [used for at, used in samples if trace.first <= at <= trace.last + _LOOK]
-    count, seconds = max(len(trace.done), 1), max(trace.last - trace.first, 1e-9)
+    is_warm = len(trace.times) > options.devices  # the first round also loads graphs and data
+    begin = trace.times[options.devices - 1] if is_warm else trace.first
+    inside = [used for at, used in samples if begin <= at <= trace.last + _LOOK]
+    done, seconds = sum(at > begin for at in trace.times), max(trace.last - begin, 1e-9)
+    count = max(len(trace.done), 1)
     cpu = {name: max(0.0, inside[-1][name] - inside[0][name]) for name in inside[0]}
     cores, heard = len(os.sched_getaffinity(0)), trace.counts
     return Cost(
         devices=options.devices,
         rounds=options.rounds,
         shared=options.shared,
-        updates=len(trace.done),
+        updates=done,
         seconds=seconds,
-        rate=len(trace.done) / seconds,
+        rate=done / seconds,
+        first_round=begin - trace.first if is_warm else seconds,
         refusals=heard["refusal"] / count,
         offers=heard["offer"] / count,
         haves=heard["have"] / count,
         most_granted=trace.most_granted,
         waits={s: mean([u.spent[s] for u in trace.done] or [0.0]) for s in STATES},
-        cpu_ms={name: 1e3 * spent / count for name, spent in cpu.items()},
+        cpu_ms={name: 1e3 * spent / max(done, 1) for name, spent in cpu.items()},
         share={name: spent / seconds for name, spent in cpu.items()},
         used=sum(cpu.values()) / seconds / cores,
         cores=cores,

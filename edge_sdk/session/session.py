@@ -366,7 +366,7 @@ class Session(TaskInbox):
             self.heard_at = self.now
             self.mail.append(letter)
             return
-        kind, body = letter.message.kind, digest_of(letter.message.kind, letter.body)
+        kind, body = letter.message.kind, digest_of(letter.message.kind, letter.ref)
         if self.set_aside.holds(body):
             return
         try:

@@ -20,7 +20,6 @@ from edge_sdk.wire.protocol.envelope import (
     ALL,
     ROOT,
     KeyOf,
-    digest,
     kind_of,
     prove,
     seal,
@@ -144,7 +143,7 @@ class SignedLink:
         if entry.proof.startswith(kid_of(self._signer.public)):
             return entry
         proof = prove(
-            digest(entry.body),
+            entry.digest,
             kind=entry.kind,
             sender=self._device,
             recipient=AGGREGATOR,

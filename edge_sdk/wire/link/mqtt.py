@@ -117,7 +117,7 @@ class MqttLink:
         self._epoch = 0  # connection number: acknowledgements are valid within one
         self._attempt = 0
         self._since = 0.0
-        self._wanted = self._is_up = self._is_connecting = False
+        self._wanted = self._is_up = self._is_connecting = self._has_progress = False
         self._why = ""
         self._descriptor = -1
         self._client = self._new_client()
@@ -149,10 +149,17 @@ class MqttLink:
             self._poller.at(self._poller.clock(), self)
 
     def poll(self, timeout: float) -> Sequence[Happening]:
-        """Serve the poller for at most ``timeout`` seconds; return the events of this link."""
+        """Serve the poller for at most ``timeout`` seconds; return the events of this link.
+
+        Returns early, without an event, when a publish was acknowledged: there is room for another.
+        A poller that serves other links too is served once: their events must not wait for ours.
+        """
         until = time.monotonic() + timeout  # real seconds, independent of the injected clock
+        self._has_progress = False
         self._poller.serve(0.0 if self._happened else timeout)
-        while not self._happened and (left := until - time.monotonic()) > 0:
+        while not (self._happened or self._has_progress) and self._owns_poller:
+            if (left := until - time.monotonic()) <= 0:
+                break
             self._poller.serve(left)
         happened = tuple(self._happened)
         self._happened.clear()
@@ -429,6 +436,7 @@ class MqttLink:
         self._happened.append(Message(topic, bytes(message.payload), message.retain, receipt))
 
     def _on_publish(self, _c: object, _u: object, mid: int, reason: ReasonCode, _p: object) -> None:
+        self._has_progress |= mid in self._held
         self._held.discard(mid)
         self._unsent.discard(mid)
         if reason.value >= REFUSED:

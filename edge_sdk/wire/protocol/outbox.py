@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.codec import encode
@@ -56,7 +57,7 @@ class UplinkCounters:
     lost: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: a cached property needs a place
 class OutboxEntry:
     """One release that waits for its receipt: the exact bytes, signed once."""
 
@@ -77,16 +78,21 @@ class OutboxEntry:
         """Return the entry's number."""
         return self.life, self.seq
 
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the body."""
+        return digest(self.body)
+
     @property
     def id(self) -> bytes:
         """Return the 16 bytes that name the body in grants, chunks and receipts."""
-        return ref(digest(self.body))
+        return ref(self.digest)
 
     def offer(self, chunk: int) -> OfferMessage:
         """Return the offer of 300 bytes that replaces the body on every later attempt."""
         return OfferMessage(
             of=self.kind,
-            digest=digest(self.body),
+            digest=self.digest,
             size=len(self.body),
             chunk=chunk,
             sig=self.proof,

@@ -9,6 +9,7 @@ import random
 import resource
 import socket
 import struct
+import time
 
 import paho.mqtt
 import pytest
@@ -193,6 +194,36 @@ def test_the_window_is_the_smaller_of_both(puppet, make):
     link.poll(0.1)
     assert link.room() == 1
     assert link.publish("t", b"x")
+
+
+def test_a_poll_ends_when_an_acknowledgement_makes_room(puppet, make):
+    link = make()
+    greet(puppet, link, connack(receive_maximum(1)))
+    link.poll(1)
+    assert link.publish("t", b"x")
+    puppet.peer.sendall(b"\x40\x02" + puppet.packet()[4:6])
+    begun = time.monotonic()
+    assert link.poll(3600) == ()
+    assert link.room() == 1
+    assert time.monotonic() - begun < 600
+
+
+def test_a_shared_poller_is_served_once(make):
+    class Served:
+        calls = 0
+
+        def ready(self, *, readable, writable):
+            self.calls += 1
+
+    poller, other = Poller(), Served()
+    link = make(poller=poller)
+    here, there = socket.socketpair()
+    with here, there:
+        poller.watch(here.fileno(), other)
+        there.send(b"x")  # never read, so the descriptor stays ready
+        assert link.poll(3600) == ()
+        assert other.calls == 1
+        poller.forget(here.fileno())
 
 
 def test_a_generous_server_does_not_widen_it(puppet, make):
