@@ -201,6 +201,7 @@ def test_a_poll_ends_when_an_acknowledgement_makes_room(puppet, make):
     greet(puppet, link, connack(receive_maximum(1)))
     link.poll(1)
     assert link.publish("t", b"x")
+    link.poll(0.05)
     puppet.peer.sendall(b"\x40\x02" + puppet.packet()[4:6])
     begun = time.monotonic()
     assert link.poll(3600) == ()
