@@ -39,7 +39,7 @@ from aggregator.operations.status_snapshot import StatusView
 from aggregator.rounds import announcements as announce
 from aggregator.rounds.announcements import Ends, Publication
 from aggregator.rounds.message_isolation import Isolation
-from aggregator.rounds.publish_queue import PublishQueue
+from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import Folded, RoundEngine
 from aggregator.rounds.split_driver import SplitDriver, Words
 from aggregator.rounds.task_dispatch import Asking, Peers
@@ -164,7 +164,7 @@ class Daemon:
             floods=self._floods,
         )
         self._view.remember()
-        self._outgoing = PublishQueue(self._transport, self.metrics)
+        self._outgoing = Publisher(self._transport, self.metrics)
         self._letters = self._view.letters
         self._intake.is_set_aside = self._letters.holds
         self._isolation = Isolation(
@@ -342,7 +342,7 @@ class Daemon:
                 self._relink = largest
                 self._follow_link()
             case LinkDown(why=why):
-                self._outgoing.forget()
+                self._outgoing.clear()
                 logger.info("link down %s", fields(why=why))
 
     def _take(self, message: Message) -> None:
@@ -383,7 +383,7 @@ class Daemon:
         """Apply the journalled entries, then queue the replies."""
         self._backlog.extend(taken.entries)
         self._catch_up()
-        self._outgoing.answer(taken.answers)
+        self._outgoing.reply(taken.answers)
         if taken.signal is not None:
             self._utter(self._stage.hear(taken.signal))
         if taken.member is not None:
@@ -405,7 +405,7 @@ class Daemon:
     def _ask(self, device: str) -> None:
         words = self._asking.tell(device, self._clock.monotonic())
         if words is not None:
-            self._outgoing.answer([self._sealed(device, words)])
+            self._outgoing.reply([self._sealed(device, words)])
 
     def _neighbours_of(self, device: str) -> Peers:
         """Return the peers a device exchanges models with, and their public keys."""
@@ -473,7 +473,7 @@ class Daemon:
 
     def _utter(self, words: Words) -> None:
         """Send transient messages; journal the result of a split round first."""
-        self._outgoing.answer(self._sealed(device, task) for device, task in words)
+        self._outgoing.reply(self._sealed(device, task) for device, task in words)
         if self._stage.owed is not None:
             self._journal(self._played, self._stage.owed)
 
@@ -525,7 +525,7 @@ class Daemon:
     def _linked(self, largest: int) -> None:
         """Subscribe and publish all retained messages again, whatever the broker has kept."""
         self._subscriptions.renew(self._registry.enrolled())
-        self._outgoing.forget()
+        self._outgoing.clear()
         if (chunk := chunk_size(largest)) != self._fold.chunk:
             self._fold.chunk = chunk
             self._fold.announced()
@@ -594,7 +594,7 @@ class Daemon:
             return
         there, shut_out = self._registry.there(), self._registry.shut_out()
         for device, words in self._asking.again(now, there):
-            self._outgoing.answer([self._sealed(device, words)])
+            self._outgoing.reply([self._sealed(device, words)])
         refused = self._store.tasks(self._fold.number, "refused")
         free = {one.device for one in refused if one.round < self.state.round} - shut_out
         for device in sorted(free | (there - self._store.ever_asked(self._fold.number))):
@@ -609,7 +609,7 @@ class Daemon:
             return
         self._registry.reload()
         for client in self._registry.clients():
-            self._outgoing.answer(
+            self._outgoing.reply(
                 self._sealed(client.id, command) for command in self._store.issued(client.id)
             )
 
@@ -677,7 +677,7 @@ class Daemon:
             self._outgoing.flush()
             for happening in self._transport.poll(0.05):
                 if isinstance(happening, LinkDown):
-                    self._outgoing.forget()
+                    self._outgoing.clear()
         self._view.measure()
         logger.info("stopped %s", fields(round=self.state.round, version=self.state.version))
 

@@ -17,7 +17,7 @@ from aggregator.ingress.defect_policy import Faults, is_defect
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
 from aggregator.metrics import Metrics
-from aggregator.rounds.publish_queue import PublishQueue
+from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.split_driver import SplitDriver
 from aggregator.store import DatabaseFullError, SqliteStore
@@ -52,7 +52,7 @@ class Isolation:
     store: SqliteStore
     fold: RoundEngine
     stage: SplitDriver
-    outgoing: PublishQueue
+    outgoing: Publisher
     backlog: deque[JournalEntry]
     registry: Registry
     intake: MessageIngress
@@ -75,7 +75,7 @@ class Isolation:
         except Exception as error:
             self.fold.rewind(fold)
             self.stage.rewind(stage)
-            self.outgoing.rewind(length)
+            self.outgoing.truncate(length)
             self.backlog.clear()
             self.backlog.extend(backlog)
             self.registry.reload()

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from edge_sdk.app.cli import fields
 from edge_sdk.session.poison_messages import is_defect
-from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.errors import LinkError, Reason, Refused
 from edge_sdk.wire.keys import Signer, kid_of
+from edge_sdk.wire.link.publish_queue import EXPIRY, PERISHABLE, PublishQueue, QueuedPublish
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Transport
 from edge_sdk.wire.link.transport import Message as Publish
 from edge_sdk.wire.protocol import topics
@@ -36,8 +37,6 @@ Will = tuple[str, bytes, bool]
 
 _ROOT_KINDS = frozenset({"keys", "bundle"})
 _PEERS = frozenset({"peer", "settle"})
-_PERISHABLE = frozenset({"chunk", "have", "signal"})
-_EXPIRY = 600  # seconds after which a broker may drop a perishable message
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,6 @@ class VerifiedMessage:
     body: bytes
     ref: bytes
     sender: str = AGGREGATOR
-
-
-@dataclass(frozen=True, slots=True)
-class _Going:
-    topic: str
-    payload: bytes
-    retain: bool = False
-    qos: int = 1
-    expiry: int | None = None
 
 
 class SignedLink:
@@ -79,7 +69,7 @@ class SignedLink:
         self.bytes_up = self.bytes_down = 0
         self.hears_peers = False
         self._signer, self._fleet, self._device = signer, fleet, device
-        self._going: deque[_Going] = deque()
+        self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
 
     def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
@@ -113,9 +103,9 @@ class SignedLink:
     def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its size in bytes."""
         topic = topics.up(self._fleet, self._device, message.kind, worker)
-        expiry = _EXPIRY if message.kind in _PERISHABLE else None
+        expiry = EXPIRY if message.kind in PERISHABLE else None
         payload = self.sealed(message)
-        self._queue(_Going(topic, payload, qos=qos, expiry=expiry))
+        self._publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
 
     def tell(self, neighbour: str, message: Message) -> int:
@@ -124,7 +114,7 @@ class SignedLink:
             return 0
         payload = self.sealed(message, recipient=neighbour)
         topic = topics.peer(self._fleet, self._device, neighbour)
-        self._queue(_Going(topic, payload, expiry=_EXPIRY))
+        self._publish(QueuedPublish(topic, payload, expiry=EXPIRY))
         return len(payload)
 
     def send(self, kind: str, body: bytes, proof: bytes) -> None:
@@ -136,7 +126,7 @@ class SignedLink:
         if kind not in FROM_DEVICES:
             raise ValueError(f"a device must not send {kind!r}")
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
-        self._queue(_Going(topics.up(self._fleet, self._device, kind), payload))
+        self._publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
     def owned(self, entry: OutboxEntry) -> OutboxEntry:
         """Sign an outbox entry again if the device has another key now; its body stays."""
@@ -155,7 +145,7 @@ class SignedLink:
     def announce(self, status: StatusMessage) -> None:
         """Queue the retained status."""
         topic = topics.status(self._fleet, self._device)
-        self._queue(_Going(topic, self.sealed(status), retain=True))
+        self._publish(QueuedPublish(topic, self.sealed(status), retain=True))
 
     def will(self, status: StatusMessage) -> Will:
         """Return the last will for the broker."""
@@ -191,29 +181,19 @@ class SignedLink:
 
     def drain(self) -> None:
         """Pass queued messages to the link up to its window."""
-        while self._going and self.link.is_up:
-            going = self._going[0]
-            if going.qos and self.link.room() <= 0:
-                return
-            if not self.link.publish(
-                going.topic,
-                going.payload,
-                retain=going.retain,
-                qos=going.qos,
-                expiry=going.expiry,
-            ):
-                return
-            self.bytes_up += len(going.payload)
-            self._going.popleft()
+        self._queue.flush(self.link)
 
     def forget(self) -> None:
         """Drop messages queued for a lost connection; the outbox keeps the undelivered entries."""
-        self._going.clear()
+        self._queue.clear()
 
-    def _queue(self, going: _Going) -> None:
+    def _publish(self, message: QueuedPublish) -> None:
         if self.link.is_up:
-            self._going.append(going)
+            self._queue.append(message)
             self.drain()
+
+    def _count(self, message: QueuedPublish) -> None:
+        self.bytes_up += len(message.payload)
 
     def _open(self, publish: Publish, key_of: KeyOf) -> VerifiedMessage:
         address = topics.parse(publish.topic)
@@ -254,3 +234,7 @@ class SignedLink:
 
     def _count_unknown(self, _key: str) -> None:
         self.unknown += 1
+
+
+def _log_refused(message: QueuedPublish, error: LinkError) -> None:
+    logger.warning("not published %s", fields(topic=message.topic, why=error))

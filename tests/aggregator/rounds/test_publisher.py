@@ -3,7 +3,7 @@
 from aggregator.ingress.replies import Reply
 from aggregator.metrics import Metrics
 from aggregator.rounds.announcements import Publication
-from aggregator.rounds.publish_queue import PublishQueue
+from aggregator.rounds.publisher import Publisher
 from edge_sdk.wire.link.loopback import LoopbackBroker
 
 
@@ -14,7 +14,7 @@ def joined(window=3):
         one.open()
         one.poll(0)
     ear.subscribe("gf/1/north/#")
-    return broker, link, ear, PublishQueue(link, Metrics())
+    return broker, link, ear, Publisher(link, Metrics())
 
 
 def heard(ear):
@@ -40,10 +40,10 @@ def test_what_finds_no_room_waits_in_order():
 def test_nothing_leaves_while_the_link_is_down():
     broker, _link, ear, out = joined()
     broker.cut("_agg", stay_down=True)
-    out.answer([Reply("gf/1/north/m/down/receipt", b"x")])
+    out.reply([Reply("gf/1/north/m/down/receipt", b"x")])
     out.flush()
     assert (len(out), heard(ear)) == (1, [])
-    out.forget()
+    out.clear()
     assert len(out) == 0
 
 
@@ -67,7 +67,7 @@ def test_an_empty_payload_clears_a_topic():
 
 def test_an_answer_in_a_slot_is_retained_and_any_other_is_not():
     broker, _link, _ear, out = joined()
-    out.answer([Reply("gf/1/north/_all/part/0", b"s", True), Reply("gf/1/north/m/down/have", b"h")])
+    out.reply([Reply("gf/1/north/_all/part/0", b"s", True), Reply("gf/1/north/m/down/have", b"h")])
     out.flush()
     late = broker.link("late")
     late.open()
