@@ -30,13 +30,12 @@ from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bu
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
-from edge_sdk.training.outbox_entry import sealed
+from edge_sdk.training.outbox_entry import SignedSealer, UpdateSealer
 from edge_sdk.training.split_rounds import SplitRounds
 from edge_sdk.training.training_transaction import TrainingTransaction
-from edge_sdk.wire.contract.method import END, Task, Update
+from edge_sdk.wire.contract.method import END, Task
 from edge_sdk.wire.keys import kid_of
 from edge_sdk.wire.link.transport import Transport
-from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +56,8 @@ class Client:
         clock: Source of the time.
         methods: Device half of each method, by name; a custom method is one more entry.
         stopping: Called between two minibatches; true abandons the current training.
+        sealer: Makes the outbox entry of every update; None signs with the device's key.
+        may_answer: Decides whether a task that can be answered now is to be answered now.
 
     Raises:
         EdgeError: A key, bundle or store cannot be used.
@@ -70,10 +71,14 @@ class Client:
         clock: Clock | None = None,
         methods: Mapping[str, Factory] = METHODS,
         stopping: Callable[[], bool] = lambda: False,
+        sealer: UpdateSealer | None = None,
+        may_answer: Callable[[Task], bool] = lambda _task: True,
     ) -> None:
         self.config = config
         self._clock, self._stopping = clock or SystemClock(), stopping
+        self._may_answer = may_answer
         self._signer, ring = load_signer(config.keys.device), load_ring(config.keys)
+        self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = DeviceStore.open(config.state)
         try:
             self._own_up()
@@ -105,10 +110,10 @@ class Client:
             store=store,
             session=session,
             clock=self._clock,
-            turn=self._between_batches,
+            between_batches=self._between_batches,
         )
         answering = self._answering = TrainingTransaction(
-            store=store, session=session, work=work, upkeep=upkeep, seal=self._sealed
+            store=store, session=session, work=work, upkeep=upkeep, sealer=self._sealer
         )
         self._playing = SplitRounds(config.id, session, work, answering)
         self._gathering = PeerMembership(
@@ -311,20 +316,8 @@ class Client:
         return ready or session.bundle is not None or bool(session.calls.waiting)
 
     def _is_answerable(self, task: Task) -> bool:
-        """Return whether to train a task now; a simulated Byzantine device may delay it."""
-        return self._answering.is_ready(task)
-
-    def _sealed(self, update: Update, task: Task, numbers: UplinkCounters) -> OutboxEntry:
-        """Seal an update into an outbox entry; a simulated Byzantine device may alter it."""
-        return sealed(
-            update,
-            task,
-            numbers,
-            run=self._session.seen.run,
-            learner=self.learner,
-            config=self.config,
-            signer=self._signer,
-        )
+        """Return whether to train a task now."""
+        return self._answering.is_ready(task) and self._may_answer(task)
 
     def _learn(self, task: Task) -> None:
         """Train one round; a split round is only opened."""

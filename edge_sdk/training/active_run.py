@@ -58,7 +58,7 @@ class Work:
         store: DeviceStore,
         session: Session,
         clock: Clock,
-        turn: Callable[[], None],
+        between_batches: Callable[[], None],
     ) -> None:
         """Activate a bundle for the run announced last, and restore the learned state.
 
@@ -69,12 +69,13 @@ class Work:
             store: Store of the device.
             session: Session of the device.
             clock: Source of the time.
-            turn: Called between two minibatches; may raise ``GivenUp``.
+            between_batches: Called between two minibatches; may raise ``GivenUp``.
 
         Raises:
             EdgeError: The bundle cannot be used here.
         """
-        self._config, self._methods, self._turn = config, methods, turn
+        self._config, self._methods = config, methods
+        self._between_batches = between_batches
         self._store, self._session, self._clock = store, session, clock
         self.spending = PrivacyAccountant(store, session, clock)
         self.state: Any = None
@@ -215,8 +216,8 @@ class Work:
             self._methods,
             present=series,
             clock=self._clock.wall,
+            between_batches=self._between_batches,
         )
-        learner.turn = self._turn
         self.learner = learner
         self.spending.begin(learner.mechanism)
         self._session.at_work, self._session.holds = None, bundle.digest

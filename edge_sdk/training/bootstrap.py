@@ -18,6 +18,7 @@ from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.methods import Factory
 from edge_sdk.methods.topology import PeerSettings, of_section, of_task
+from edge_sdk.methods.training_context import nothing
 from edge_sdk.privacy.factory import mechanism_of
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.mechanism import Mechanism
@@ -116,10 +117,12 @@ def set_up(
     *,
     present: Series | None = None,
     clock: Callable[[], int] = lambda: 0,
+    between_batches: Callable[[], None] = nothing,
 ) -> ModelRuntime:
     """Create the model runtime that the announced run, or the bundle alone, requires.
 
     A ``present`` series is reused if it has the bundle's grid; otherwise the store's is read.
+    ``between_batches`` is called between two minibatches and may raise to stop the training.
 
     Raises:
         EdgeError: The announcement does not fit the bundle, names an unknown method, or one that is
@@ -138,7 +141,9 @@ def set_up(
         series.load(store.readings())
     role = RunRole(announced.run if announced else 0, method, tuple(shared))
     mechanism = protect(config, store, bundle.manifest, role, clock)
-    learner = ModelRuntime(config, bundle, role, methods[method], series, mechanism)
+    learner = ModelRuntime(
+        config, bundle, role, methods[method], series, mechanism, between_batches=between_batches
+    )
     if announced is not None and learner.spec.digest != announced.spec:
         raise EdgeError(
             f"run {announced.run} announces another layout than bundle {bundle.manifest.name}",

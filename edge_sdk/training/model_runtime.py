@@ -77,7 +77,7 @@ class ModelRuntime:
         mechanism: Privacy mechanism between the readings and everything learned.
         scale: Scale of the model's training; fixed at the first training.
         kept: State of the interval calibration; None before the first forecast.
-        turn: Called between two minibatches.
+        between_batches: Called between two minibatches; may raise to stop the training.
     """
 
     config: Config
@@ -88,7 +88,7 @@ class ModelRuntime:
     mechanism: Mechanism
     scale: Scale | None = None
     kept: SavedCalibration | None = None
-    turn: Callable[[], None] = nothing
+    between_batches: Callable[[], None] = nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     alone: Half[LocalState] = field(init=False)
@@ -107,7 +107,7 @@ class ModelRuntime:
             windows=self.learnable,
             size=manifest.training.batch,
             key=partial(keyed, self.role.run, self.config.id),
-            turn=self._take_turn,
+            turn=self.between_batches,
             judge=self.judged,
             latest=self.newest_learnable,
             held=self.held_back,
@@ -421,9 +421,6 @@ class ModelRuntime:
         if not len(frame):
             return Drawable(frame, np.zeros(0, np.int64))
         return Drawable(frame, frame.origins(self.config.learn.part))
-
-    def _take_turn(self) -> None:
-        self.turn()  # looked up each time: the client sets it later
 
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
         """Return the parameter vector to forecast with: the half's, or that of the local rounds."""

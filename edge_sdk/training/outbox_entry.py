@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from edge_sdk.config import Config
 from edge_sdk.session.announcements import NewestAnnouncements
@@ -49,31 +49,73 @@ def record(
     )
 
 
-def sealed(
-    update: Update,
-    task: Task,
-    numbers: UplinkCounters,
-    *,
-    run: int,
-    learner: ModelRuntime,
-    config: Config,
-    signer: Signer,
-) -> OutboxEntry:
-    """Number, encode and sign an update; its bytes never change afterwards.
+class UpdateSealer(Protocol):
+    """Make the outbox entry of an update; its bytes never change afterwards."""
+
+    def seal(
+        self,
+        update: Update,
+        task: Task,
+        numbers: UplinkCounters,
+        *,
+        run: int,
+        learner: ModelRuntime,
+    ) -> OutboxEntry:
+        """Number, encode and sign an update.
+
+        Args:
+            update: Update as released by the mechanism.
+            task: Task that it answers.
+            numbers: Last sequence number used, and the release count including this update.
+            run: Run of the task.
+            learner: Model runtime of the bundle.
+        """
+
+
+class SignedSealer:
+    """The sealer of a device: the update of its contract, signed with its key.
 
     Args:
-        update: Update as released by the mechanism.
-        task: Task that it answers.
-        numbers: Last sequence number used, and the release count including this update.
-        run: Run of the task.
-        learner: Model runtime of the bundle.
-        config: Configuration with the device's id.
+        config: Configuration with the ids of device and fleet.
         signer: Signing key of the device.
     """
+
+    def __init__(self, config: Config, signer: Signer) -> None:
+        self._config, self._signer = config, signer
+
+    def seal(
+        self,
+        update: Update,
+        task: Task,
+        numbers: UplinkCounters,
+        *,
+        run: int,
+        learner: ModelRuntime,
+    ) -> OutboxEntry:
+        """Number, encode and sign an update, as ``UpdateSealer``."""
+        message = update_message(update, task, numbers, run=run, learner=learner)
+        body, proof = signed(message, config=self._config, signer=self._signer)
+        return OutboxEntry(
+            life=message.life,
+            seq=message.seq,
+            body=body,
+            proof=proof,
+            run=message.run,
+            round=message.round,
+            base=message.base,
+            spec=message.spec,
+            spent=message.spent,
+        )
+
+
+def update_message(
+    update: Update, task: Task, numbers: UplinkCounters, *, run: int, learner: ModelRuntime
+) -> m.UpdateMessage:
+    """Return the message of an update, with the numbers that its contract declares."""
     ask = CONTRACTS[learner.role.method][task.ask]
     declared = {"n", *(number.name for number in ask.report)}  # any other number is not sent
     values = {name: value for name, value in update.values.items() if name in declared}
-    said = m.UpdateMessage(
+    return m.UpdateMessage(
         run=run,
         round=update.round,
         base=update.base,
@@ -88,23 +130,17 @@ def sealed(
         check=update.check or None,
         blob=pack_tensor(update.vector, ask.enc),
     )
-    body = encode(said)
+
+
+def signed(message: m.UpdateMessage, *, config: Config, signer: Signer) -> tuple[bytes, bytes]:
+    """Return the body of an update message, and its signature for the aggregator."""
+    body = encode(message)
     proof = prove(
         digest(body),
-        kind=said.kind,
+        kind=message.kind,
         sender=config.id,
         recipient=AGGREGATOR,
         fleet=config.fleet,
         signer=signer,
     )
-    return OutboxEntry(
-        life=said.life,
-        seq=said.seq,
-        body=body,
-        proof=proof,
-        run=said.run,
-        round=said.round,
-        base=said.base,
-        spec=said.spec,
-        spent=said.spent,
-    )
+    return body, proof

@@ -7,7 +7,7 @@ are sent, or nothing changed, and the same round is trained again with identical
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +19,11 @@ from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import GivenUp, Work
 from edge_sdk.training.flush_scheduler import FlushScheduler
-from edge_sdk.training.outbox_entry import record
+from edge_sdk.training.outbox_entry import UpdateSealer, record
 from edge_sdk.wire.contract.method import END, Task, Update
 from edge_sdk.wire.protocol.codec import Leaf
-from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 
 logger = logging.getLogger(__name__)
-
-Seal = Callable[[Update, Task, UplinkCounters], OutboxEntry]
-"""Seals an update, given the task it answers and the numbers before it, as an outbox entry."""
 
 
 class TrainingTransaction:
@@ -40,11 +36,11 @@ class TrainingTransaction:
         session: Session,
         work: Work,
         upkeep: FlushScheduler,
-        seal: Seal,
+        sealer: UpdateSealer,
     ) -> None:
         """Keep the parts that a transaction uses."""
         self._store, self._session, self._work, self._upkeep = store, session, work, upkeep
-        self._seal = seal
+        self._sealer = sealer
 
     def is_ready(self, task: Task) -> bool:
         """Return whether a task may run now: adopting the final model is always allowed.
@@ -116,7 +112,11 @@ class TrainingTransaction:
         released = [spending.mechanism.release(update) for update in updates]
         numbers = session.up.numbers
         numbers = replace(numbers, spent=numbers.spent + len(released))
-        entry = self._seal(released[0], task, numbers) if released else None
+        entry = None
+        if released:
+            entry = self._sealer.seal(
+                released[0], task, numbers, run=session.seen.run, learner=work.learner
+            )
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
         learned = record(state, task, work.learner, session.seen)
         self._store.save(

@@ -15,7 +15,7 @@ from edge_sdk import Client
 from edge_sdk.app.settings import Duration, seconds
 from edge_sdk.wire.schema import Between
 from firmware_sim.attacks import ATTACKS, BoundAttack, bind, protocol
-from firmware_sim.attacks.byzantine_client import ByzantineClient, TamperingLink
+from firmware_sim.attacks.byzantine_client import TamperingLink, byzantine_client
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves, overheard
 from firmware_sim.attacks.coalition import Coalition
 
@@ -158,7 +158,7 @@ class AttackCast:
             case "twin":
                 names = protocol.twin([device])
                 return AttackRole(twins=tuple(name for _, name in names))
-        return AttackRole(partial(ByzantineClient, liar=self._liar(device)))
+        return AttackRole(partial(byzantine_client, liar=self._liar(device)))
 
     def _liar(self, device: str) -> ByzantineHalves:
         return ByzantineHalves(

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk import Client
-from edge_sdk.wire.contract.method import Task
+from edge_sdk import Client, Config
+from edge_sdk.training.bootstrap import load_signer
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.training.outbox_entry import SignedSealer, signed
+from edge_sdk.wire.contract.method import Task, Update
+from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import Happening, Message, Transport
 from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.codec import decode, encode
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, digest, prove
+from edge_sdk.wire.protocol.codec import decode
 from edge_sdk.wire.protocol.messages import UpdateMessage
+from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 
@@ -23,39 +27,54 @@ SPOILT = frozenset({"update", "offer", "chunk"})
 """Kinds of message that a tampering link changes: those of an upload."""
 
 
-class ByzantineClient(Client):
-    """A real client of a Byzantine device: it may delay its update, and change what it seals.
+def byzantine_client(config: Config, *, liar: ByzantineHalves, **options: Any) -> Client:  # noqa: ANN401 - the SDK's own
+    """Return a real client of a Byzantine device: it may delay its update, and change its body.
 
     Args:
         config: As for any client.
         liar: Halves of the attack.
-        options: As for any client, except ``methods``.
+        options: As for any client, except ``methods``, ``sealer`` and ``may_answer``.
+    """
+    client = Client(
+        config,
+        methods=liar.methods(),
+        sealer=ByzantineSealer(config, load_signer(config.keys.device), liar),
+        may_answer=liar.may_answer,
+        **options,
+    )
+    liar.read_features(lambda: client.learner.manifest.features)
+    return client
+
+
+class ByzantineSealer:
+    """Seals like an honest device, and signs a changed body while a ``body`` attack is on.
+
+    Args:
+        config: Configuration of the device.
+        signer: Signing key of the device.
+        liar: Halves of the attack.
     """
 
-    def __init__(self, config: Any, *, liar: ByzantineHalves, **options: Any) -> None:  # noqa: ANN401 - the SDK's own
-        """Start like an honest client, with Byzantine halves."""
-        self._liar = liar
-        liar.features = lambda: self.learner.manifest.features
-        super().__init__(config, methods=liar.methods(), **options)
+    def __init__(self, config: Config, signer: Signer, liar: ByzantineHalves) -> None:
+        self._config, self._signer, self._liar = config, signer, liar
+        self._honest = SignedSealer(config, signer)
 
-    def _is_answerable(self, task: Task) -> bool:
-        return super()._is_answerable(task) and self._liar.may_answer(task)
-
-    def _sealed(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - the SDK's own entry
-        honest = super()._sealed(*given, **named)
+    def seal(
+        self,
+        update: Update,
+        task: Task,
+        numbers: UplinkCounters,
+        *,
+        run: int,
+        learner: ModelRuntime,
+    ) -> OutboxEntry:
+        """Seal an update; the entry keeps the honest numbers, whatever its body says."""
+        honest = self._honest.seal(update, task, numbers, run=run, learner=learner)
         if self._liar.bound.attack.kind != "body" or not self._liar.is_lying(honest.round):
             return honest
-        said: UpdateMessage = self._liar.bound.act(decode(UpdateMessage, honest.body))
-        body = encode(said)
-        proof = prove(
-            digest(body),
-            kind=said.kind,
-            sender=self.config.id,
-            recipient=AGGREGATOR,
-            fleet=self.config.fleet,
-            signer=self._signer,
-        )
-        return replace(honest, body=body, proof=proof, base=said.base)
+        changed: UpdateMessage = self._liar.bound.act(decode(UpdateMessage, honest.body))
+        body, proof = signed(changed, config=self._config, signer=self._signer)
+        return replace(honest, body=body, proof=proof, base=changed.base)
 
 
 @dataclass(order=True)

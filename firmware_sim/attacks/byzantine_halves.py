@@ -83,6 +83,10 @@ class ByzantineHalves:
         """Return the device halves with the attack applied."""
         return {name: self._lying(name, factory) for name, factory in METHODS.items()}
 
+    def read_features(self, features: Callable[[], Any]) -> None:
+        """Read the inputs of the bundle in use with this function: its client exists only now."""
+        self.features = features
+
     def is_lying(self, of_round: int) -> bool:
         """Return True if the attack has begun; a device's own local rounds are excluded."""
         return self.start_round <= of_round < ALONE

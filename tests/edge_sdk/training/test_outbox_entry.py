@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.session.announcements import NewestAnnouncements
-from edge_sdk.training.outbox_entry import OWN, record, sealed
+from edge_sdk.training.outbox_entry import OWN, SignedSealer, record
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Task, Update
 from edge_sdk.wire.protocol import codec
@@ -41,9 +41,11 @@ def test_an_answer_is_numbered_and_signed_and_the_same_twice(client):
     task = Task("meter-1", 8, "train", base=6)
     vector = np.arange(4, dtype=np.float32)
     update = Update("meter-1", 8, 6, vector, {"loss": 0.5, "n": 32.0})
-    told = {"run": 3, "learner": client.learner, "config": client.config, "signer": KEY}
+    sealer = SignedSealer(client.config, KEY)
     numbers = UplinkCounters(life=2, seq=10, spent=11, lost=False)
-    entry, again = (sealed(update, task, numbers, **told) for _ in range(2))
+    entry, again = (
+        sealer.seal(update, task, numbers, run=3, learner=client.learner) for _ in range(2)
+    )
     assert (entry.body, entry.proof) == (again.body, again.proof)
     proved = unseal(
         wrap(entry.body, kind="update", sender="meter-1", proof=entry.proof),

@@ -1,0 +1,77 @@
+"""What a simulator may reach of a device: public names; and nobody changes another one's fields."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_sdk import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = sorted((ROOT / "firmware_sim").rglob("*.py"))
+
+NAMED_TUPLE = {"_replace", "_asdict", "_fields"}
+"""Public methods of a named tuple: the underscore keeps them apart from its fields."""
+
+
+def private_reads(source: str) -> Iterator[str]:
+    """Yield every private attribute that is used of an object other than ``self`` or ``cls``.
+
+    One that the same module assigns or defines is its own.
+    """
+    tree = ast.parse(source)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {
+        node.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+            continue
+        is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+        if is_own or node.attr.startswith("__") or node.attr in NAMED_TUPLE or node.attr in own:
+            continue
+        yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_a_private_read_is_found():
+    assert list(private_reads("x = client._session.counts")) == ["1: client._session"]
+    assert list(private_reads("super()._sealed()")) == ["1: super()._sealed"]
+    assert list(private_reads("self._own = row._replace(a=1)")) == []
+
+
+@pytest.mark.parametrize("path", SIMULATOR, ids=lambda path: path.stem)
+def test_the_simulator_uses_no_private_attribute_of_another_object(path):
+    assert list(private_reads(path.read_text("utf-8"))) == []
+
+
+def simulator_classes() -> Iterator[type]:
+    for path in SIMULATOR:
+        if path.name == "__main__.py":
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = importlib.import_module(name)
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            if found.__module__ == name:
+                yield found
+
+
+def test_the_simulator_derives_no_client_and_overrides_no_private_name_of_the_sdk():
+    classes = list(simulator_classes())
+    assert len(classes) > 40
+    assert [one.__qualname__ for one in classes if issubclass(one, Client)] == []
+    overridden = [
+        f"{one.__qualname__}.{name}"
+        for one in classes
+        for base in one.__mro__[1:]
+        if base.__module__.startswith("edge_sdk")
+        for name in set(vars(one)) & set(vars(base))
+        if name.startswith("_") and not name.startswith("__") and not name.startswith("_abc")
+    ]
+    assert overridden == []
