@@ -94,9 +94,9 @@ class Client:
         """Log records of the store that cannot be used; restart numbering under a new key."""
         for what, value in self._store.found.items():
             told = {"what": what, "value": value}
-            logger.error("set aside %s", fields(**told, do="gridfed-edge check CONFIG"))
+            logger.error("stored value rejected %s", fields(**told, do="gridfed-edge check CONFIG"))
         if self._store.own(kid_of(self._signer.public)):
-            logger.warning("key changed: numbers and receipts go on under the new key")
+            logger.warning("signing key changed")
 
     def _begin(self, methods: Mapping[str, Factory]) -> None:
         """Create the parts of the client in order of dependency."""

@@ -49,7 +49,7 @@ class Watch(logging.Handler):
         now, line = time.monotonic() - float(sys.argv[1]), record.getMessage()
         if line.startswith("link up"):
             self.said.setdefault("connected", now)
-        if line.startswith("round learned"):
+        if line.startswith("round trained"):
             self.said.setdefault("first", now)
             self.said.setdefault("cpu", time.process_time())
             self.rounds += 1

@@ -105,7 +105,7 @@ class OperatorAlerts:
         """Log the files that expire soon, once a day."""
         for seen in self.watch.warnings(self._now):
             told = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(self._now)}
-            logger.warning("certificate expires %s", fields(**told))
+            logger.warning("certificate expiring %s", fields(**told))
 
     def measure(self, metrics: Metrics) -> None:
         """Update the gauges."""

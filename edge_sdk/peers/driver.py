@@ -208,7 +208,9 @@ class PeerDriver:
         counts["exchanges"] += 1
         counts["links used"] += len(used)
         counts["links missed"] += len(x.links) - len(used)
-        logger.info("mixed %s", fields(epoch=x.epoch, step=self._place.t, used=",".join(used)))
+        logger.info(
+            "models mixed %s", fields(epoch=x.epoch, step=self._place.t, used=",".join(used))
+        )
         place, last = self._place, self._place.turn + 1 == len(self._turns)
         self._place = (
             ExchangePosition(place.t + 1) if last else ExchangePosition(place.t, place.turn + 1)
@@ -265,7 +267,7 @@ class PeerDriver:
         if isinstance(note, LinkDisagreement):
             self._session.counts["links perhaps disagreed"] += 1
             told = {"neighbour": note.name, "step": note.step}
-            logger.warning("a link may have counted at one end only %s", fields(**told))
+            logger.warning("exchange possibly one-sided %s", fields(**told))
         elif isinstance(note, Lost):
             self._join_late()
         elif note.epoch > self._x.epoch and not self._session.why_stopped:
@@ -309,7 +311,7 @@ class PeerDriver:
             return
         self._is_new, ahead = False, self._ahead
         epoch = self._x.epoch + int(self._method == "dfl_gt")
-        logger.info("joining late %s", fields(epoch=epoch, step=ahead))
+        logger.info("epoch joined late %s", fields(epoch=epoch, step=ahead))
         self._join(epoch, ExchangePosition(ahead // len(self._turns)))
 
     # --- saved state ------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class ExpiryReminder:
         for seen in self._watch.warnings(wall):
             self.warnings += 1
             told = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(wall)}
-            logger.warning("certificate expires %s", fields(**told))
+            logger.warning("certificate expiring %s", fields(**told))
 
     def status(self) -> dict[str, object]:
         """Return days left and warnings, for the agent's status; empty without TLS."""

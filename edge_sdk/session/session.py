@@ -482,7 +482,9 @@ class Session(TaskInbox):
             return
         if not self.counts["leaps refused"]:
             what = {name: told, "own": known, "most": known + most}
-            logger.error("not believed %s", fields(**what, do="enrol this device with a new key"))
+            logger.error(
+                "number rejected %s", fields(**what, do="enrol this device with a new key")
+            )
         self.counts["leaps refused"] += 1
         raise Refused(Reason.MALFORMED, f"{name} {told} is more than {most} above {known}")
 
@@ -493,7 +495,7 @@ class Session(TaskInbox):
         is_behind = known is not None and t < known - DAY
         if is_behind and self.up.is_ready and self.now >= self._doubts_at:
             self._doubts_at = self.now + _HOURLY
-            logger.warning("time in doubt %s", fields(announced=t, known=known))
+            logger.warning("server time implausible %s", fields(announced=t, known=known))
             self.follow(uplink.greet(self.up, self.chance()))
 
     def _keep_time(self) -> None:
@@ -508,7 +510,9 @@ class Session(TaskInbox):
             )
             self._keep_time()
         else:
-            logger.error("time not believed %s", fields(told=welcome.time, why="no key is valid"))
+            logger.error(
+                "server time rejected %s", fields(time=welcome.time, why="no key is valid")
+            )
         if abs(self._time.floor - before) > DAY:
             told = {"before": before, "now": self._time.floor, "machine": self._clock.wall()}
             logger.warning("stored time changed %s", fields(**told))
@@ -516,7 +520,9 @@ class Session(TaskInbox):
         if lowered is not None:
             told = {"issued": welcome.cmd, "now": lowered}
             logger.warning("command number lowered %s", fields(**told))
-        logger.info("welcomed %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold))
+        logger.info(
+            "welcome received %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold)
+        )
         self._post.announce(self._status("online"))
 
     def _refused(self, refusal: m.RefusalMessage) -> None:
@@ -544,7 +550,7 @@ class Session(TaskInbox):
         if code is None and log.is_older(number):
             self.counts["commands superseded"] += 1
             told = {"op": command.op, "num": number, "done": log.highest}
-            logger.warning("command not done %s", fields(**told))
+            logger.warning("command refused %s", fields(**told))
             self._post.say(m.RefusalMessage(code=Reason.SUPERSEDED, wait=0, ref=ref))
             return
         if code is None:
@@ -554,7 +560,7 @@ class Session(TaskInbox):
         self._post.say(m.ReceiptMessage(life=0, seq=number, ref=ref, code=code, run=0, round=0))
 
     def _do(self, command: m.CommandMessage) -> Reason:
-        logger.info("command %s", fields(op=command.op))
+        logger.info("command executed %s", fields(op=command.op))
         match command.op:
             case "stop" | "resume":
                 self._held_up = command.op == "stop"
@@ -607,8 +613,8 @@ class Session(TaskInbox):
                 self.counts[f"told {_named(code)}"] += 1
                 if code in _ENDS and self.counts[f"told {_named(code)}"] == 1:
                     told = {"reason": _named(code), "do": _ENDS[Reason(code)]}
-                    logger.error("learns for the fleet no more %s", fields(**told))
-                logger.debug("refusal %s", fields(reason=_named(code), wait=wait))
+                    logger.error("participation stopped %s", fields(**told))
+                logger.debug("refusal received %s", fields(reason=_named(code), wait=wait))
 
     def _ration(self) -> None:
         """Record the bytes that crossed the link, and log once when the daily quota is used up."""
@@ -617,7 +623,7 @@ class Session(TaskInbox):
         self._allowance = self._allowance.use(crossed - self._booked, self._time.now(self.now))
         self._booked = crossed
         if self.is_rationed and not was_rationed:
-            logger.warning("quota used %s", fields(bytes=self._allowance.used))
+            logger.warning("daily quota exhausted %s", fields(bytes=self._allowance.used))
             self._save_allowance()
 
     def _save_allowance(self) -> None:

@@ -163,7 +163,7 @@ class TaskInbox:
         if is_news:
             self._said_refusal = why
         level = logging.WARNING if is_news else logging.DEBUG
-        logger.log(level, "not followed %s", fields(kind=kind, why=why))
+        logger.log(level, "announcement refused %s", fields(kind=kind, why=why))
 
     # --- announcements and tasks ------------------------------------------------------------------
 
@@ -397,5 +397,5 @@ def filed(store: DeviceStore, what: type[M], name: str) -> M | None:
     try:
         return None if paper is None else decode(what, paper)
     except Refused as refused:
-        logger.warning("set aside %s", fields(what=name, why=refused))
+        logger.warning("stored value rejected %s", fields(what=name, why=refused))
         return None

@@ -113,7 +113,7 @@ class ConversationListener:
         except Exception as error:  # noqa: BLE001 - nothing in here may stop a charging session
             self._is_deaf = True
             self.counts["deaf"] += 1
-            logger.warning("no longer listening %s", fields(charger=self.charger, why=repr(error)))
+            logger.warning("recording stopped %s", fields(charger=self.charger, why=repr(error)))
 
     def _listen(self, data: bytes, *, from_charger: bool) -> None:
         if not self._sides:

@@ -137,7 +137,7 @@ class Work:
 
     def _count_return(self, why: str) -> None:
         self._session.counts[RETURNED] += 1
-        logger.warning("returned to the last good parameters %s", fields(why=why))
+        logger.warning("parameters restored %s", fields(why=why))
 
     # --- contract of the run ----------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Work:
             self.alone = None  # it fits the old layout only
         said = found.announced
         told = {"run": said.run, "bundle": said.name, "method": said.method}
-        logger.info("run in force %s", fields(**told))
+        logger.info("run joined %s", fields(**told))
         return True
 
     def recall(self) -> None:

@@ -133,7 +133,7 @@ class FlushScheduler:
         session, before = self._session, self._thrift.held
         held = self._thrift.look(session.now, self._clock.wall() / 1000, session.time_for_days)
         if held and held != before:
-            logger.info("learning waits %s", fields(why=held))
+            logger.info("training deferred %s", fields(why=held))
         return held
 
     @property

@@ -72,7 +72,7 @@ class PrivacyAccountant:
     def stop(self, why: object) -> None:
         """Forbid every release, and log it once."""
         if not self._session.forbidden:
-            logger.warning("budget spent, learning alone %s", fields(why=why))
+            logger.warning("privacy budget exhausted %s", fields(why=why))
         self._session.forbidden = SPENT
 
     @property

@@ -63,7 +63,7 @@ class SplitRounds:
                     self._tell(*self._work.learner.play(self._work.state, task), task)
             except GraphError as error:
                 self._session.counts["questions not answered"] += 1
-                logger.warning("not answered %s", fields(ask=task.ask, why=error))
+                logger.warning("task not answered %s", fields(ask=task.ask, why=error))
             self._session.serve(0.0)
         if SERVE in self._work.contract and self._session.may_ask:
             self._ask_for_the_graph()
@@ -99,7 +99,7 @@ class SplitRounds:
         if why:
             self._session.counts["graph not asked"] += 1
         if why and why != self._not_served:
-            logger.warning("forecasts without the graph model %s", fields(why=why))
+            logger.warning("graph model unavailable %s", fields(why=why))
         self._not_served = why
 
     def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
@@ -135,4 +135,4 @@ class SplitRounds:
         if session.seen.round == asked.round:
             session.at_work = None
             session.counts["rounds"] += 1
-            logger.info("round played %s", fields(run=session.seen.run, round=asked.round))
+            logger.info("split round completed %s", fields(run=session.seen.run, round=asked.round))

@@ -68,13 +68,13 @@ class TrainingTransaction:
             if isinstance(error, BudgetSpent):
                 self._work.spending.stop(error)
             session.counts["rounds not released"] += 1
-            logger.warning("round not released %s", fields(round=task.round, why=error))
+            logger.warning("update not released %s", fields(round=task.round, why=error))
         else:
             is_final, run = task.ask == END, session.seen.run
             session.counts["final models" if is_final else "rounds"] += 1
             told = {"run": run, "round": task.round, "base": task.base}
             logger.info(
-                "final model taken over %s" if is_final else "round learned %s",
+                "final model adopted %s" if is_final else "round trained %s",
                 fields(**told, seconds=session.now - begun),
             )
         finally:

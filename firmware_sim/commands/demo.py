@@ -43,7 +43,7 @@ from firmware_sim.scenario import Scenario
 
 RUNS = (FEDERATED, PLFL, LOCAL)
 
-LEARNED = "round learned"  # what a device logs after each round
+LEARNED = "round trained"  # what a device logs after each round
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def test_configuration_3_shares_nothing_and_learns_alone(begin):
     chosen = replace(SHORT, learning=replace(SHORT.learning, shared=()))
     trial = begin(chosen)
     logs = [one.log for one in trial.run.devices]
-    trial.until(lambda: all(log.read_text().count("round learned") >= 3 for log in logs))
+    trial.until(lambda: all(log.read_text().count("round trained") >= 3 for log in logs))
     assert trial.messages("update") == trial.messages("offer") == 0
     assert trial.messages("hello") >= 2
     assert trial.status()["run"]["version"] == 0

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 NAMES = [f"home-{number:02d}" for number in range(20)]
 KILLED, CUT = "home-07", "home-13"
 LAST = 110
-MIXED = re.compile(r"mixed epoch=(\d+) step=(\d+) used=(\S*)")
+MIXED = re.compile(r"models mixed epoch=(\d+) step=(\d+) used=(\S*)")
 
 
 class Wire(threading.Thread):
@@ -219,7 +219,7 @@ def check_ends(one, used, lived):
         if other in lived and (other in near) != (name in used[other][step])
     }
     told = sum(
-        running.log.read_text("utf-8").count("counted at one end only")
+        running.log.read_text("utf-8").count("exchange possibly one-sided")
         for running in one.running.values()
     )
     assert len(apart) <= told
@@ -288,7 +288,7 @@ def test_with_trackers_a_dead_decider_is_linked_out_and_the_rest_go_on(tmp_path)
     for name in left:
         assert set(used[name][last - 1]) == set(left) - {name}, "a ring of three"
         assert dead not in linked[name]
-        assert f"mixed epoch=3 step={last - 1} " in one.logs[name][-1].read_text("utf-8")
+        assert f"models mixed epoch=3 step={last - 1} " in one.logs[name][-1].read_text("utf-8")
     halves = [one.half(name) for name in left]
     trackers = [half["tracker"] for half in halves]
     seen = [half["seen"][: len(half["tracker"])] for half in halves]  # the body comes first

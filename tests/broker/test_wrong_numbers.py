@@ -158,4 +158,4 @@ def test_the_largest_numbers_on_disk_and_by_command_stop_no_device(town):
     assert "begins anew: the count of releases kept here" in done.stdout
     written = len(device.log.read_text("utf-8"))
     device = town.agent()
-    town.until(lambda: "welcomed life=" in device.log.read_text("utf-8")[written:])
+    town.until(lambda: "welcome received life=" in device.log.read_text("utf-8")[written:])

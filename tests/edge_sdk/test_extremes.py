@@ -196,7 +196,10 @@ def test_a_fact_that_is_out_of_bounds_is_set_aside_and_said(fleet, name, value, 
     poison(fleet, "INSERT OR REPLACE INTO facts VALUES (?, ?)", name, value)
     with caplog.at_level(logging.ERROR):
         fleet.device.start()
-    assert f'set aside what="{name}"' in caplog.text or f"set aside what={name}" in caplog.text
+    assert (
+        f'stored value rejected what="{name}"' in caplog.text
+        or f"stored value rejected what={name}" in caplog.text
+    )
     assert fleet.device.client._store.set_aside()[name] == str(value)
     fleet.device.observe()
     fleet.run(20)
@@ -216,7 +219,7 @@ def test_numbers_that_are_out_of_bounds_begin_anew_and_releases_stay_counted(
     poison(fleet, f"UPDATE numbers SET {column} = ?", value)
     with caplog.at_level(logging.ERROR):
         fleet.device.start()
-    assert "set aside" in caplog.text
+    assert "stored value rejected" in caplog.text
     assert fleet.device.client._store.numbers().spent == 1, "the ledger has every release"
     fleet.device.observe()
     fleet.run(40)
@@ -285,8 +288,8 @@ def test_announcements_on_disk_that_cannot_be_read_are_set_aside(fleet, caplog):
     poison(fleet, "UPDATE papers SET bytes = x'9280c400' WHERE name IN ('keys', 'bundle')")
     with caplog.at_level(logging.WARNING):
         fleet.device.start()
-    assert "set aside what=keys" in caplog.text
-    assert "set aside what=bundle" in caplog.text
+    assert "stored value rejected what=keys" in caplog.text
+    assert "stored value rejected what=bundle" in caplog.text
     fleet.device.observe()
     fleet.run(40)
     assert learns(fleet, 2)

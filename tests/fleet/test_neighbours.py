@@ -97,7 +97,7 @@ def mixed(caplog):
     """By exchange, how many links counted at both ends together."""
     found = defaultdict(int)
     for record in caplog.records:
-        if said := re.match(r"mixed epoch=(\d+) step=(\d+) used=(\S*)", record.getMessage()):
+        if said := re.match(r"models mixed epoch=(\d+) step=(\d+) used=(\S*)", record.getMessage()):
             found[int(said[2])] += len([x for x in said[3].split(",") if x and x != '""'])
     return found
 

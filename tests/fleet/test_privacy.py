@@ -150,7 +150,7 @@ def test_a_spent_budget_keeps_the_newest_window_at_home_when_the_run_is_over_too
     assert newest not in before
     assert noised(one, 0) == kept  # and nothing was drawn for what does not leave
     assert client.forecast().source == "without graph"
-    assert any("without the graph model why=budget" in said.getMessage() for said in caplog.records)
+    assert any("graph model unavailable why=budget" in said.getMessage() for said in caplog.records)
 
 
 def test_a_window_with_readings_from_before_a_lost_store_is_not_served(world, caplog):

@@ -289,7 +289,7 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
     fleet.run(30, seconds=0.3)
     assert fleet.device.client.status()["alone"]
     assert fleet.device.client.status()["counts"]["rounds alone"] > 1
-    assert sum("budget spent" in record.message for record in caplog.records) == 1
+    assert sum("privacy budget exhausted" in record.message for record in caplog.records) == 1
     fleet.device.kill()
     fleet.device.start()
     fleet.run(30, seconds=0.3)

@@ -140,7 +140,7 @@ def test_the_agent_warns_and_counts(authority, config):
         said = []
         for line in agent.stderr:
             said.append(line)
-            if "certificate expires" in line:
+            if "certificate expiring" in line:
                 break
         assert 'is="20 days left"' in said[-1], "".join(said)
         agent.send_signal(signal.SIGTERM)

@@ -61,7 +61,7 @@ def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make
     spending.stop("again")
     assert session.why_stopped == "budget"
     assert not spending.may_release
-    assert caplog.text.count("budget spent") == 1
+    assert caplog.text.count("privacy budget exhausted") == 1
     session.most = 3
     spending.watch()
     assert session.forbidden == ""
