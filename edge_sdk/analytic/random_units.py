@@ -1,0 +1,91 @@
+"""Draw frozen random units by name and seed: non-linear features that nobody has to send.
+
+A unit is ``min(6, max(0, zᵀw + b))`` of standardised features z. Its numbers are drawn with integer
+arithmetic alone, so every language gets the same bits:
+
+1. key = the first 16 bytes of SHA-256 of ``gridfed/1/analytic/units`` NUL name NUL seed (decimal),
+   as two little-endian 64-bit words;
+2. words = Philox4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+   2011), counter 1, 2, 3, …, four words a block, lowest word first (numpy's ``random_raw``);
+3. unit r takes words r(6k + 1) … (r + 1)(6k + 1) - 1, where k is the number of features;
+4. feature j's weight takes six of them: the sum S of their twelve 32-bit halves gives
+   w = (S / 2³² - 6) / √k, nearly normal with variance 1 / k (Irwin-Hall);
+5. the last word u gives b = ⌊u / 2¹¹⌋ · 2⁻⁵² - 1, uniform on [-1, 1).
+
+The first R units of a longer draw are the units of a draw of R.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.analytic.standardise import CLIP
+
+Floats = NDArray[np.float64]
+
+DOMAIN = "gridfed/1/analytic/units"
+_WORDS = 6  # 64-bit words of a weight: twelve 32-bit uniform numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RandomUnits:
+    """Frozen units.
+
+    Attributes:
+        weights: Shape ``(k, R)``.
+        offsets: Shape ``(R,)``.
+    """
+
+    weights: Floats
+    offsets: Floats
+
+    @classmethod
+    def draw(cls, name: str, seed: int, features: int, units: int) -> RandomUnits:
+        """Draw ``units`` units over ``features`` features.
+
+        Args:
+            name: Name of the draw, by convention the bundle's.
+            seed: Any integer.
+            features: Number k of standardised features, at least 1.
+            units: Number R of units; 0 is allowed.
+
+        Example:
+            >>> units = RandomUnits.draw("load", 1, 2, 3)
+            >>> units.weights[:, 0].round(6).tolist(), round(float(units.offsets[0]), 6)
+            ([-1.042446, 1.190076], -0.760523)
+        """
+        digest = hashlib.sha256("\0".join((DOMAIN, name, str(seed))).encode()).digest()
+        source = np.random.Philox(key=np.frombuffer(digest[:16], "<u8").astype(np.uint64))
+        length = _WORDS * features + 1
+        words = source.random_raw(units * length).reshape(units, length)
+        halves = (words[:, :-1] >> np.uint64(32)) + (words[:, :-1] & np.uint64(0xFFFFFFFF))
+        sums = halves.reshape(units, features, _WORDS).sum(axis=2).astype(np.float64)
+        weights = (sums / 2.0**32 - 6.0) / np.sqrt(float(features))
+        offsets = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+        return cls(np.ascontiguousarray(weights.T, np.float64), offsets)
+
+    def design(self, standard: Floats) -> Floats:
+        """Return the design rows φ: the features, the units, and the constant 1.
+
+        Args:
+            standard: Standardised features, shape ``(n, k)``.
+
+        Returns:
+            Shape ``(n, k + R + 1)``; no entry is above 6 in modulus.
+        """
+        active = np.clip(standard @ self.weights + self.offsets, 0.0, CLIP)
+        return np.concatenate([standard, active, np.ones((len(standard), 1))], axis=1)
+
+
+def clip_rows(design: Floats, bound: float) -> Floats:
+    """Scale rows that are longer than ``bound`` down to it, for a bounded sensitivity.
+
+    >>> clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0).round(6).tolist()
+    [[0.6, 0.8], [0.3, 0.4]]
+    """
+    length = np.linalg.norm(design, axis=1, keepdims=True)
+    return np.asarray(design * np.minimum(1.0, bound / np.maximum(length, 1e-300)))

@@ -1,0 +1,172 @@
+"""Sufficient statistics of weighted least squares: gather, add, subtract, sum over a fleet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistic:
+    """What a device knows about its windows: everything that its least squares needs.
+
+    Attributes:
+        gram: Upper triangles of Σ w φφᵀ, row by row, shape ``(groups, P(P+1)/2)``, float64. One
+            group for all outputs, or one per output if the weights differ.
+        cross: Σ w φ y, shape ``(outputs, P)``.
+        squares: Σ w y², shape ``(outputs,)``.
+        residuals: Σ w |r| under the weights' own model, shape ``(outputs,)``; 0 in a first pass.
+        count: Number of windows n.
+    """
+
+    gram: Floats
+    cross: Floats
+    squares: Floats
+    residuals: Floats
+    count: float
+
+    @property
+    def width(self) -> int:
+        """Length P of a design row."""
+        return int(self.cross.shape[1])
+
+    def matrix(self, output: int) -> Floats:
+        """Return Σ w φφᵀ of an output as a symmetric matrix, shape ``(P, P)``."""
+        return unpacked(self.gram[output if len(self.gram) > 1 else 0])
+
+    def __add__(self, other: Statistic) -> Statistic:
+        """Return the statistic of both sets of windows."""
+        return self._with(other, 1.0)
+
+    def __sub__(self, other: Statistic) -> Statistic:
+        """Return the statistic without the windows of ``other``, to rounding."""
+        return self._with(other, -1.0)
+
+    def scaled(self, factor: float) -> Statistic:
+        """Return every sum times ``factor``: forgetting, or a cap of the count."""
+        return Statistic(
+            self.gram * factor,
+            self.cross * factor,
+            self.squares * factor,
+            self.residuals * factor,
+            self.count * factor,
+        )
+
+    def _with(self, other: Statistic, sign: float) -> Statistic:
+        if self.gram.shape != other.gram.shape or self.cross.shape != other.cross.shape:
+            raise ValueError(
+                f"statistics of shapes {self.gram.shape}, {self.cross.shape} and "
+                f"{other.gram.shape}, {other.cross.shape} do not add up"
+            )
+        return Statistic(
+            self.gram + sign * other.gram,
+            self.cross + sign * other.cross,
+            self.squares + sign * other.squares,
+            self.residuals + sign * other.residuals,
+            self.count + sign * other.count,
+        )
+
+
+def gather(
+    design: Floats, targets: Floats, weights: Floats | None = None, residuals: Floats | None = None
+) -> Statistic:
+    """Return the statistic of a device's windows.
+
+    Args:
+        design: Rows φ, shape ``(n, P)``.
+        targets: Shape ``(n, outputs)``.
+        weights: Weight of every window, shape ``(n, 1)`` (all outputs alike) or ``(n, outputs)``;
+            1 if left out.
+        residuals: Residuals under the current model, shape ``(n, outputs)``, for Σ w |r|.
+
+    Example:
+        >>> made = gather(np.array([[1.0, 2.0], [1.0, 0.0]]), np.array([[3.0], [1.0]]))
+        >>> made.gram.tolist(), made.cross.tolist(), made.squares.tolist(), made.count
+        ([[2.0, 2.0, 4.0]], [[4.0, 6.0]], [10.0], 2.0)
+    """
+    weights = np.ones((len(design), 1)) if weights is None else weights
+    roots = (design * root[:, None] for root in np.sqrt(weights).T)
+    gram = np.stack([packed(rows.T @ rows) for rows in roots])
+    weighted = weights * targets
+    missed = np.zeros_like(targets) if residuals is None else np.abs(residuals)
+    return Statistic(
+        gram,
+        weighted.T @ design,
+        np.einsum("no,no->o", weighted, targets),
+        (weights * missed).sum(axis=0),
+        float(len(design)),
+    )
+
+
+def total(statistics: Mapping[str, Statistic]) -> Statistic:
+    """Return the fleet's statistic: the sum over devices, in order of name.
+
+    The order is that of the names, so the result has the same bits whatever the order of arrival
+    was, and a fleet without a device has the same bits as one that never knew it.
+
+    Raises:
+        ValueError: No device, or statistics of different shapes.
+    """
+    if not statistics:
+        raise ValueError("a fleet of 0 devices has no statistic; at least 1 is needed")
+    first, *rest = sorted(statistics)
+    result = statistics[first]
+    for name in rest:
+        result = result + statistics[name]
+    return result
+
+
+def packed(matrix: Floats) -> Floats:
+    """Return the upper triangle of a matrix, row by row.
+
+    >>> packed(np.array([[1.0, 2.0], [2.0, 3.0]])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def unpacked(triangle: Floats) -> Floats:
+    """Return the symmetric matrix of an upper triangle.
+
+    >>> unpacked(np.array([1.0, 2.0, 3.0])).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+
+    Raises:
+        ValueError: A length that no triangle has.
+    """
+    width = triangle_width(len(triangle))
+    matrix = np.empty((width, width))
+    rows, places = np.triu_indices(width)
+    matrix[rows, places] = matrix[places, rows] = triangle
+    return matrix
+
+
+def triangle_width(length: int) -> int:
+    """Return P for a triangle of P(P + 1) / 2 numbers.
+
+    >>> triangle_width(6)
+    3
+    >>> triangle_width(5)
+    Traceback (most recent call last):
+    ValueError: 5 numbers are no triangle; 3 or 6 are
+    """
+    width = (math.isqrt(8 * length + 1) - 1) // 2
+    if width * (width + 1) // 2 != length:
+        fewer, more = width * (width + 1) // 2, (width + 1) * (width + 2) // 2
+        raise ValueError(f"{length} numbers are no triangle; {fewer} or {more} are")
+    return width
+
+
+def payload_bytes(width: int, outputs: int, groups: int = 1, *, item: int = 4) -> int:
+    """Return the size of a statistic as numbers of ``item`` bytes.
+
+    >>> payload_bytes(58, 1), payload_bytes(258, 1)
+    (7088, 134688)
+    """
+    return item * (groups * width * (width + 1) // 2 + outputs * (width + 2) + 1)

@@ -1,0 +1,103 @@
+"""Validate a received statistic: reject what no clipped data can have produced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.analytic.statistics import Statistic, packed
+
+SLACK = 1e-4
+"""Relative tolerance of every bound: a statistic is sent in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticBounds:
+    """What the contract of a run says about every statistic.
+
+    Attributes:
+        width: Length P of a design row.
+        outputs: Number of outputs.
+        groups: 1, or ``outputs`` if weights differ between outputs.
+        row: Bound C of a design row's norm. Clipped features give √(36 (P - 1) + 1).
+        target: Bound B of a scaled target's modulus; residuals are clipped at 2 B.
+        windows: Largest count n; a device with more scales its statistic down.
+    """
+
+    width: int
+    outputs: int
+    groups: int
+    row: float
+    target: float
+    windows: float
+
+
+def statistic_fault(statistic: Statistic, bounds: StatisticBounds) -> str | None:
+    """Return what is impossible about a statistic, or None.
+
+    Weights of a window have mean 1 or are at most 1, so Σ w ≤ n and with it trace Σ w φφᵀ ≤ n C²
+    and Σ w y² ≤ n B². The matrix of (φ, y), that is [[A, b], [bᵀ, Σ w y²]], must be positive
+    semidefinite; that covers A itself and the Cauchy-Schwarz bound of b.
+
+    Args:
+        statistic: As received; symmetric because only a triangle is sent.
+        bounds: What the contract says.
+
+    Example:
+        >>> from edge_sdk.analytic.statistics import gather
+        >>> bounds = StatisticBounds(2, 1, 1, row=3.0, target=4.0, windows=1000.0)
+        >>> honest = gather(np.array([[1.0, 2.0], [1.0, 0.0]]), np.array([[3.0], [1.0]]))
+        >>> statistic_fault(honest, bounds)
+        >>> statistic_fault(honest.scaled(1e6), bounds)
+        'count 2e+06 is not in (0, 1000]'
+    """
+    shapes = (
+        ("gram", statistic.gram.shape, (bounds.groups, bounds.width * (bounds.width + 1) // 2)),
+        ("cross", statistic.cross.shape, (bounds.outputs, bounds.width)),
+        ("squares", statistic.squares.shape, (bounds.outputs,)),
+        ("residuals", statistic.residuals.shape, (bounds.outputs,)),
+    )
+    for name, found, wanted in shapes:
+        if found != wanted:
+            return f"{name} has shape {found}, the run's is {wanted}"
+    sums = (statistic.gram, statistic.cross, statistic.squares, statistic.residuals)
+    if not all(np.isfinite(one).all() for one in sums):
+        return "a sum is not finite"
+    if not 0.0 < statistic.count <= bounds.windows:
+        return f"count {statistic.count:g} is not in (0, {bounds.windows:g}]"
+    return _beyond_clipping(statistic, bounds) or _not_of_data(statistic)
+
+
+def _beyond_clipping(statistic: Statistic, bounds: StatisticBounds) -> str | None:
+    most = statistic.count * bounds.row**2 * (1.0 + SLACK)
+    traces = statistic.gram @ packed(np.eye(statistic.width))
+    if (traces > most).any():
+        return f"trace {traces.max():g} is above n C² = {most:g}"
+    most = statistic.count * bounds.target**2 * (1.0 + SLACK)
+    if (statistic.squares > most).any():
+        return f"squares {statistic.squares.max():g} are above n B² = {most:g}"
+    if (statistic.squares < 0.0).any() or (statistic.residuals < 0.0).any():
+        return "a sum of squares or of moduli is negative"
+    most = 2.0 * statistic.count * bounds.target * (1.0 + SLACK)
+    if (statistic.residuals > most).any():
+        return f"residuals {statistic.residuals.max():g} are above 2 n B = {most:g}"
+    return None
+
+
+def _not_of_data(statistic: Statistic) -> str | None:
+    """Return whether (φ, y) has a matrix that no rows can have."""
+    for output, (cross, square) in enumerate(zip(statistic.cross, statistic.squares, strict=True)):
+        gram = statistic.matrix(output)
+        variances = np.append(np.diag(gram), square)
+        if (variances < 0.0).any():
+            return f"output {output}: the diagonal has a negative entry"
+        # In correlations the tolerance is relative to each coordinate's own size.
+        size = np.sqrt(variances + SLACK * variances.max() / len(variances) + 1e-300)
+        joint = np.block([[gram, cross[:, None]], [cross[None, :], np.full((1, 1), square)]])
+        joint = joint / size / size[:, None] + SLACK * np.eye(len(joint))
+        try:
+            np.linalg.cholesky(joint)
+        except np.linalg.LinAlgError:
+            return f"output {output}: the matrix of features and target is not semidefinite"
+    return None
