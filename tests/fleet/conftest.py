@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -108,7 +109,7 @@ class World:
     def start_daemon(self):
         link = self.broker.link("_agg")
         config = AggregatorConfig.load(self.config)
-        self.daemon = Daemon(config, transport=link, clock=self.clock)
+        self.daemon = Daemon(config, transport=link, clock=self.clock, rng=random.Random(self.seed))
         self.daemon.open()
 
     def start(self, number, role=HONEST, *, source=None, hours=HOURS):
@@ -169,10 +170,13 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path):
+def world(tmp_path, monkeypatch):
+    """Return a maker of worlds; a test repeats its draws, and with them its course."""
     made = []
 
     def make(**options):
+        draws = random.Random(options.get("seed", 0))
+        monkeypatch.setattr("secrets.randbits", draws.getrandbits)
         folder = tmp_path / f"world-{len(made)}"
         folder.mkdir()
         made.append(World(folder, **options))
