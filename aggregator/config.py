@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,7 +39,36 @@ from edge_sdk.wire.schema import Between, Length, Matches, SchemaError, build
 
 PREFIX = "GRIDFED_AGGREGATOR_"
 
+RENAMED: Mapping[str, str] = {
+    "run.least": "run.min_updates",
+    "run.share": "run.client_fraction",
+    "run.graph.memory": "run.graph.memory_mb",
+    "run.graph.swapped": "run.graph.astgcn_order",
+    "run.rule.before": "run.rule.preaggregation",
+    "broker.crl": "broker.crl_file",
+    "page": "[http]",
+    "alerts.expiry": "alerts.certificate_expiry",
+    "admission.n_cap": "admission.max_samples",
+    "admission.inline": "admission.max_inline_bytes",
+    "admission.window_bytes": "admission.max_in_flight_bytes",
+    "admission.hold": "admission.max_pending_updates",
+    "admission.releases": "admission.max_updates",
+    "admission.quota": "admission.daily_bytes",
+    "admission.control": "admission.messages_per_minute",
+    "pace.spread": "pacing.jitter",
+    "pace.down_rate": "pacing.broadcast_bytes_per_second",
+    "pace.up_rate": "pacing.updates_per_second",
+    "pace": "[pacing]",
+    "store.keep_vectors": "retention.vector_bytes",
+    "store.keep_journal": "retention.journal_bytes",
+    "store.keep_rounds": "retention.rounds",
+    "store": "[retention]",
+}
+"""New key, or new [section], by old key. An old one is refused with the new one in the message."""
+
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+Fraction = Annotated[float, Between(1e-6, 1.0)]
+InlineBytes = Annotated[int, Between(0, CHUNK_LIMIT)]
 WindowBytes = Annotated[int, Between(CHUNK_LIMIT, IN_FLIGHT)]
 Positive = Annotated[int, Between(1, 2**31 - 1)]
 DailyBytes = Annotated[int, Between(1, 2**50)]
@@ -56,7 +85,7 @@ class ServerBrokerSection:
     ca_file: Path | None = None  # authority that signed the broker's certificate
     cert_file: Path | None = None  # this aggregator's certificate, with the common name _agg
     key_file: Path | None = None  # and its private key
-    crl: Path | None = None  # the broker's revocation list; only its expiry date is read here
+    crl_file: Path | None = None  # the broker's revocation list; only its expiry date is read here
     protocol: Literal[4, 5] = 5  # MQTT 5, or 4 for 3.1.1
     keepalive: Annotated[int, Between(5, 65535)] = 60  # seconds without traffic before a ping
     reconnect_max: Duration = "15s"  # longest wait before a reconnection attempt
@@ -72,7 +101,7 @@ class ServerKeysSection:
 
 
 @dataclass(frozen=True, slots=True)
-class PageSection:
+class HttpSection:
     """HTTP status page."""
 
     listen: str = "127.0.0.1:9464"  # host:port, or "off"
@@ -89,7 +118,7 @@ class LogSection:
 class AlertsSection:
     """Warnings before certificates expire."""
 
-    expiry: Duration = "30d"  # time before a certificate or a revocation list expires
+    certificate_expiry: Duration = "30d"  # time before a certificate or a revocation list expires
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,36 +126,36 @@ class AdmissionSection:
     """Limits on the messages and updates of every device."""
 
     max_norm: Literal["auto"] | Norm = "auto"  # largest norm of an update
-    n_cap: Positive = 1_000_000_000  # largest sample count a device may claim
-    inline: Annotated[int, Between(0, CHUNK_LIMIT)] = CHUNK_LIMIT  # largest unoffered body, bytes
-    window_bytes: WindowBytes = IN_FLIGHT  # granted chunks in flight, of all devices together
-    hold: Annotated[int, Between(1, 8)] = 2  # unreceipted updates per device
-    releases: Positive | None = None  # updates of one device in total; left out: no limit
-    quota: DailyBytes = 64_000_000  # bytes per device and day, both directions
-    control: Positive = 60  # messages per device and minute, without chunks
+    max_samples: Positive = 1_000_000_000  # largest sample count a device may claim
+    max_inline_bytes: InlineBytes = CHUNK_LIMIT  # largest body of an update without an offer
+    max_in_flight_bytes: WindowBytes = IN_FLIGHT  # granted chunks, of all devices together
+    max_pending_updates: Annotated[int, Between(1, 8)] = 2  # unreceipted updates per device
+    max_updates: Positive | None = None  # updates of one device in total; left out: no limit
+    daily_bytes: DailyBytes = 64_000_000  # bytes per device and day, both directions
+    messages_per_minute: Positive = 60  # messages per device and minute, without chunks
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSection:
+class RetentionSection:
     """Retention of the database; the oldest entries are deleted first."""
 
-    keep_vectors: StoredBytes = 2_147_483_648  # bytes of update vectors and of states
-    keep_journal: StoredBytes = 268_435_456  # bytes of journal entries without their vectors
-    keep_rounds: Annotated[int, Between(1, 1_000_000)] = 1000  # closed rounds with their vectors
+    vector_bytes: StoredBytes = 2_147_483_648  # of update vectors and of states
+    journal_bytes: StoredBytes = 268_435_456  # of journal entries without their vectors
+    rounds: Annotated[int, Between(1, 1_000_000)] = 1000  # closed rounds with their vectors
 
     @property
-    def retention(self) -> Retention:
+    def bounds(self) -> Retention:
         """Return the limits as the store's type."""
-        return Retention(self.keep_vectors, self.keep_journal, self.keep_rounds)
+        return Retention(self.vector_bytes, self.journal_bytes, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPaceSection:
+class PacingSection:
     """Pacing of the fleet, so that devices do not all connect at once."""
 
-    spread: Literal["auto"] | Duration = "auto"  # window of the random delay before participating
-    down_rate: Rate = 5_000_000.0  # outgoing bytes per second of the broker
-    up_rate: Rate = 200.0  # updates per second that this daemon processes
+    jitter: Literal["auto"] | Duration = "auto"  # window of the random delay before participating
+    broadcast_bytes_per_second: Rate = 5_000_000.0  # outgoing bytes per second of the broker
+    updates_per_second: Rate = 200.0  # updates per second that this daemon processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +168,12 @@ class RunSection:
     shared: tuple[str, ...] | None = None  # prefixes of the shared layers; left out: the bundle's
     settings: Mapping[str, Any] = field(default_factory=dict)  # parameters of the method
     rule: Mapping[str, Any] = field(default_factory=lambda: {"name": "mean"})  # name, parameters
-    least: int | None = None  # updates that suffice at the deadline; left out: the quorum
+    min_updates: int | None = None  # updates that suffice at the deadline; left out: the quorum
     deadline: Duration = "15m"  # longest time from opening to closing or abandoning a round
     rounds: int | None = None  # stop after this number of completed rounds; left out: never
     weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
     weight_cap: float | None = None  # largest sample count, as a multiple of the median
-    share: Annotated[float, Between(1e-6, 1.0)] = 1.0  # participation probability of a device
+    client_fraction: Fraction = 1.0  # probability that a device takes part in a round
     seed: Annotated[int, Between(0, 2**63 - 1)] = 0  # of the server's random draws
     graph: GraphSection | None = None  # graph model between the devices, where the method has one
 
@@ -158,13 +187,14 @@ class AggregatorConfig:
     run: RunSection
     broker: ServerBrokerSection = field(default_factory=ServerBrokerSection)
     keys: ServerKeysSection = field(default_factory=ServerKeysSection)
-    page: PageSection = field(default_factory=PageSection)
+    http: HttpSection = field(default_factory=HttpSection)
     log: LogSection = field(default_factory=LogSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
-    pace: FleetPaceSection = field(default_factory=FleetPaceSection)
-    store: StoreSection = field(default_factory=StoreSection)
+    pacing: PacingSection = field(default_factory=PacingSection)
+    retention: RetentionSection = field(default_factory=RetentionSection)
     file: Path = field(default=Path("aggregator.toml"), init=False)  # path that was read
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     @cached_property
     def database(self) -> Path:
@@ -262,7 +292,9 @@ def bind(config: AggregatorConfig) -> BoundRun:
     rule = _rule(config, rounds)
     try:
         lent = _graph(config, bundle)
-        setup = Setup(rule, settings, rounds, spec, run.seed, run.share, config.file.parent, lent)
+        setup = Setup(
+            rule, settings, rounds, spec, run.seed, run.client_fraction, config.file.parent, lent
+        )
         half = METHODS[run.method].half(setup)
     except SchemaError as misfit:  # incompatible values
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
@@ -276,7 +308,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         encs=(ask.enc,),
         max_staleness=settings.max_staleness if ask.patient else None,
         max_norm=_max_norm(config.admission),
-        n_cap=config.admission.n_cap,
+        n_cap=config.admission.max_samples,
     )
     bound = BoundRun(config, bundle, spec, half, ask, rounds, limits)
     _check_kept(bound)
@@ -285,12 +317,12 @@ def bind(config: AggregatorConfig) -> BoundRun:
 
 def _check_kept(run: BoundRun) -> None:
     """Check that the retained vectors cover a restart: the state and the open round's updates."""
-    kept, config = run.config.store.keep_vectors, run.config
+    kept, config = run.config.retention.vector_bytes, run.config
     state = len(pack_leaves(flatten(run.first_state())))
     needed = 2 * (state + 4 * run.spec.shared_size * config.run.quorum)
     if kept < needed:
         why = f"{kept} bytes do not hold two rounds and their states; say at least {needed}"
-        raise _wrong(config, "store.keep_vectors", why)
+        raise _wrong(config, "retention.vector_bytes", why)
 
 
 def root_of(config: AggregatorConfig) -> bytes:
@@ -340,9 +372,9 @@ def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
 def _check_quota(config: AggregatorConfig, uplink: int) -> None:
     """Check that a round of activations fits into a device's hourly quota."""
     wanted = int(8 * 1.05 * uplink)
-    if config.admission.quota < wanted:
+    if config.admission.daily_bytes < wanted:
         why = f"a device sends {uplink} bytes in one round; say at least {wanted} a day"
-        raise _wrong(config, "admission.quota", why)
+        raise _wrong(config, "admission.daily_bytes", why)
 
 
 def _check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:
@@ -396,7 +428,7 @@ def _rounds(config: AggregatorConfig) -> Rounds:
         raise _wrong(config, "run.quorum", f"expected at least 1, got {run.quorum}")
     rounds = Rounds(quorum=run.quorum, deadline=1.0)
     for key, changes in (
-        ("least", {"least": run.least}),
+        ("min_updates", {"least": run.min_updates}),
         ("deadline", {"deadline": seconds(run.deadline)}),
         ("rounds", {"limit": run.rounds}),
         ("weight_cap", {"weighting": run.weighting, "cap": run.weight_cap or rounds.cap}),
@@ -436,15 +468,15 @@ def _rule(config: AggregatorConfig, rounds: Rounds) -> BoundRule:
 def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> None:
     """Check that the rule tolerates ``f`` Byzantine updates, and that they set no weights."""
     f, rows = rule.f, rounds.enough
-    where = "(run.quorum, run.least)"
+    where = "(run.quorum, run.min_updates)"
     if f and not rule.withstands:
         why = f"{rule.name!r} withstands no liar; choose another rule, or clip norms before it"
         raise _wrong(config, "run.rule.f", why)
     if f and rows <= 2 * f:
         why = f"{f} liars among {rows} updates cannot be outvoted; a round must have more than"
         raise _wrong(config, "run.rule.f", f"{why} {2 * f} {where}")
-    alone = replace(rule, before=())
-    for key, least in (("f" if f else "name", alone.least), ("before", rule.least)):
+    alone = replace(rule, preaggregation=())
+    for key, least in (("f" if f else "name", alone.least), ("preaggregation", rule.least)):
         if rows < least:
             why = f"{rule.name!r} needs at least {least} updates, a round may have {rows} {where}"
             raise _wrong(config, f"run.rule.{key}", why)

@@ -193,8 +193,8 @@ class Daemon:
 
     def open(self) -> None:
         """Replay the journal, start the status page, and connect."""
-        if self.config.page.listen != "off":
-            page = Page(self.config.page.listen, lambda: self._snapshot, self.metrics.text)
+        if self.config.http.listen != "off":
+            page = Page(self.config.http.listen, lambda: self._snapshot, self.metrics.text)
             self._closing.callback(page.close)
             logger.info("page %s", fields(address=page.address))
         self._fold.halted = self._letters.halted
@@ -707,18 +707,18 @@ def terms_of(config: AggregatorConfig) -> WelcomeTerms:
     """
     said = config.admission
     return WelcomeTerms(
-        inline=said.inline,
-        quota=said.quota,
-        hold=said.hold,
+        inline=said.max_inline_bytes,
+        quota=said.daily_bytes,
+        hold=said.max_pending_updates,
         caps=("b1", "b2"),
         quotas=RateLimits(
-            control=said.control,
-            volume=max(said.quota // 8, 2 * CHUNK_LIMIT),
-            download=max(said.quota // 8, 2 * BODY_LIMIT),
-            refill=said.quota / 8 / 3600,
-            downlink=config.pace.down_rate,
+            control=said.messages_per_minute,
+            volume=max(said.daily_bytes // 8, 2 * CHUNK_LIMIT),
+            download=max(said.daily_bytes // 8, 2 * BODY_LIMIT),
+            refill=said.daily_bytes / 8 / 3600,
+            downlink=config.pacing.broadcast_bytes_per_second,
         ),
-        room=UploadCapacity(in_flight=said.window_bytes),
+        room=UploadCapacity(in_flight=said.max_in_flight_bytes),
     )
 
 

@@ -83,7 +83,7 @@ class Learning:
     def rule_name(self) -> str:
         """Return the rule and its pre-aggregations as on a command line.
 
-        >>> Learning(rule={"name": "krum", "f": 1, "before": ["nnm"]}).rule_name
+        >>> Learning(rule={"name": "krum", "f": 1, "preaggregation": ["nnm"]}).rule_name
         'nnm+krum'
         >>> Learning().rule_name, Learning(method="bafdp").rule_name, Learning("afl").rule_name
         ('mean', 'its own', 'its own')
@@ -91,7 +91,8 @@ class Learning:
         if not self.rule and self.method in _OWN:
             return "its own"
         before = [
-            one if isinstance(one, str) else one["name"] for one in self.rule.get("before", ())
+            one if isinstance(one, str) else one["name"]
+            for one in self.rule.get("preaggregation", ())
         ]
         return "+".join([*before, self.rule.get("name", "mean")])
 

@@ -190,7 +190,7 @@ class Walk:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "GRIDFED_EDGE_BROKER__URL": broker,
             "GRIDFED_AGGREGATOR_BROKER__URL": broker,
-            "GRIDFED_AGGREGATOR_PAGE__LISTEN": page,
+            "GRIDFED_AGGREGATOR_HTTP__LISTEN": page,
         }
         self.daemon: subprocess.Popen[str] | None = None
 

@@ -116,7 +116,7 @@ def test_the_aggregator_binds_and_shows_its_defaults(tmp_path):
         'run = { bundle = "load-lstm", method = "fedadam", quorum = 16 }\n'
     )
     plain = dict(leaves(AggregatorConfig.load(path, {})))
-    chosen = {"run.shared", "run.settings", "run.least"}
+    chosen = {"run.shared", "run.settings", "run.min_updates"}
     other = {key for key, value in leaves(config) if value != plain[key]}
     assert other == chosen
     assert bind(config).spec.shared_names == bind(AggregatorConfig.load(path, {})).spec.shared_names

@@ -44,7 +44,7 @@ AGGREGATOR: dict[str, Any] = {
     "fleet": "north",
     "state": "state",
     "broker": {"url": "mqtt://127.0.0.1:1"},
-    "page": {"listen": "off"},
+    "http": {"listen": "off"},
     "run": {"bundle": "load-mlp", "method": "fedavg", "quorum": 2},
 }
 
@@ -306,7 +306,7 @@ def taken_port():
 
 def test_the_pages_port_is_in_use(fleet):
     with taken_port() as port:
-        change(fleet, page={"listen": f"127.0.0.1:{port}"})
+        change(fleet, http={"listen": f"127.0.0.1:{port}"})
         said = sentence("gridfed-aggregator", "run", code=TEMPORARY)
     assert f"cannot serve the page on 127.0.0.1:{port}: Address already in use" in said
 

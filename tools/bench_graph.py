@@ -8,7 +8,7 @@ is pfgl with local attention. Times are processor times, which other load hardly
 runs in a separate process. Memory is the process's peak over its size with torch loaded:
 *arguments* are the inputs and outputs of any graph model (four arrays of activations), *beside* is
 the rest: parameters, their gradient, the polynomials and the arrays that autograd keeps of one
-block of examples, which ``[run.graph] memory`` bounds.
+block of examples, which ``[run.graph] memory_mb`` bounds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(
         capacity=stations,
         sites=folder,
         nearest=NEIGHBOURS,
-        memory=memory,
+        memory_mb=memory,
     )
     before = _peak()
     model, _ = bind(section, shape)

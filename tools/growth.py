@@ -154,8 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep-days", type=float, default=90.0)
     parser.add_argument("--updates", type=int, default=100_000)
     parser.add_argument("--scalars", type=int, default=250)
-    parser.add_argument("--vectors", type=int, default=20_000_000, help="bytes: store.keep_vectors")
-    parser.add_argument("--journal", type=int, default=10_000_000, help="bytes: store.keep_journal")
+    parser.add_argument(
+        "--vectors", type=int, default=20_000_000, help="bytes: retention.vector_bytes"
+    )
+    parser.add_argument(
+        "--journal", type=int, default=10_000_000, help="bytes: retention.journal_bytes"
+    )
     said = parser.parse_args(arguments)
     history = KeptHistory(int(said.keep_days * A_DAY), STEP, 2)
     keep = Retention(said.vectors, said.journal)

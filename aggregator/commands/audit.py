@@ -56,12 +56,12 @@ def since(found: Audit, horizon: Horizon) -> list[str]:
     if found.since:
         said.append(
             f"rounds up to {found.since} are not recomputed: their vectors were dropped "
-            f"(store.keep_vectors, store.keep_rounds)"
+            f"(retention.vector_bytes, retention.rounds)"
         )
     if horizon.updates:
         said.append(
             f"{horizon.updates} updates of {len(horizon.pruned)} devices are not listed: their "
-            f"events before position {horizon.first} were deleted (store.keep_journal)"
+            f"events before position {horizon.first} were deleted (retention.journal_bytes)"
         )
     return said
 

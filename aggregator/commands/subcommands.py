@@ -432,11 +432,11 @@ def _require(config: configs.AggregatorConfig) -> configs.AggregatorConfig:
 
 
 def _from_page(config: configs.AggregatorConfig) -> dict[str, Any] | None:
-    if config.page.listen == "off":
+    if config.http.listen == "off":
         return None
     try:
         with urllib.request.urlopen(
-            f"http://{config.page.listen}/status", timeout=PATIENCE
+            f"http://{config.http.listen}/status", timeout=PATIENCE
         ) as page:
             document: dict[str, Any] = json.load(page)
     except (urllib.error.URLError, OSError, ValueError):

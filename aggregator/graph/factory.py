@@ -39,10 +39,10 @@ class GraphSection:
     order: Annotated[int, Between(2, 16)] = 3  # Chebyshev polynomials of pfgl and diffusion
     attention: Literal["full", "local"] = "full"  # pfgl: to all stations, or within order - 1 edges
     residual_ln: bool = False  # pfgl: also a residual path and a LayerNorm, as ASTGCN has
-    swapped: bool = False  # pfgl: the convolution reads h, spatial attention weighted steps: ASTGCN
+    astgcn_order: bool = False  # pfgl: ASTGCN: convolve h, attend over the weighted steps
     dtype: Literal["float32", "float64"] = "float32"  # precision of the computation
     device: Annotated[str, Matches(r"cpu|cuda(:\d{1,2})?")] = "cpu"  # torch device
-    memory: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for the arrays between h and z
+    memory_mb: Annotated[int, Between(16, 1_000_000)] = 1024  # MB for the arrays between h and z
 
     def __post_init__(self) -> None:
         """Refuse options that the local form does not have."""
@@ -204,7 +204,7 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
             blocks=section.blocks,
             order=section.order,
             residual_ln=section.residual_ln,
-            swapped=section.swapped,
+            swapped=section.astgcn_order,
         ),
         "local": partial(
             SparseAttentionNet,
@@ -213,7 +213,7 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
             steps,
             blocks=section.blocks,
             order=section.order,
-            swapped=section.swapped,
+            swapped=section.astgcn_order,
         ),
         "conv2d": partial(Conv2d, features, section.blocks),
         "graphnet": partial(GraphNet, features, section.blocks),
@@ -229,17 +229,17 @@ def _hosted(section: GraphSection, features: int, steps: int, adjacent: Matrix) 
 
 
 def examples_at_once(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> int:
-    """Return the number of examples that fit into ``memory``, at least one.
+    """Return the number of examples that fit into ``memory_mb``, at least one.
 
     The estimate is twice ``kept``: the backward pass temporarily needs as much again.
 
     >>> apart = np.zeros((8, 8))
-    >>> examples_at_once(GraphSection(memory=100), 64, 32, apart)
+    >>> examples_at_once(GraphSection(memory_mb=100), 64, 32, apart)
     34
     """
     scalar = 8 if section.dtype == "float64" else 4
     each = 2 * scalar * section.blocks * kept(section, features, steps, adjacent)
-    return max(1, section.memory * 1_000_000 // each)
+    return max(1, section.memory_mb * 1_000_000 // each)
 
 
 def kept(section: GraphSection, features: int, steps: int, adjacent: Matrix) -> int:

@@ -22,18 +22,18 @@ from edge_sdk.wire.errors import WireError
 
 LIVE: Mapping[str, str] = {
     "log.level": "at once",
-    "alerts.expiry": "at once",
-    "broker.crl": "at once",
-    "admission.window_bytes": "at once; who is uploading goes on",
-    "admission.control": "at once",
-    "admission.quota": "at once, at the door; a device hears of it with its next welcome",
-    "admission.releases": "at once",
-    "pace.spread": "with the next manifest",
-    "pace.down_rate": "with the next manifest; for content that devices ask for, at once",
-    "pace.up_rate": "with the next manifest",
-    "store.keep_vectors": "with the next closed round",
-    "store.keep_journal": "with the next closed round",
-    "store.keep_rounds": "with the next closed round",
+    "alerts.certificate_expiry": "at once",
+    "broker.crl_file": "at once",
+    "admission.max_in_flight_bytes": "at once; who is uploading goes on",
+    "admission.messages_per_minute": "at once",
+    "admission.daily_bytes": "at once, at the door; a device hears of it with its next welcome",
+    "admission.max_updates": "at once",
+    "pacing.jitter": "with the next manifest",
+    "pacing.broadcast_bytes_per_second": "with the next manifest; for content that devices ask for, at once",
+    "pacing.updates_per_second": "with the next manifest",
+    "retention.vector_bytes": "with the next closed round",
+    "retention.journal_bytes": "with the next closed round",
+    "retention.rounds": "with the next closed round",
     "run.deadline": "with the next round",
 }
 """Keys that may change while the daemon runs, each with the time at which a change applies."""
@@ -43,10 +43,10 @@ RESTART: Mapping[str, str] = {
     "state": "the database is open",
     "broker": "the link was made with it",
     "keys": "what is announced is signed with them",
-    "page": "the page listens there",
-    "admission.inline": "devices that are here were promised it",
-    "admission.hold": "devices that are here were promised it",
-    "run.share": "who takes part in the open round was drawn with it",
+    "http": "the page listens there",
+    "admission.max_inline_bytes": "devices that are here were promised it",
+    "admission.max_pending_updates": "devices that are here were promised it",
+    "run.client_fraction": "who takes part in the open round was drawn with it",
     "run.seed": "who takes part in the open round was drawn with it",
 }
 """Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""
@@ -79,7 +79,7 @@ def changed(before: AggregatorConfig, after: AggregatorConfig) -> list[str]:
 def why_not(key: str) -> str:
     """Return the reason why a key cannot change while the daemon runs; empty if it can.
 
-    >>> why_not("run.deadline"), why_not("page.listen")
+    >>> why_not("run.deadline"), why_not("http.listen")
     ('', 'the page listens there')
     >>> why_not("run.quorum").partition(";")[0]
     'it defines the run'

@@ -128,7 +128,7 @@ class Page:
         except OSError as error:
             raise PageError(
                 f"cannot serve the page on {listen}: {error.strerror or error}",
-                hint="another process has this port; set page.listen, or stop the other daemon",
+                hint="another process has this port; set http.listen, or stop the other daemon",
             ) from error
 
     @property
@@ -153,7 +153,7 @@ def split(listen: str) -> tuple[str, int]:
     """
     host, _, port = listen.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
-        raise PageError(f"page.listen: expected host:port, got {listen!r}")
+        raise PageError(f"http.listen: expected host:port, got {listen!r}")
     return host.strip("[]"), int(port)
 
 

@@ -27,7 +27,7 @@ _RENEW = {
 def tls_files(config: AggregatorConfig) -> tuple[File, ...]:
     """Return every configured file with an expiry date."""
     said = config.broker
-    return files(said.url, said.ca_file, said.cert_file, said.crl)
+    return files(said.url, said.ca_file, said.cert_file, said.crl_file)
 
 
 def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
@@ -55,7 +55,7 @@ def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
 
 def horizon_of(config: AggregatorConfig) -> float:
     """Return the time before expiry at which warnings begin, in seconds."""
-    return seconds(config.alerts.expiry)
+    return seconds(config.alerts.certificate_expiry)
 
 
 def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict[str, Any]]:

@@ -137,7 +137,7 @@ def differences(run: config.BoundRun, store: SqliteStore, begun: types.RunRecord
         if getattr(said, name) != getattr(wanted, name)
     ]
     before, after = json.loads(begun.settings), json.loads(definition(run))
-    return found + _changed(before, after)
+    return found + _changed(_renamed(before), after)
 
 
 def signer(said: config.AggregatorConfig) -> SigningKey:
@@ -254,6 +254,20 @@ def _announced(run: config.BoundRun, store: SqliteStore, kind: str, cls: type[M]
             f"{run.config.root_public.name} for fleet {fleet!r} ({error.reason.name})",
             hint=f"sign it: gridfed-aggregator announce {run.config.file}",
         ) from error
+
+
+def _renamed(stored: Mapping[str, object], at: str = "run.") -> dict[str, object]:
+    """Return a stored definition with the present name of every key that was renamed since.
+
+    >>> _renamed({"rule": {"name": "median", "before": ["nnm"]}, "seed": 1})
+    {'rule': {'name': 'median', 'preaggregation': ['nnm']}, 'seed': 1}
+    """
+    return {
+        config.RENAMED.get(f"{at}{key}", key).rpartition(".")[2]: (
+            _renamed(value, f"{at}{key}.") if isinstance(value, dict) else value
+        )
+        for key, value in stored.items()
+    }
 
 
 def _changed(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[str]:

@@ -194,7 +194,7 @@ def manifest(
 ) -> ModelMessage:
     """Build the manifest that opens a task's round; its vals are the contract's scalars."""
     declared = {one.name for one in run.ask.numbers}
-    share = run.config.run.share
+    share = run.config.run.client_fraction
     return ModelMessage(
         serial=opening.serial,
         run=number,

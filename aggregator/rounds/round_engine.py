@@ -142,15 +142,19 @@ class RoundEngine:
     def turn(self) -> AdmissionContext:
         """Return the context against which updates are admitted."""
         said, state = self.run.config.run, self.state
-        salt = announce.salt(said.seed, self.number, state.round) if said.share < 1.0 else None
+        salt = (
+            announce.salt(said.seed, self.number, state.round)
+            if said.client_fraction < 1.0
+            else None
+        )
         opened = OpenRound(self.number, state.round, state.version, is_open=state.is_open)
         return AdmissionContext(
             opened,
             self.run.limits,
             is_paused=self.phase == "pause",
-            share=said.share,
+            share=said.client_fraction,
             cohort=salt,
-            releases=self.run.config.admission.releases,
+            releases=self.run.config.admission.max_updates,
             is_personal=self.run.ask.personal,
             oldest=self._store.oldest_round(self.number) if self.run.ask.patient else 0,
         )
@@ -290,7 +294,7 @@ class RoundEngine:
             published={one.topic: one.payload for one in said},
             contents=(*contents, *bodies),
             asked=asked,
-            keep=self.run.config.store.retention,
+            keep=self.run.config.retention.bounds,
         )
         self._saved, self._alarms = leaves, alarms
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
@@ -347,7 +351,7 @@ class RoundEngine:
             serial=self._store.next_serial(),
             until=min(self._clock.wall() + lasts, TIME_LIMIT),
             spread=self._spread(body),
-            inline=self.run.config.admission.inline,
+            inline=self.run.config.admission.max_inline_bytes,
             chunk=self.chunk,
         )
         message = announce.manifest(self.run, task, body, opening, number=self.number, phase=phase)
@@ -363,11 +367,14 @@ class RoundEngine:
         return (*parts, *gone, manifest), (content,)
 
     def _spread(self, body: Body) -> int:
-        pace = self.run.config.pace
-        if pace.spread != "auto":
-            return min(int(1000 * seconds(pace.spread)), SPAN_LIMIT)
+        pacing = self.run.config.pacing
+        if pacing.jitter != "auto":
+            return min(int(1000 * seconds(pacing.jitter)), SPAN_LIMIT)
         return announce.spread(
-            self._devices(), len(body.data), down_rate=pace.down_rate, up_rate=pace.up_rate
+            self._devices(),
+            len(body.data),
+            down_rate=pacing.broadcast_bytes_per_second,
+            up_rate=pacing.updates_per_second,
         )
 
     def _task(self, state: Course) -> Task:

@@ -74,7 +74,7 @@ def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each r
     Args:
         name: A key of ``RULES``.
         **parameters: The rule's keyword-only arguments; ``f``, the number of Byzantine rows;
-            ``before``, a list of keys of ``BEFORE`` or of tables with ``name`` and its arguments.
+            ``preaggregation``, a list of keys of ``BEFORE`` or of tables with ``name`` and its arguments.
 
     Raises:
         UnknownRuleError: A name or parameter is unknown, missing or out of range.
@@ -85,8 +85,8 @@ def bind(name: str, /, **parameters: Any) -> BoundRule:  # noqa: ANN401 - each r
         aggregator.rules.factory.UnknownRuleError: name: unknown rule 'krumm'; known: autogm, ...
         >>> bind("krum", f=1, trim=2)
         Traceback (most recent call last):
-        aggregator.rules.factory.UnknownRuleError: trim: unknown key; known: f, before
-        >>> bind("krum", f=2, before=["nnm", {"name": "bucketing", "size": 2}]).least
+        aggregator.rules.factory.UnknownRuleError: trim: unknown key; known: f, preaggregation
+        >>> bind("krum", f=2, preaggregation=["nnm", {"name": "bucketing", "size": 2}]).least
         13
     """
     return bound(RULES, BEFORE, name, parameters)

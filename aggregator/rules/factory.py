@@ -30,7 +30,7 @@ class UnknownRuleError(ValueError):
     """A rule or parameter that does not exist, is missing, or is out of range.
 
     Attributes:
-        key: Dotted key in the rule's table: ``name``, ``f``, ``before[0].size``.
+        key: Dotted key in the rule's table: ``name``, ``f``, ``preaggregation[0].size``.
         why: Reason of the refusal.
     """
 
@@ -84,13 +84,13 @@ class BoundRule:
         name: Name of the rule.
         entry: Specification of the rule.
         settings: Parameters of the rule, and ``f``.
-        before: Pre-aggregations in order, each with its parameters.
+        preaggregation: Pre-aggregations in order, each with its parameters.
     """
 
     name: str
     entry: RuleSpec
     settings: Settings
-    before: tuple[tuple[PreaggregationSpec, Settings], ...] = ()
+    preaggregation: tuple[tuple[PreaggregationSpec, Settings], ...] = ()
 
     @property
     def f(self) -> int:
@@ -100,13 +100,13 @@ class BoundRule:
     @property
     def withstands(self) -> bool:
         """Return True if one Byzantine client cannot move the result without bound."""
-        return self.entry.withstands or any(step.withstands for step, _ in self.before)
+        return self.entry.withstands or any(step.withstands for step, _ in self.preaggregation)
 
     @property
     def least(self) -> int:
         """Return the fewest clients that a verdict needs."""
         needed = max(self.entry.least(self.settings), 2 * self.f + 1)
-        for step, settings in reversed(self.before):
+        for step, settings in reversed(self.preaggregation):
             needed = step.least(settings, needed)
         return needed
 
@@ -125,15 +125,15 @@ class BoundRule:
         given = {"rows": mixed, "shares": counted, "memory": memory}
         verdict: RuleVerdict = _called(self.entry.function, given, self.settings)
         kept = verdict.memory
-        if any("draw" in _parameters(step.function) for step, _ in self.before):
+        if any("draw" in _parameters(step.function) for step, _ in self.preaggregation):
             kept = {**kept, DRAWS: np.array(draw + 1)}
         return replace(verdict, dropped={**rows.refused, **verdict.dropped}, memory=kept)
 
     def _mixed(self, rows: Rows, draw: int) -> Rows:
         root = getattr(self.settings, "root", None)
-        if self.before and root in rows.ids:
+        if self.preaggregation and root in rows.ids:
             rows = rows.without(root)  # the trusted row is the reference and is not mixed
-        for step, settings in self.before:
+        for step, settings in self.preaggregation:
             rows = _called(step.function, {"rows": rows, "draw": draw, "f": self.f}, settings)
         return rows
 
@@ -150,23 +150,23 @@ def bound(
         rules: The rules by name.
         steps: The pre-aggregations by name.
         name: Name of the rule.
-        said: Its parameters, ``f``, and ``before``: names, or tables with a ``name``.
+        said: Its parameters, ``f``, and ``preaggregation``: names, or tables with a ``name``.
 
     Raises:
         UnknownRuleError: A key does not fit; the error names it.
     """
     entry = _found(rules, "name", "rule", name)
     settings = _read(_settings(entry.function, is_rule=True), said, "")
-    tables = [_table(i, one) for i, one in enumerate(settings.before)]
+    tables = [_table(i, one) for i, one in enumerate(settings.preaggregation)]
     found = [
-        _found(steps, f"before[{i}]", "pre-aggregation", table.pop("name"))
+        _found(steps, f"preaggregation[{i}]", "pre-aggregation", table.pop("name"))
         for i, table in enumerate(tables)
     ]
-    before = tuple(
-        (step, _read(_settings(step.function), table, f"before[{i}]"))
+    steps_bound = tuple(
+        (step, _read(_settings(step.function), table, f"preaggregation[{i}]"))
         for i, (step, table) in enumerate(zip(found, tables, strict=True))
     )
-    return BoundRule(name, entry, settings, before)
+    return BoundRule(name, entry, settings, steps_bound)
 
 
 def _found(table: Mapping[str, Any], key: str, kind: str, name: object) -> Any:  # noqa: ANN401
@@ -181,7 +181,7 @@ def _table(number: int, said: object) -> dict[str, Any]:
     if isinstance(said, Mapping) and "name" in said:
         return dict(said)
     raise UnknownRuleError(
-        f"before[{number}]", f"expected a name or a table with one, got {said!r}"
+        f"preaggregation[{number}]", f"expected a name or a table with one, got {said!r}"
     )
 
 
@@ -195,7 +195,7 @@ def _read(cls: type[Any], said: Mapping[str, Any], where: str) -> Settings:
 
 @cache
 def _settings(function: Callable[..., Any], *, is_rule: bool = False) -> type[Any]:
-    """Return a dataclass of a function's keyword-only arguments, ``f`` and (a rule) ``before``."""
+    """Return a dataclass of a function's keyword-only arguments, ``f`` and (a rule) ``preaggregation``."""
     hints = get_type_hints(function, include_extras=True)
     asked = [p for p in _parameters(function).values() if p.kind is p.KEYWORD_ONLY]
     fields: list[Any] = [
@@ -208,7 +208,7 @@ def _settings(function: Callable[..., Any], *, is_rule: bool = False) -> type[An
     if is_rule:
         needs_f = any(p.name == "f" and p.default is p.empty for p in asked)
         fields.insert(0, ("f", Faulty) if needs_f else ("f", Faulty, field(default=0)))
-        fields.append(("before", tuple[Any, ...], field(default=())))
+        fields.append(("preaggregation", tuple[Any, ...], field(default=())))
     return make_dataclass(function.__name__, fields, frozen=True, kw_only=True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -85,14 +85,36 @@ def from_table(
 ) -> T:
     """Build a configuration from a mapping; errors name the file that set the key.
 
+    A class may have an attribute ``renamed``, a mapping of old dotted keys to new ones. An old key
+    is refused with the new one.
+
     Raises:
         SettingsError: The message gives the origin, the dotted key and the expected value.
+
+    >>> class Limits:
+    ...     renamed = {"least": "min_updates"}
+    >>> from_table(Limits, {"least": 3}, "aggregator.toml")
+    Traceback (most recent call last):
+    edge_sdk.app.settings.SettingsError: aggregator.toml: least: renamed to min_updates
     """
+    for old, new in getattr(cls, "renamed", {}).items():
+        if _has(table, old.split(".")):
+            origin = _origin(old, origins or {}) or where
+            raise SettingsError(f"{origin}: {old}: renamed to {new}")
     try:
         return build(cls, table)
     except SchemaError as misfit:
         origin = _origin(misfit.path, origins or {}) or where
         raise SettingsError(f"{origin}: {misfit}") from misfit
+
+
+def _has(table: object, keys: Sequence[str]) -> bool:
+    """Return whether a tree of tables has a value or a table at a path."""
+    for key in keys:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True
 
 
 def rooted(config: T, folder: Path) -> T:

@@ -53,7 +53,7 @@ def rule(text: str, options: Mapping[str, str], f: int) -> dict[str, Any]:
         f: Number of Byzantine rows; the mean alone has no such parameter.
 
     >>> rule("bucketing+krum", {"bucketing.size": "3"}, 2)
-    {'name': 'krum', 'f': 2, 'before': [{'name': 'bucketing', 'size': 3}]}
+    {'name': 'krum', 'f': 2, 'preaggregation': [{'name': 'bucketing', 'size': 3}]}
     >>> rule("mean", {}, 2)
     {'name': 'mean'}
     """
@@ -64,7 +64,7 @@ def rule(text: str, options: Mapping[str, str], f: int) -> dict[str, Any]:
         table["f"] = f
     table |= own
     if steps:
-        table["before"] = [_step(step, options) for step in steps]
+        table["preaggregation"] = [_step(step, options) for step in steps]
     return table
 
 

@@ -135,7 +135,7 @@ def join(
     root = root if root.is_file() else Path(settings["state"]) / "root.pub"
     common = _common(settings["fleet"], chosen, broker, root)
     devices = _enrolled(folder, config, common, chosen, samples)
-    return Prepared(folder, config, devices, settings["page.listen"])
+    return Prepared(folder, config, devices, settings["http.listen"])
 
 
 def _enrolled(
@@ -163,9 +163,9 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
         "fleet": fleet,
         "state": "aggregator",
         "broker": {"url": broker},
-        "page": {"listen": page},
-        "pace": {"spread": "0s", "down_rate": 1e9, "up_rate": 1e6},
-        "admission": {"quota": 2_000_000_000, "control": 100_000},
+        "http": {"listen": page},
+        "pacing": {"jitter": "0s", "broadcast_bytes_per_second": 1e9, "updates_per_second": 1e6},
+        "admission": {"daily_bytes": 2_000_000_000, "messages_per_minute": 100_000},
         "run": {
             "bundle": chosen.bundle,
             "method": learning.method,

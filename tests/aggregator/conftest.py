@@ -71,8 +71,8 @@ CONFIG = """
 fleet = "north"
 state = "state"
 broker = {{ url = "mqtt://127.0.0.1:1883" }}
-page = {{ listen = "off" }}
-pace = {{ spread = "0s" }}
+http = {{ listen = "off" }}
+pacing = {{ jitter = "0s" }}
 
 [run]
 bundle = "toy"

@@ -39,28 +39,44 @@ def test_a_configuration_binds_to_its_parts(workplace):
     ("more", "key", "says"),
     [
         ("rounds = 0", "run.rounds", "at least 1"),
-        ("least = 3", "run.least", "1 to the quorum (2)"),
+        ("min_updates = 3", "run.min_updates", "1 to the quorum (2)"),
         ('weighting = "samples"\nweight_cap = 0.5', "run.weight_cap", "at least 1"),
         ('shared = ["lstm."]', "run.shared", "'lstm.' matches no layer"),
         ('rule = { name = "krumm" }', "run.rule.name", "unknown rule 'krumm'; known: "),
         ('rule = { name = "median", f = 1 }', "run.rule.f", "cannot be outvoted"),
         ('rule = { name = "mean", f = 1 }', "run.rule.f", "withstands no liar"),
-        ('rule = { name = "mean", f = 1, before = ["nnm"] }', "run.rule.f", "withstands no liar"),
-        ('rule = { name = "mean", trim = 1 }', "run.rule.trim", "unknown key; known: f, before"),
+        (
+            'rule = { name = "mean", f = 1, preaggregation = ["nnm"] }',
+            "run.rule.f",
+            "withstands no liar",
+        ),
+        (
+            'rule = { name = "mean", trim = 1 }',
+            "run.rule.trim",
+            "unknown key; known: f, preaggregation",
+        ),
         ('rule = { name = "krum" }', "run.rule.f", "missing"),
         ('rule = { name = "krum", f = 0 }', "run.rule.name", "at least 3 updates, a round may"),
         ("rule = { f = 1 }", "run.rule.name", "missing"),
         ('rule = { name = "mean", f = -1 }', "run.rule.f", "expected int from 0"),
-        ('rule = { name = "median", before = ["nmm"] }', "run.rule.before[0]", "known: bucketing,"),
-        ('rule = { name = "median", before = "nnm" }', "run.rule.before", "expected a list"),
         (
-            'rule = { name = "median", before = [{ name = "bucketing", sise = 2 }] }',
-            "run.rule.before[0].sise",
+            'rule = { name = "median", preaggregation = ["nmm"] }',
+            "run.rule.preaggregation[0]",
+            "known: bucketing,",
+        ),
+        (
+            'rule = { name = "median", preaggregation = "nnm" }',
+            "run.rule.preaggregation",
+            "expected a list",
+        ),
+        (
+            'rule = { name = "median", preaggregation = [{ name = "bucketing", sise = 2 }] }',
+            "run.rule.preaggregation[0].sise",
             "did you mean 'size'?",
         ),
         ("settings = { step = 1 }", "run.settings.step", "did you mean 'steps'?"),
         ("settings = { steps = -1 }", "run.settings.steps", "from 0 to 65536"),
-        ("share = 0.0", "run.share", "expected float"),
+        ("client_fraction = 0.0", "run.client_fraction", "expected float"),
         ("quorums = 1", "run.quorums", "did you mean 'quorum'?"),
     ],
 )
@@ -99,8 +115,8 @@ def test_other_refusals_name_the_key(workplace, old, new, key, says):
         (9, 'name = "multi_krum", f = 2, m = 8', "f", "at least 10 updates"),
         (
             5,
-            'name = "median", f = 1, before = [{ name = "bucketing", size = 4 }]',
-            "before",
+            'name = "median", f = 1, preaggregation = [{ name = "bucketing", size = 4 }]',
+            "preaggregation",
             "needs at least 9 updates, a round may have 5",
         ),
     ],
@@ -132,7 +148,7 @@ def test_a_method_takes_a_rule_or_says_that_it_has_its_own(tmp_path, method):
 
 
 def test_fewer_answers_at_the_deadline_count(workplace):
-    more = 'rule = { name = "krum", f = 1 }\nleast = 4'
+    more = 'rule = { name = "krum", f = 1 }\nmin_updates = 4'
     said = refused(workplace(more, [("quorum = 2", "quorum = 9")]))
     assert "at least 5 updates, a round may have 4" in said
     assert bind(

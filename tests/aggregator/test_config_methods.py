@@ -18,7 +18,7 @@ def refused(path):
     [
         (("fedasync", 2, ""), "run.quorum", "expected 1"),
         (("fedasync", 1, 'rule = { name = "median" }'), "run.rule", "combines answers by itself"),
-        (("fedasync", 1, "share = 0.5"), "run.share", "expected 1"),
+        (("fedasync", 1, "client_fraction = 0.5"), "run.client_fraction", "expected 1"),
         (("fedasync", 1, "settings = { alpha = 2.0 }"), "run.settings.alpha", "to 1.0"),
         (
             ("fedasync", 1, 'settings = { discount = "poly" }'),
@@ -30,7 +30,11 @@ def refused(path):
         (("afl", 2, 'weighting = "samples"'), "run.weighting", "expected uniform"),
         (("afl", 2, 'rule = { name = "median" }'), "run.rule", "combines answers by itself"),
         (("afl", 2, "settings = { loss_cap = 0.0 }"), "run.settings.loss_cap", "from 1.0"),
-        (("fedatt", 2, 'rule = { name = "mean", before = ["nnm"] }'), "run.rule", "expected none"),
+        (
+            ("fedatt", 2, 'rule = { name = "mean", preaggregation = ["nnm"] }'),
+            "run.rule",
+            "expected none",
+        ),
         (("fedda", 2, "settings = { rho = 2.0 }"), "run.settings.rho", "to 1.0"),
         (
             ("fedda", 2, 'settings = { clusters = { a = ["m-1"], b = ["m-1"] } }'),
@@ -43,7 +47,7 @@ def refused(path):
         (("udp", 2, "settings = { crd = true }"), "run.rounds", "missing"),
         (("udp", 2, "settings = { factor = 1.5 }"), "run.settings.factor", "to 1.0"),
         (("fesem", 2, ""), "run.settings.centres", "at most 2"),
-        (("fesem", 3, "least = 2"), "run.settings.centres", "at most 2"),
+        (("fesem", 3, "min_updates = 2"), "run.settings.centres", "at most 2"),
         (
             ("fesem", 8, 'rule = { name = "krum", f = 1 }'),
             "run.settings.centres",
@@ -51,7 +55,7 @@ def refused(path):
         ),
         (("fesem", 3, 'rule = { name = "fltrust", root = "m-1" }'), "run.rule.name", "trusted"),
         (("fesem", 3, 'weighting = "samples"'), "run.weighting", "expected uniform"),
-        (("fesem", 3, "share = 0.5"), "run.share", "expected 1"),
+        (("fesem", 3, "client_fraction = 0.5"), "run.client_fraction", "expected 1"),
         (("fesem", 3, "settings = { centres = 0 }"), "run.settings.centres", "from 1"),
     ],
 )

@@ -48,7 +48,7 @@ def allowed(charge) -> bool:
 
 def test_messages_a_minute(guard):
     at_once, again, wait = numbers("messages besides `chunk` and `signal`")
-    assert AdmissionSection().control == at_once == again
+    assert AdmissionSection().messages_per_minute == at_once == again
     assert taken(lambda: allowed(lambda: guard.charge("m", "have", 1, 0.0))) == at_once
     assert taken(lambda: allowed(lambda: guard.charge("m", "have", 1, 60.0))) == again
     assert allowed(lambda: guard.charge("m", "chunk", 1, 60.0))
@@ -82,7 +82,7 @@ def test_bad_signatures(guard):
 
 def test_bytes_follow_from_the_quota(founded):
     config = founded()
-    day, quotas = config.admission.quota, daemon.terms_of(config).quotas
+    day, quotas = config.admission.daily_bytes, daemon.terms_of(config).quotas
     sent, fetched = LIMITS["bytes sent"][0], LIMITS["bytes of content fetched"][0]
     assert "an eighth of `quota` at once" in sent
     assert quotas.volume == day // 8

@@ -10,14 +10,20 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+import tomllib
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aggregator.brokers.broker_process import has_embedded
+from aggregator.config import AggregatorConfig
+from edge_sdk.config import Config
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, command, run
-from firmware_sim.fleet.run_files import Device, Prepared
+from firmware_sim.fleet.run_files import Device, Prepared, toml
 from firmware_sim.samples import DATA, DeviceReadings
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -32,8 +38,28 @@ def old(tmp_path) -> Path:
     folder = tmp_path / "fleet"
     for path in (folder / "aggregator.toml", *sorted((folder / "devices").glob("*.toml"))):
         text = path.read_text("utf-8").replace("@HERE@", str(folder))
-        path.write_text(text.replace("@DATA@", str(DATA / "cells")), "utf-8")
+        table = tomllib.loads(text.replace("@DATA@", str(DATA / "cells")))
+        config = AggregatorConfig if path.name == "aggregator.toml" else Config
+        path.write_text(toml(with_present_keys(table, getattr(config, "renamed", {}))), "utf-8")
     return folder
+
+
+def with_present_keys(table: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Return a configuration with every renamed key under its new name, as an operator would."""
+    found = json.loads(json.dumps(table))
+    for old, new in renamed.items():
+        *sections, name = old.split(".")
+        inner = reduce(lambda at, key: at.get(key, {}), sections, found)
+        if name not in inner:
+            continue
+        value = inner.pop(name)
+        *sections, name = new.strip("[]").split(".")
+        target = reduce(lambda at, key: at.setdefault(key, {}), sections, found)
+        if isinstance(value, dict):
+            target.setdefault(name, {}).update(value)
+        else:
+            target[name] = value
+    return found
 
 
 def test_an_older_fleet_is_audited_and_goes_on(old, tmp_path):

@@ -77,8 +77,12 @@ class World:
         self.config = self.folder / "aggregator.toml"
         run = {"bundle": "load-mlp", "method": "fedavg", "quorum": self.devices, "deadline": "30s"}
         run |= {"settings": {"steps": 4, "rate": 0.003}} | self.run
-        table = {"fleet": "north", "state": "aggregator", "page": {"listen": "off"}, "run": run}
-        table["pace"] = {"spread": "0s", "down_rate": 1e9, "up_rate": 1e6}
+        table = {"fleet": "north", "state": "aggregator", "http": {"listen": "off"}, "run": run}
+        table["pacing"] = {
+            "jitter": "0s",
+            "broadcast_bytes_per_second": 1e9,
+            "updates_per_second": 1e6,
+        }
         table["admission"] = self.admission
         table["broker"] = {"url": "mqtt://127.0.0.1:1"}
         self.config.write_text(toml(table))

@@ -161,7 +161,13 @@ def test_a_device_that_never_comes_back_stops_nobody(world, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", RECURRENT)
 def test_recurrent_models_learn_with_half_of_the_devices_in_a_round(world, method):
-    more = {"bundle": RECURRENT[method], "quorum": 3, "least": 1, "share": 0.5, "deadline": "20s"}
+    more = {
+        "bundle": RECURRENT[method],
+        "quorum": 3,
+        "min_updates": 1,
+        "client_fraction": 0.5,
+        "deadline": "20s",
+    }
     one = world(run=run(method, settings=STEPS | {"steps": 1}, rounds=3) | more)
     for path in one.folder.glob("home-*.toml"):
         path.write_text(path.read_text("utf-8").replace("load-mlp", RECURRENT[method]))

@@ -88,7 +88,7 @@ def test_who_has_spent_his_budget_leaves_the_round_and_the_others_go_on(world):
 
 
 def test_the_aggregators_own_count_stops_a_device_too(world):
-    one = world(run={"rounds": 6, "quorum": 3, "deadline": "5s"}, admission={"releases": 3})
+    one = world(run={"rounds": 6, "quorum": 3, "deadline": "5s"}, admission={"max_updates": 3})
     one.start_all()
     clients = one.clients.values()
     one.until(lambda: all(client.status()["stopped"] == "budget" for client in clients))

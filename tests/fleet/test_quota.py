@@ -13,7 +13,9 @@ def used(one, number):
 
 def rationed(world):
     run = {"rounds": None, "shared": ["body.4."]}
-    one = world(devices=1, run=run, admission={"quota": QUOTA, "control": 100_000})
+    one = world(
+        devices=1, run=run, admission={"daily_bytes": QUOTA, "messages_per_minute": 100_000}
+    )
     one.start_all()
     one.until(lambda: one.clients[0].status()["stopped"] == "quota")
     return one

@@ -65,7 +65,7 @@ def test_losses_cost_time_and_nothing_else(world):
 
 
 def test_a_device_that_never_comes_does_not_stop_the_others(world):
-    one = world(devices=3, run={"rounds": 4, "quorum": 3, "least": 2, "deadline": "5s"})
+    one = world(devices=3, run={"rounds": 4, "quorum": 3, "min_updates": 2, "deadline": "5s"})
     one.start_daemon()
     one.start(0)
     one.start(1)
@@ -84,7 +84,7 @@ def test_too_few_devices_move_nothing(world):
 
 
 def test_a_device_that_comes_late_takes_part_from_then_on(world):
-    one = world(devices=3, run={"quorum": 3, "least": 2, "deadline": "5s", "rounds": 8})
+    one = world(devices=3, run={"quorum": 3, "min_updates": 2, "deadline": "5s", "rounds": 8})
     one.start_daemon()
     one.start(0)
     one.start(1)

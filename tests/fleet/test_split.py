@@ -59,8 +59,8 @@ def sites(
         "graph": {"kind": "diffusion", "capacity": 4, "sites": str(SITES)} | (graph or {}),
     }  # fmt: skip
     more = {} if faults is None else {"faults": faults, "seed": seed}
-    run |= {} if least is None else {"least": least}
-    one = world(devices=devices, run=run, admission=admission or {"quota": 2**36}, **more)
+    run |= {} if least is None else {"min_updates": least}
+    one = world(devices=devices, run=run, admission=admission or {"daily_bytes": 2**36}, **more)
     for path in one.folder.glob("home-*.toml"):
         table = tomllib.loads(path.read_text("utf-8")) | {"bundle": "chargers-1"}
         path.write_text(toml(table))
@@ -326,7 +326,7 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
 @pytest.mark.parametrize(
     ("said", "key"),
     [
-        ({"admission": {"quota": 500_000}}, r"admission\.quota: .*bytes in one round"),
+        ({"admission": {"daily_bytes": 500_000}}, r"admission\.daily_bytes: .*bytes in one round"),
         ({"graph": {"capacity": 4000}, "turns": {"batch": 1024}}, r"run\.graph\.capacity"),
         ({"choice": "own"}, "choice"),
         ({"tune": True, "rounds": None}, "tune"),

@@ -218,7 +218,7 @@ class TestSettings:
         ("said", "key"),
         [
             ({"rule": "median"}, "run.rule"),
-            ({"share": 0.5}, "run.share"),
+            ({"share": 0.5}, "run.client_fraction"),
             ({"sites": {"a": (91.0, 0.0)}}, "run.settings.sites.a"),
             ({"neighbours": "nowhere.csv"}, "run.settings.neighbours"),
             ({"scope": "per_module"}, "run.settings.scope"),

@@ -114,7 +114,7 @@ def squares(
 
 def bound(square: Square) -> BoundRule:
     """Return the rule of a square as a configuration would name it, told of two liars."""
-    said: dict[str, Any] = {"before": [square.before] if square.before else []}
+    said: dict[str, Any] = {"preaggregation": [square.before] if square.before else []}
     if square.rule == "fltrust":
         said["root"] = TRUSTED
     if square.rule != "mean" or square.before == "nnm":

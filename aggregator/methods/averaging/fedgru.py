@@ -21,7 +21,7 @@ GATES: Mapping[str, int] = MappingProxyType({"gru": 3, "lstm": 4})
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """FedAvg on a random fraction of the clients: ``run.share``, from 0.1 to 1.
+    """FedAvg on a random fraction of the clients: ``run.client_fraction``, from 0.1 to 1.
 
     Attributes:
         steps: Local steps a round.
@@ -70,7 +70,7 @@ def _averaging(setup: Setup, layer: str) -> Half[Averaged]:
         names = tuple(one.name for one in layers)
         raise SchemaError("run.bundle", f"a model with a layer {layer!r}", ", ".join(names)[:60])
     if setup.share < LEAST_SHARE:
-        raise SchemaError("run.share", f"from {LEAST_SHARE} to 1", str(setup.share))
+        raise SchemaError("run.client_fraction", f"from {LEAST_SHARE} to 1", str(setup.share))
     return averaging(setup.rule, setup.settings.bound(setup.rounds))
 
 

@@ -150,7 +150,7 @@ def has_no_use(setup: Setup, *unused: Unused) -> None:
         edge_sdk.wire.schema.SchemaError: run.weighting: expected uniform, for this method ...
     """
     name = str(getattr(setup.rule, "name", "mean"))
-    mixes = bool(getattr(setup.rule, "before", ()))
+    mixes = bool(getattr(setup.rule, "preaggregation", ()))
     weighting, share = setup.rounds.weighting, setup.share
     if "rule" in unused and (name != "mean" or mixes):
         raise SchemaError(
@@ -161,7 +161,7 @@ def has_no_use(setup: Setup, *unused: Unused) -> None:
         raise SchemaError("run.weighting", said, repr(weighting))
     if "share" in unused and share < 1.0:
         said = "1, for this method asks every device by itself"
-        raise SchemaError("run.share", said, str(share))
+        raise SchemaError("run.client_fraction", said, str(share))
 
 
 def takes_no_rule(setup: Setup) -> None:

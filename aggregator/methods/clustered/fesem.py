@@ -102,6 +102,6 @@ def fesem(setup: Setup) -> Half[Centres]:
         needs = f", {each} for each" if each > 1 else ""
         said = f"at most {rows // each}, for a round may have {rows} answers{needs}"
         raise SchemaError(
-            "run.settings.centres", f"{said} (run.quorum, run.least)", str(settings.centres)
+            "run.settings.centres", f"{said} (run.quorum, run.min_updates)", str(settings.centres)
         )
     return multicentre(setup.rule, settings.bound(setup))

@@ -59,15 +59,15 @@ def files(
     all other clients.
 
     >>> [file.key for file in files("mqtts://broker", Path("ca.pem"), crl=Path("revoked.pem"))]
-    ['broker.ca_file', 'broker.crl']
+    ['broker.ca_file', 'broker.crl_file']
     >>> [file.key for file in files("mqtt://127.0.0.1", Path("ca.pem"), crl=Path("revoked.pem"))]
-    ['broker.crl']
+    ['broker.crl_file']
     """
     is_tls = url.startswith("mqtts:")
     named: tuple[tuple[Kind, Path | None, str], ...] = (
         ("ca", ca_file if is_tls else None, "ca_file"),
         ("certificate", cert_file if is_tls else None, "cert_file"),
-        ("crl", crl, "crl"),
+        ("crl", crl, "crl_file"),
     )
     return tuple(File(kind, path, f"broker.{key}") for kind, path, key in named if path is not None)
 

@@ -99,11 +99,11 @@ def test_every_round_is_recomputed_to_the_bit(store):
 @pytest.mark.parametrize("keep", [None, 3], ids=["whole", "pruned"])
 @pytest.mark.parametrize("before", [[], [{"name": "bucketing", "size": 1}]], ids=["plain", "drawn"])
 def test_what_a_rule_remembers_is_recomputed_too(store, before, keep):
-    half = half_of("centred_clipping", before=before)
+    half = half_of("centred_clipping", preaggregation=before)
     shell = course(store, rounds=9, keep=keep, half=half)
     assert np.any(shell.state.memory["v"])
     assert recompute(store, half, INITIAL).is_sound
-    forgetful = half_of("centred_clipping", steps=2, before=before)
+    forgetful = half_of("centred_clipping", steps=2, preaggregation=before)
     assert not recompute(store, forgetful, INITIAL).is_sound
 
 

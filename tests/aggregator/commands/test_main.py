@@ -47,7 +47,7 @@ def test_from_nothing_to_a_fleet(workplace):
     shown = json.loads(call(folder, "check-config", "--json"))
     origins = {row["key"]: row["origin"] for row in shown["settings"]}
     assert origins["run.quorum"] == "aggregator.toml"
-    assert origins["run.share"] == "default"
+    assert origins["run.client_fraction"] == "default"
     assert shown["bytes_per_update"] == 8
     status = json.loads(call(folder, "status", "--json"))
     assert (status["running"], status["devices"], status["run"]["round"]) == (

@@ -110,7 +110,7 @@ def test_reads_a_file_of_sites(tmp_path):
 
 
 def test_a_block_never_has_less_than_one_example():
-    section = GraphSection(memory=16, capacity=2000)
+    section = GraphSection(memory_mb=16, capacity=2000)
     assert examples_at_once(section, 64, 32, np.zeros((2000, 2000))) == 1
 
 

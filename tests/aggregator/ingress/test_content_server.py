@@ -126,7 +126,9 @@ class TestQuota:
         desk.close()
 
     def test_the_configuration_says_how_much(self, founded):
-        config = founded(replacing=[('spread = "0s"', 'spread = "0s", down_rate = 7000.0')])
+        config = founded(
+            replacing=[('jitter = "0s"', 'jitter = "0s", broadcast_bytes_per_second = 7000.0')]
+        )
         quotas = daemon.terms_of(config).quotas
         assert quotas.downlink == 7000.0
         assert quotas.download == 2 * BODY_LIMIT  # more than an eighth of 64 MB

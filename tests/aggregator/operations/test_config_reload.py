@@ -51,10 +51,10 @@ def test_what_defines_the_run_is_what_founding_compares():
     """Every other key is in one of the two tables, by itself or by its section."""
     rest = {key for key in docs.keys(AggregatorConfig) if "another one begins" in why_not(key)}
     assert {key for key in rest if not key.startswith("run.")} == {
-        "admission.max_norm", "admission.n_cap",
+        "admission.max_norm", "admission.max_samples",
     }  # fmt: skip
-    assert {"run.deadline", "run.share", "run.seed"}.isdisjoint(rest)
-    assert {"run.quorum", "run.method", "run.settings", "run.rule", "run.least"} <= rest
+    assert {"run.deadline", "run.client_fraction", "run.seed"}.isdisjoint(rest)
+    assert {"run.quorum", "run.method", "run.settings", "run.rule", "run.min_updates"} <= rest
 
 
 def test_the_page_lists_what_may_change():
@@ -73,7 +73,7 @@ def test_differences_are_found_in_every_section(founded):
     )
     assert changed(config, config) == []
     found = changed(config, AggregatorConfig.load(config.file, {}))
-    assert found == ["run.deadline", "run.rounds", "pace.spread"]
+    assert found == ["run.deadline", "run.rounds", "pacing.jitter"]
 
 
 # --- in one process -------------------------------------------------------------------------------
@@ -124,12 +124,16 @@ FORBIDDEN = [
     ('fleet = "north"', 'fleet = "south"', "fleet: every topic"),
     ('state = "state"', 'state = "other"', "state: the database"),
     ('127.0.0.1:1883"', '127.0.0.1:1884"', "broker.url: the link"),
-    ('listen = "off"', 'listen = "127.0.0.1:0"', "page.listen: the page"),
+    ('listen = "off"', 'listen = "127.0.0.1:0"', "http.listen: the page"),
     ("quorum = 2", "quorum = 1", "run.quorum: it defines the run"),
     ('method = "fedavg"', 'method = "fedsgd"', "run.method: it defines the run"),
     ('bundle = "toy"', 'bundle = "load-lstm"', "run.bundle: it defines the run"),
-    ("quorum = 2", "quorum = 2\nshare = 0.5", "run.share: who takes part"),
-    ("[run]", "[admission]\ninline = 0\n[run]", "admission.inline: devices that are here"),
+    ("quorum = 2", "quorum = 2\nclient_fraction = 0.5", "run.client_fraction: who takes part"),
+    (
+        "[run]",
+        "[admission]\nmax_inline_bytes = 0\n[run]",
+        "admission.max_inline_bytes: devices that are here",
+    ),
     ("[run]", "[admission]\nmax_norm = 1.0\n[run]", "admission.max_norm: it defines the run"),
     ("[run]", '[keys]\nsigning = "other.key"\n[run]', "keys.signing: what is announced"),
 ]
@@ -145,7 +149,7 @@ BAD = [
 def test_what_cannot_be_in_force_changes_nothing_and_says_why(fleet, caplog, old, new, why):
     daemon, path, devices = fleet
     before, run, text = daemon.config, daemon._fold.run, path.read_text("utf-8")
-    write(path, (old, new), ('spread = "0s"', 'spread = "5s"'))  # a good change beside the bad one
+    write(path, (old, new), ('jitter = "0s"', 'jitter = "5s"'))  # a good change beside the bad one
     with caplog.at_level(logging.WARNING, "aggregator.daemon"):
         assert not daemon.reload({})
     (said,) = [
@@ -204,7 +208,7 @@ def test_the_deadline_counts_from_the_next_round_on(fleet, still_clock):
 def test_what_a_device_may_do_changes_at_once(fleet):
     daemon, path, devices = fleet
     assert round_of(daemon, devices) == 1
-    write(path, more="admission = { releases = 1, control = 2 }\n")
+    write(path, more="admission = { max_updates = 1, messages_per_minute = 2 }\n")
     assert daemon.reload({})
     devices[0].answer([0.5, 0.0])
     turns(daemon, *devices)
@@ -245,8 +249,8 @@ def test_the_journal_of_a_run_that_was_reloaded_folds_to_the_same_bits(fleet, ca
 def test_variables_of_the_start_still_win(fleet):
     daemon, path, _ = fleet
     write(path, ('"0s"', '"7s"'))
-    assert daemon.reload({"GRIDFED_AGGREGATOR_PACE__SPREAD": "0s"})
-    assert daemon.config.pace.spread == "0s"
+    assert daemon.reload({"GRIDFED_AGGREGATOR_PACING__JITTER": "0s"})
+    assert daemon.config.pacing.jitter == "0s"
 
 
 def test_split_learning_keeps_its_deadline(fleet):
@@ -366,7 +370,7 @@ def test_a_process_lives_through_bad_good_and_forbidden_files(started, tmp_path)
         process.goes_on()
 
         Authority(tmp_path, "ca").revoked(days=(-1.0, 2.5))
-        with_crl = text.replace('127.0.0.1:1"', '127.0.0.1:1", crl = "revoked.pem"')
+        with_crl = text.replace('127.0.0.1:1"', '127.0.0.1:1", crl_file = "revoked.pem"')
         path.write_text(f'log.level = "warning"\n{with_crl}')
         process.hang_up()
         process.until(lambda: process.metrics()[OK] == 1)
@@ -376,7 +380,9 @@ def test_a_process_lives_through_bad_good_and_forbidden_files(started, tmp_path)
 
         path.write_text(text.replace('"200ms"', '"1h"'))
         process.hang_up()
-        process.until(lambda: "reloaded changed=run.deadline,broker.crl,log.level" in process.log)
+        process.until(
+            lambda: "reloaded changed=run.deadline,broker.crl_file,log.level" in process.log
+        )
         count = process.abandoned()  # the round that was open keeps its 200 ms; the next lasts
         time.sleep(2.0)
         assert process.abandoned() <= count + 1

@@ -198,12 +198,12 @@ def test_port_in_use_is_one_sentence(served):
     with pytest.raises(PageError, match="cannot serve the page on") as caught:
         Page(served[0].address, Snapshot, bytes)
     assert caught.value.exit_code == 75
-    assert "page.listen" in caught.value.hint
+    assert "http.listen" in caught.value.hint
 
 
 @pytest.mark.parametrize("listen", ["9464", "host:", ":1", "host:x", "host:70000"])
 def test_address_must_be_host_and_port(listen):
-    with pytest.raises(PageError, match=r"page\.listen"):
+    with pytest.raises(PageError, match=r"http\.listen"):
         split(listen)
 
 

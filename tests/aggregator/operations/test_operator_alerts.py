@@ -18,7 +18,7 @@ from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.link.loopback import LoopbackBroker
 from tests.broker.authority import Authority
 
-FILES = 'ca_file = "ca.pem", cert_file = "agg.crt", crl = "revoked.pem"'
+FILES = 'ca_file = "ca.pem", cert_file = "agg.crt", crl_file = "revoked.pem"'
 NAMED = 'url = "mqtt://127.0.0.1:1883"', f'url = "mqtts://127.0.0.1:8883", {FILES}'
 
 
@@ -131,7 +131,10 @@ def swap(authority):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda a: a.revoked(days=(-9.0, -2.5)), r"broker.crl: \S+: expired 2 days ago\n.*list"),
+        (
+            lambda a: a.revoked(days=(-9.0, -2.5)),
+            r"broker.crl_file: \S+: expired 2 days ago\n.*list",
+        ),
         (lambda a: a.issue("agg", days=(-9.0, -1.5)), r"broker.cert_file: .* 1 day ago\n.*_agg"),
         (lambda a: Authority(a.folder, "ca", days=(-9.0, -1.5)), r"broker.ca_file: .* ago\n.*auth"),
         (lambda a: a.file.unlink(), r"broker.ca_file: \S+ca.pem: No such file"),

@@ -78,7 +78,7 @@ def test_another_definition_is_another_run(workplace, more, replacing, differs):
     assert founding(path)[0].number == 2
 
 
-@pytest.mark.parametrize("more", ['shared = ["body."]', "share = 0.5"])
+@pytest.mark.parametrize("more", ['shared = ["body."]', "client_fraction = 0.5"])
 def test_what_a_replay_does_not_depend_on_is_the_same_run(workplace, more):
     founding(workplace())
     path = workplace(more, [('"60s"', '"5m"')])

@@ -288,7 +288,7 @@ def test_what_is_forgotten_is_handled_again_when_it_comes(fleet, plant):
 
 def test_a_round_whose_deadline_meets_a_defect_is_abandoned(fleet, plant):
     plant.in_rule()
-    made = fleet("least = 1")
+    made = fleet("min_updates = 1")
     one, two, three = made.crew
     two.answer(POISON)
     made.turns()
@@ -308,7 +308,7 @@ def test_a_round_whose_deadline_meets_a_defect_is_abandoned(fleet, plant):
 
 def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mended(fleet, plant):
     plant.in_rule(always=True)
-    made = fleet("least = 1")
+    made = fleet("min_updates = 1")
     one, two, three = made.crew
     for _ in range(3):
         one.answer([1.0, 1.0])

@@ -19,17 +19,32 @@ from edge_sdk.wire.contract.method import Update
         ("krum", {"f": -1}, "f", "expected int from 0"),
         ("krum", {"f": 1.0}, "f", "expected int"),
         ("krum", {"f": True}, "f", "expected int"),
-        ("krum", {"f": 1, "m": 2}, "m", "unknown key; known: f, before"),
+        ("krum", {"f": 1, "m": 2}, "m", "unknown key; known: f, preaggregation"),
         ("multi_krum", {"f": 1, "m": 0}, "m", "from 1"),
         ("trimmed_mean", {"f": 1, "trim": 0.1}, "trim", "unknown key"),
         ("centred_clipping", {"radios": 1.0}, "radios", "did you mean 'radius'?"),
         ("centred_clipping", {"radius": 0.0}, "radius", "from 1e-30"),
         ("fltrust", {}, "root", "missing"),
-        ("median", {"before": "nnm"}, "before", "expected a list"),
-        ("median", {"before": ["nmm"]}, "before[0]", "unknown pre-aggregation 'nmm'; known: "),
-        ("median", {"before": [{}]}, "before[0]", "expected a name or a table"),
-        ("median", {"before": ["nnm", {"name": "bucketing", "s": 2}]}, "before[1].s", "unknown"),
-        ("median", {"before": [{"name": "nnm", "f": 2}]}, "before[0].f", "unknown key"),
+        ("median", {"preaggregation": "nnm"}, "preaggregation", "expected a list"),
+        (
+            "median",
+            {"preaggregation": ["nmm"]},
+            "preaggregation[0]",
+            "unknown pre-aggregation 'nmm'; known: ",
+        ),
+        ("median", {"preaggregation": [{}]}, "preaggregation[0]", "expected a name or a table"),
+        (
+            "median",
+            {"preaggregation": ["nnm", {"name": "bucketing", "s": 2}]},
+            "preaggregation[1].s",
+            "unknown",
+        ),
+        (
+            "median",
+            {"preaggregation": [{"name": "nnm", "f": 2}]},
+            "preaggregation[0].f",
+            "unknown key",
+        ),
     ],
 )
 def test_what_cannot_be_meant_names_its_key(name, parameters, key, says):
@@ -53,10 +68,10 @@ def test_what_cannot_be_meant_names_its_key(name, parameters, key, says):
         ("bulyan", {"f": 2}, 11),
         ("clipped_clustering", {}, 3),
         ("fltrust", {"root": "a"}, 2),
-        ("mean", {"f": 2, "before": ["nnm"]}, 5),
-        ("median", {"f": 2, "before": ["bucketing"]}, 9),
-        ("krum", {"f": 1, "before": [{"name": "bucketing", "size": 3}]}, 13),
-        ("krum", {"f": 1, "before": ["nnm", "norm_clipping", "bucketing"]}, 9),
+        ("mean", {"f": 2, "preaggregation": ["nnm"]}, 5),
+        ("median", {"f": 2, "preaggregation": ["bucketing"]}, 9),
+        ("krum", {"f": 1, "preaggregation": [{"name": "bucketing", "size": 3}]}, 13),
+        ("krum", {"f": 1, "preaggregation": ["nnm", "norm_clipping", "bucketing"]}, 9),
     ],
 )
 def test_a_pipeline_knows_how_few_are_too_few(name, parameters, least):
@@ -68,12 +83,12 @@ def test_a_pipeline_knows_how_few_are_too_few(name, parameters, least):
     [((), False), (("nnm",), False), (("bucketing",), False), (("norm_clipping",), True)],
 )
 def test_a_mean_withstands_nobody_unless_lengths_are_cut(before, withstands):
-    assert bind("mean", before=before).withstands is withstands
-    assert bind("median", before=before).withstands
+    assert bind("mean", preaggregation=before).withstands is withstands
+    assert bind("median", preaggregation=before).withstands
 
 
 def test_just_enough_rows_fill_more_than_twice_f_buckets(rows_of):
-    rule = bind("median", f=2, before=[{"name": "bucketing", "size": 3}])
+    rule = bind("median", f=2, preaggregation=[{"name": "bucketing", "size": 3}])
     mixed = rule._mixed(rows_of(np.zeros((rule.least, 1))), 0)
     assert len(mixed) == 2 * 2 + 1
 
@@ -88,7 +103,7 @@ def test_the_trusted_clients_row_is_not_mixed_with_what_it_measures():
     honest = {f"m{i}": np.array([1.0, 0.1 * i]) for i in range(4)}
     liars = {f"z{i}": np.array([-50.0, 0.0]) for i in range(2)}
     rows = Rows.of({**honest, **liars, "root": np.array([1.0, 0.0])})
-    value = bind("fltrust", root="root", f=2, before=["nnm"])(rows, uniform(7)).value
+    value = bind("fltrust", root="root", f=2, preaggregation=["nnm"])(rows, uniform(7)).value
     assert np.linalg.norm(value) <= 1.0 + 1e-12
     assert value[0] > 0.9
 
@@ -97,7 +112,7 @@ def test_without_the_trusted_client_there_is_no_verdict():
     rows = Rows.of({f"m{i}": np.ones(2) for i in range(5)})
     for before in ((), ("nnm",)):
         with pytest.raises(TooFewRows, match="trusted client 'root'"):
-            bind("fltrust", root="root", before=before)(rows, uniform(5))
+            bind("fltrust", root="root", preaggregation=before)(rows, uniform(5))
 
 
 def test_a_row_that_is_no_number_is_told_and_counts_as_absent():
@@ -115,8 +130,8 @@ class TestMemory:
     RULES = (
         {"name": "centred_clipping"},
         {"name": "clipped_clustering", "history": 7},
-        {"name": "median", "before": ["bucketing"]},
-        {"name": "centred_clipping", "before": [{"name": "bucketing", "seed": 5}]},
+        {"name": "median", "preaggregation": ["bucketing"]},
+        {"name": "centred_clipping", "preaggregation": [{"name": "bucketing", "seed": 5}]},
     )
 
     def half(self, rule):
@@ -161,7 +176,7 @@ class TestMemory:
         assert len(state.memory["norms"]) == 7
 
     def test_every_round_draws_other_buckets_and_the_same_when_computed_again(self, rows_of):
-        rule = bind("median", before=["bucketing"])
+        rule = bind("median", preaggregation=["bucketing"])
         rows = rows_of(np.random.default_rng(1).normal(size=(10, 4)))
         one = rule(rows, uniform(10))
         two = rule(rows, uniform(10), one.memory)

@@ -27,9 +27,13 @@ SEVEN = np.array([[1, 0], [0, 1], [1, 1], [2, 1], [1, 2], [0, 0], [10, -10.0]])
         ("centred_clipping", {"radius": 1.0, "steps": 3}, (1.11800511, 0.51515582)),
         ("centred_clipping", {"radius": 1.0}, (1.11800511, 0.51515582)),
         ("centred_clipping", {"radius": 2.0, "steps": 1}, (1.04061359, 0.29604273)),
-        ("mean", {"before": [{"name": "norm_clipping", "radius": 2.0}]}, (1.04061359, 0.29604273)),
-        ("mean", {"before": ["norm_clipping"]}, (0.85298221, 0.32649111)),
-        ("median", {"f": 1, "before": ["nnm"]}, (1, 0.75)),
+        (
+            "mean",
+            {"preaggregation": [{"name": "norm_clipping", "radius": 2.0}]},
+            (1.04061359, 0.29604273),
+        ),
+        ("mean", {"preaggregation": ["norm_clipping"]}, (0.85298221, 0.32649111)),
+        ("median", {"f": 1, "preaggregation": ["nnm"]}, (1, 0.75)),
         ("clipped_clustering", {}, (0.81622777, 0.65811388)),
         ("autogm", {"spread": 5.0}, (1, 1)),
         ("autogm", {"spread": 20.0}, (1, 1)),
@@ -74,7 +78,7 @@ def test_bulyan_selects_one_after_another(rows_of):
 
 def test_nearest_neighbour_mixing(rows_of, cross):
     rows = rows_of(cross)
-    mixed = bind("mean", f=1, before=["nnm"])._mixed(rows, 0)
+    mixed = bind("mean", f=1, preaggregation=["nnm"])._mixed(rows, 0)
     expected = np.array([[1, 0.75]] * 4 + [[3.5, -2]])
     np.testing.assert_allclose(mixed.block(0, 2), expected, rtol=1e-12)
 
@@ -134,7 +138,7 @@ class TestAHugeLiar:
             ("centred_clipping", {}),
             ("clipped_clustering", {}),
             ("autogm", {}),
-            ("mean", {"f": 1, "before": ["norm_clipping"]}),
+            ("mean", {"f": 1, "preaggregation": ["norm_clipping"]}),
         ],
     )
     def test_robust_rules_move_less_than_one(self, rows_of, cross, name, parameters):
@@ -171,11 +175,11 @@ class TestLimits:
         )
 
     def test_buckets_of_one_are_the_rows_in_another_order(self, some):
-        mixed = bind("median", before=[{"name": "bucketing", "size": 1}])._mixed(some, 0)
+        mixed = bind("median", preaggregation=[{"name": "bucketing", "size": 1}])._mixed(some, 0)
         assert sorted(mixed.block(0, 5).tolist()) == sorted(some.values.tolist())
 
     def test_mixing_with_everybody(self, some):
-        mixed = bind("mean", f=0, before=["nnm"])._mixed(some, 0)
+        mixed = bind("mean", f=0, preaggregation=["nnm"])._mixed(some, 0)
         everybody = np.tile(some.values.mean(axis=0), (9, 1))
         np.testing.assert_allclose(mixed.block(0, 5), everybody, atol=1e-12)
 

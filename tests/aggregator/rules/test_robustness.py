@@ -74,7 +74,7 @@ def ratio(rule, honest, liars):
 
 
 def bound(name, before):
-    return bind(name, f=F, before=before)
+    return bind(name, f=F, preaggregation=before)
 
 
 def worst(rule):
@@ -106,18 +106,18 @@ def test_no_random_attack_takes_a_rule_farther_than_is_proved(name, before, seed
 
 
 def test_mixing_alone_does_not_save_a_mean():
-    rule = bind("mean", f=F, before=["nnm"])
+    rule = bind("mean", f=F, preaggregation=["nnm"])
     honest = np.random.default_rng(0).normal(size=(N - F, WIDTH))
     assert ratio(rule, honest, np.full((F, WIDTH), 1e6)) > 1e6
 
 
 PIPELINES = (
     ("mean", {}),
-    ("mean", {"f": 2, "before": ["norm_clipping"]}),
+    ("mean", {"f": 2, "preaggregation": ["norm_clipping"]}),
     ("median", {"f": 2}),
-    ("median", {"f": 2, "before": ["bucketing"]}),
+    ("median", {"f": 2, "preaggregation": ["bucketing"]}),
     ("trimmed_mean", {"f": 2}),
-    ("trimmed_mean", {"f": 2, "before": ["nnm"]}),
+    ("trimmed_mean", {"f": 2, "preaggregation": ["nnm"]}),
     ("krum", {"f": 2}),
     ("multi_krum", {"f": 2}),
     ("bulyan", {"f": 1}),
@@ -127,7 +127,7 @@ PIPELINES = (
     ("clipped_clustering", {"f": 2}),
     ("fltrust", {"root": "m09"}),
 )
-IDS = [f"{name}{'+'.join(['', *p.get('before', ())])}" for name, p in PIPELINES]
+IDS = [f"{name}{'+'.join(['', *p.get('preaggregation', ())])}" for name, p in PIPELINES]
 WITHSTANDING = [(at, *one) for at, one in zip(IDS[1:], PIPELINES[1:], strict=True)]
 CUT = ("mean+norm_clipping", "centred_clipping")
 """What only bounds the length that a liar adds, to about that of an honest row."""
@@ -199,6 +199,6 @@ class TestHostileNumbers:
         truth = self.clients(common=1.0, apart=apart)
         sent = truth.copy()
         sent[0] += np.float32(3 * apart)
-        if "norm_clipping" in parameters.get("before", ()) or name in {"mean", "fltrust"}:
+        if "norm_clipping" in parameters.get("preaggregation", ()) or name in {"mean", "fltrust"}:
             sent[0] = truth[0]
         assert self.spreads(bind(name, **parameters), sent, truth) < 2

@@ -54,7 +54,7 @@ class TestEveryRule:
     @FEW
     @given(data=st.data())
     def test_order_of_arrival_changes_nothing(self, name, before, data):
-        rule = bind(name, before=before, **PARAMETERS[name])
+        rule = bind(name, preaggregation=before, **PARAMETERS[name])
         matrix = data.draw(numbers(rule.least))
         named = list(enumerate(matrix))
         shuffled = data.draw(st.permutations(named))
@@ -65,12 +65,12 @@ class TestEveryRule:
     @FEW
     @given(row=arrays(np.float64, 4, elements=st.floats(-1e3, 1e3)), more=st.integers(0, 6))
     def test_equal_rows_give_that_row(self, name, before, row, more):
-        rule = bind(name, before=before, **PARAMETERS[name])
+        rule = bind(name, preaggregation=before, **PARAMETERS[name])
         verdict = decided(rule, [row] * (rule.least + more))
         np.testing.assert_allclose(verdict.value, row, rtol=1e-9, atol=1e-9)
 
     def test_too_few_rows_are_refused_and_one_more_is_not(self, name, before):
-        rule = bind(name, before=before, **PARAMETERS[name])
+        rule = bind(name, preaggregation=before, **PARAMETERS[name])
         matrix = np.random.default_rng(3).normal(size=(rule.least, 4))
         assert decided(rule, matrix).value.shape == (4,)
         with pytest.raises(TooFewRows) as caught:
@@ -78,7 +78,7 @@ class TestEveryRule:
         assert (caught.value.needed, caught.value.got) == (rule.least, rule.least - 1)
 
     def test_weights_are_of_clients_and_dropped_ones_have_none(self, name, before):
-        rule = bind(name, before=before, **PARAMETERS[name])
+        rule = bind(name, preaggregation=before, **PARAMETERS[name])
         matrix = np.random.default_rng(4).normal(size=(rule.least + 3, 4))
         matrix[1] *= -1e6
         verdict = decided(rule, matrix)

@@ -42,7 +42,7 @@ def config(tmp_path):
         "fleet": "north",
         "state": "state",
         "broker": {"url": "mqtt://127.0.0.1:1"},
-        "page": {"listen": "off"},
+        "http": {"listen": "off"},
         "run": {"bundle": "load-mlp", "method": "fedavg", "quorum": 2},
     }))  # fmt: skip
     return path

@@ -32,7 +32,7 @@ def test_every_rule_is_told_of_as_many_liars_as_there_are():
     assert tables == [
         {"name": "mean"},
         {"name": "krum", "f": 3},
-        {"name": "median", "f": 3, "before": ["nnm"]},
+        {"name": "median", "f": 3, "preaggregation": ["nnm"]},
     ]
     assert [way.rule_name for way in chosen.against] == ["krum", "nnm+median"]
 
@@ -45,7 +45,7 @@ def test_f_can_be_said():
 def test_options_reach_their_rule_and_their_attack():
     table = rule("bucketing+multi_krum", pairs(["m=4", "bucketing.size=3"], "--rule-option"), 2)
     assert table == {
-        "name": "multi_krum", "f": 2, "m": 4, "before": [{"name": "bucketing", "size": 3}],
+        "name": "multi_krum", "f": 2, "m": 4, "preaggregation": [{"name": "bucketing", "size": 3}],
     }  # fmt: skip
     (one,) = told("--attack", "scaling", "--attack-option", "factor=-4").assaults
     assert one.bound.act.keywords == {"factor": -4.0}
