@@ -196,7 +196,7 @@ class Daemon:
         if self.config.http.listen != "off":
             page = Page(self.config.http.listen, lambda: self._snapshot, self.metrics.text)
             self._closing.callback(page.close)
-            logger.info("page %s", fields(address=page.address))
+            logger.info("http server started %s", fields(address=page.address))
         self._fold.halted = self._letters.halted
         self._begin()
         self._transport.open()
@@ -204,7 +204,7 @@ class Daemon:
         self._look()
         for device, names in self._store.unusable().items():
             what = {"device": device, "numbers": ",".join(names)}
-            logger.error("ledger unusable %s", fields(**what, do="enrol it with a new key"))
+            logger.error("stored number rejected %s", fields(**what, do="enrol it with a new key"))
         told = {"fleet": self.config.fleet, "run": self._fold.number, "round": self.state.round}
         logger.info("started %s", fields(**told, version=self.state.version))
 
@@ -255,11 +255,11 @@ class Daemon:
             is_ours = not config_reload.is_foreseen(error)
             if is_ours:
                 self.metrics.errors.labels("reload").inc()
-            logger.warning("reload refused %s", fields(**told), exc_info=is_ours)
+            logger.warning("configuration refused %s", fields(**told), exc_info=is_ours)
         else:
             keys = config_reload.changed(self.config, run.config)
             self._follow(run)
-            logger.info("reloaded %s", fields(changed=",".join(keys) or "nothing"))
+            logger.info("configuration reloaded %s", fields(changed=",".join(keys) or "nothing"))
         self._look()
         if self._was_linked:
             notify("READY=1")
@@ -727,7 +727,7 @@ def _found_broker(config: AggregatorConfig) -> Any:  # noqa: ANN401 - ``aggregat
 
     port = MQTT_PORT if config.broker.url == "auto" else 0
     found = broker_process.find(config.broker.url, folder=config.state / "broker", port=port)
-    logger.info("%s", found.sentence)
+    logger.info("broker selected %s", fields(kind=found.kind, url=found.url))
     return found
 
 
@@ -741,4 +741,5 @@ def _link(config: AggregatorConfig, found: Any) -> Transport:  # noqa: ANN401 - 
 
 def _told(text: str) -> None:
     """Log the result of a control order in one line."""
-    logger.info("%s", "; ".join(line.strip() for line in text.splitlines()))
+    result = "; ".join(line.strip() for line in text.splitlines())
+    logger.info("order executed %s", fields(result=result))

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "logging.md"
-PROGRAMS = {"Device": "edge_sdk"}
+PROGRAMS = {"Device": "edge_sdk", "Aggregator": "aggregator"}
 """Folder by the heading of its table."""
 
 LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "log"})

@@ -144,7 +144,7 @@ class FloodControl:
         flood.until = now + min(longest, self._limits.exclusion * 2.0 ** min(flood.strikes, 32))
         flood.strikes += 1
         self._floods.move_to_end(device)
-        logger.error("flooding %s", fields(device=device, what=flood.told(device, now)))
+        logger.error("flood detected %s", fields(device=device, what=flood.told(device, now)))
 
     def exclude(self, devices: Iterable[str], now: float) -> None:
         """Exclude clients that flooded before a restart."""

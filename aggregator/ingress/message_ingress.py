@@ -346,7 +346,7 @@ class MessageIngress:
         if command is None:
             return Taken()
         told = {"device": device, "num": command.num, "op": command.op}
-        logger.warning("command numbered again %s", fields(**told))
+        logger.warning("command renumbered %s", fields(**told))
         self._renumbered[device] = life, count + 1
         return Taken((self._voice.say(device, command),))
 

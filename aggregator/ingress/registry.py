@@ -184,7 +184,7 @@ class Registry:
         return {client.id for client in self._clients.values() if client.state != "enrolled"}
 
     def _shut(self, device: str, why: str) -> None:
-        logger.error("quarantined %s", fields(device=device, why=why))
+        logger.error("device quarantined %s", fields(device=device, why=why))
         self._mark(device, "quarantined", why)
 
     def _mark(self, device: str, state: str, why: str) -> None:

@@ -196,9 +196,7 @@ class UpdateAdmission:
             return
         self._counts["OUTLIVED"] += 1
         told = {"device": device, "life": life, "signs": f"{signs} of {SIGNS}"}
-        logger.warning(
-            "an image was restored, or two processes use one identity %s", fields(**told)
-        )
+        logger.warning("cloned identity suspected %s", fields(**told))
         if signs >= SIGNS:
             self._twins.forget(device)
             self._registry.part(device, f"life {life} goes on behind newer ones")

@@ -300,7 +300,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             code, kind, body = self._answer(self.path.partition("?")[0])
         except Exception:
-            logger.exception("page failed %s", fields(path=self.path))
+            logger.exception("http request failed %s", fields(path=self.path))
             code, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain"
             body = b"internal error; the log has the trace\n"
         self.send_response(code)

@@ -123,7 +123,7 @@ class Isolation:
     def note_full(self, error: DatabaseFullError) -> None:
         """Record that the disk is full, and log it once."""
         if not self.intake.is_full:
-            logger.error("store full %s", fields(why=error))
+            logger.error("disk full %s", fields(why=error))
         self.intake.is_full = True
 
     def set_aside(self, message: Message, error: Exception) -> None:

@@ -76,4 +76,4 @@ def _kind_of(topic: str) -> str:
 
 
 def _log_refused(message: QueuedPublish, error: LinkError) -> None:
-    logger.warning("not published %s", fields(topic=message.topic, why=error))
+    logger.warning("publish failed %s", fields(topic=message.topic, why=error))

@@ -237,4 +237,4 @@ class SignedLink:
 
 
 def _log_refused(message: QueuedPublish, error: LinkError) -> None:
-    logger.warning("not published %s", fields(topic=message.topic, why=error))
+    logger.warning("publish failed %s", fields(topic=message.topic, why=error))

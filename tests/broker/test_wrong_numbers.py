@@ -147,7 +147,7 @@ def test_the_largest_numbers_on_disk_and_by_command_stop_no_device(town):
     with closing(sqlite3.connect(database)) as db, db:
         db.execute("UPDATE ledgers SET cur = ?, hid_life = ?, spent = ?", (2**63 - 1,) * 3)
     aggregator = town.aggregator()
-    town.until(lambda: "ledger unusable" in aggregator.log.read_text("utf-8"))
+    town.until(lambda: "stored number rejected" in aggregator.log.read_text("utf-8"))
     town.end(device)
     key = Config.load(town.device.config).keys.device
     key.unlink()

@@ -263,7 +263,7 @@ class TestTwoLives:
         one, other = copies
         with caplog.at_level("WARNING"):
             assert self._push(desk, other, one, 2).code == Reason.CLOSED
-        assert "image was restored" in caplog.text
+        assert "cloned identity suspected" in caplog.text
         assert desk.intake.counts["OUTLIVED"] == 1
         assert not desk.registry.quarantined()
         desk.open(round_number=3, version=2)

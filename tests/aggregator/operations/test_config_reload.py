@@ -153,7 +153,7 @@ def test_what_cannot_be_in_force_changes_nothing_and_says_why(fleet, caplog, old
     with caplog.at_level(logging.WARNING, "aggregator.daemon"):
         assert not daemon.reload({})
     (said,) = [
-        r.getMessage() for r in caplog.records if r.getMessage().startswith("reload refused")
+        r.getMessage() for r in caplog.records if r.getMessage().startswith("configuration refused")
     ]
     assert why in said
     assert (daemon.config, daemon._fold.run) == (before, run)
@@ -360,7 +360,7 @@ def test_a_process_lives_through_bad_good_and_forbidden_files(started, tmp_path)
         path.write_text(text + "[[[")
         process.hang_up()
         process.until(lambda: process.metrics()[OK] == 0)
-        assert "reload refused" in process.log
+        assert "configuration refused" in process.log
         assert "not valid TOML" in process.log
         process.goes_on()
 
@@ -376,12 +376,17 @@ def test_a_process_lives_through_bad_good_and_forbidden_files(started, tmp_path)
         process.until(lambda: process.metrics()[OK] == 1)
         process.until(lambda: any('kind="crl"' in name for name in process.metrics()))
         process.goes_on()
-        assert "INFO aggregator.daemon: reloaded" not in process.log  # the level came first
+        assert (
+            "INFO aggregator.daemon: configuration reloaded" not in process.log
+        )  # the level came first
 
         path.write_text(text.replace('"200ms"', '"1h"'))
         process.hang_up()
         process.until(
-            lambda: "reloaded changed=run.deadline,broker.crl_file,log.level" in process.log
+            lambda: (
+                "configuration reloaded changed=run.deadline,broker.crl_file,log.level"
+                in process.log
+            )
         )
         count = process.abandoned()  # the round that was open keeps its 200 ms; the next lasts
         time.sleep(2.0)
@@ -445,7 +450,7 @@ def test_a_closed_terminal_ends_the_daemon(started, terminal):
     with started(preexec_fn=sit, stdout=subprocess.DEVNULL) as process:
         os.close(theirs)
         process.hang_up()  # by hand, and the terminal is there: a wish to reload
-        process.until(lambda: "reloaded changed=nothing" in process.log)
+        process.until(lambda: "configuration reloaded changed=nothing" in process.log)
         process.goes_on()
         os.close(ours)
         assert process.running.wait(300) == 0

@@ -190,7 +190,7 @@ def test_what_no_page_foresaw_is_told_and_logged(served, caplog):
     held["now"] = Snapshot(time.monotonic(), {"broker": True}, {"fleet": object()})
     code, text = get(page, "/status")
     assert (code, "the log has the trace" in text) == (500, True)
-    assert "page failed path=/status" in caplog.text
+    assert "http request failed path=/status" in caplog.text
     assert get(page, "/healthz")[0] == 200
 
 

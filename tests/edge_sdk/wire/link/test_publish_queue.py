@@ -83,5 +83,5 @@ def test_a_device_drops_a_message_that_its_link_cannot_carry(broker, link, caplo
     device.announce(status)
     broker.max_payload = 65_536
     device.announce(status)
-    assert "not published" in caplog.text
+    assert "publish failed" in caplog.text
     assert device.bytes_up == len(device.sealed(status))
