@@ -14,7 +14,7 @@ from aggregator.methods.averaging.fedatt import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging.fedgru import Recurrent, fedgru, fedntp
 from aggregator.methods.base.averaging import ABANDON, OPEN, Averaged, Averaging, Rounds, averaging
 from aggregator.methods.base.parameters import Rate, Steps
-from aggregator.methods.base.server_optim import adam, averaged, sgd
+from aggregator.methods.base.server_optim import adam, momentum, sgd
 from aggregator.methods.base.types import Clustered, Course, Credited, Linked, Method, Setup
 from aggregator.methods.bilevel.bigfl import BiGFL, bigfl
 from aggregator.methods.clustered.fesem import FeSEM, fesem
@@ -122,7 +122,7 @@ class FedAvgM:
 
     def bound(self, rounds: Rounds) -> Averaging:
         """Return the family's settings for these numbers."""
-        optimiser = averaged(self.server_rate, self.beta, self.momentum_form)
+        optimiser = momentum(self.server_rate, self.beta, self.momentum_form)
         return Averaging(optimiser, rounds, _task(self.steps, self.rate))
 
 

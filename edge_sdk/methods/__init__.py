@@ -11,7 +11,7 @@ from edge_sdk.methods.bilevel import bilevel
 from edge_sdk.methods.consensus import pulled
 from edge_sdk.methods.fesem import centred
 from edge_sdk.methods.gossip import dfl_gt, dfl_sgd
-from edge_sdk.methods.local_sgd import LocalSgd, gradient, steps
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg, fedsgd
 from edge_sdk.methods.pfl import personal
 from edge_sdk.methods.split import station
 from edge_sdk.methods.training_context import TrainingContext
@@ -23,18 +23,18 @@ Factory = Callable[[TrainingContext, LocalSgd], Half[Any]]
 
 METHODS: Mapping[str, Factory] = MappingProxyType(
     {
-        "fedsgd": gradient,
-        "fedavg": steps,
-        "fedprox": steps,
-        "fedavgm": steps,
-        "fedadam": steps,
+        "fedsgd": fedsgd,
+        "fedavg": fedavg,
+        "fedprox": fedavg,
+        "fedavgm": fedavg,
+        "fedadam": fedavg,
         "fedasync": weights,
-        "fedbuff": steps,
-        "afl": steps,
-        "fedatt": steps,
-        "fedda": steps,
-        "fedgru": steps,
-        "fedntp": steps,
+        "fedbuff": fedavg,
+        "afl": fedavg,
+        "fedatt": fedavg,
+        "fedda": fedavg,
+        "fedgru": fedavg,
+        "fedntp": fedavg,
         "nbafl": bounded_weights,
         "udp": bounded_difference,
         "fesem": centred,
@@ -49,9 +49,9 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "bafdp": pulled,
         "bsfdp": pulled,
         "aspire_ease": pulled,
-        "rsa": partial(pulled, answer="signs"),
+        "rsa": partial(pulled, content="signs"),
         "rsa_weights": pulled,
-        "dp_rsa": partial(pulled, answer="difference"),
+        "dp_rsa": partial(pulled, content="difference"),
     }
 )
 """The device half of every method of ``edge_sdk.wire.contract.method.CONTRACTS``, under the same keys."""

@@ -8,7 +8,6 @@ penalty.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.methods.conjugate_gradient import Product, Solution, conjugate, neumann, steepest
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
-from edge_sdk.methods.proximal_step import OPTIMISERS
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, TrainingResult, answer, train
 from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.shared_math.bilevel_map import Basis, unpacked
-from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task, Update
+from edge_sdk.shared_math.optim import chain, stateless
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 SOLVE = "solve"
@@ -151,31 +150,29 @@ def _trained(
     if lean is None:
         return state, ()
     with np.errstate(over="ignore", invalid="ignore"):  # the device then answers nothing
-        p, report = _stepped(local, settings, state.p, task, lean)
-    if not report or not (np.isfinite(p).all() and math.isfinite(report["loss"])):
+        trained = _stepped(local, settings, state.p, task, lean)
+    if not (trained.report and trained.is_finite):
         return state, ()
-    answer = Update(local.client, task.round, task.base, spec.shared(p), report)
-    return BilevelState(p, task.round, form, rows), (answer,)
+    said = answer(local, task, spec.shared(trained.p), trained.report)
+    return BilevelState(trained.p, task.round, form, rows), (said,)
 
 
 def _stepped(
     local: TrainingContext, settings: LocalSgd, p: Vector, task: Task, lean: BilevelPenalty
-) -> tuple[Vector, dict[str, float]]:
-    """Take the steps of a round; an empty report means that there were no windows to learn from."""
-    asked, spec, c = task.values, local.spec, np.asarray(task.arrays["c"], np.float64)
-    wanted = int(asked.get("steps", settings.steps))
-    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
-    optimiser = rated(float(asked.get("rate", settings.rate)))
-    moments, losses, used = optimiser.init(p), [], 0
-    for batch in local.batches(max(wanted, 1), task.round, fresh=True):
-        loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
-        losses.append(float(loss))
-        used += len(batch)
-        if wanted:
-            drawn = lean.slope(spec.shared(p).astype(np.float64), c).astype(p.dtype)
-            p, moments = optimiser.update(p, g + spec.lift(drawn), moments)
-    report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
-    return p, report
+) -> TrainingResult:
+    spec, c = local.spec, np.asarray(task.arrays["c"], np.float64)
+
+    def penalised(g: Vector, p: Vector) -> Vector:
+        return g + spec.lift(lean.slope(spec.shared(p).astype(np.float64), c).astype(p.dtype))
+
+    return train(
+        local,
+        chain(stateless(penalised), settings.optimiser_of(task.values)),
+        p,
+        None,
+        steps=settings.steps_of(task.values),
+        of_round=task.round,
+    )
 
 
 def _solved(local: TrainingContext, state: BilevelState, task: Task) -> Effects:
@@ -193,8 +190,7 @@ def _solved(local: TrainingContext, state: BilevelState, task: Task) -> Effects:
         q = _found(product, p, asked).astype(np.float32)
     if not np.isfinite(q).all():
         return ()
-    report = {"n": float(sum(map(len, batches)))}
-    return (Update(local.client, task.round, task.base, q, report),)
+    return (answer(local, task, q, {"n": float(sum(map(len, batches)))}),)
 
 
 def _curvature(

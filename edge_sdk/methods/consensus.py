@@ -25,16 +25,16 @@ from typing import Literal
 
 import numpy as np
 
-from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import Optimiser, OptimiserState
-from edge_sdk.methods.proximal_step import OPTIMISERS, ProximalStep, ascent
+from edge_sdk.methods.local_sgd import LocalSgd, answer, loss_gradient, train
+from edge_sdk.methods.proximal_step import ascent, consensus_pull, l1_penalty
 from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.methods.wasserstein_radius import WassersteinGuard
 from edge_sdk.shared_math.consensus_dual import check, next_dual
-from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task, Update
+from edge_sdk.shared_math.optim import State, chain, saved
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
-Answer = Literal["weights", "signs", "difference"]
+Content = Literal["weights", "signs", "difference"]
 """Content of the answer: the shared weights, the signs of ``z - w``, or ``z - w`` itself.
 
 A privacy mechanism at the sign turns ``z - w`` into noisy signs; no sign encoding can hold it.
@@ -57,16 +57,13 @@ class ConsensusState:
     dual: Vector
     eps: float = 0.0
     answered: int = 0
-    moments: OptimiserState | None = None
+    moments: State | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
         out: dict[str, Array] = {"p": self.p, "dual": self.dual}
         out |= {"eps": np.array(self.eps), "answered": np.array(self.answered)}
-        if self.moments is not None:
-            taken, first, second = self.moments
-            out |= {"taken": np.array(taken), "first": first, "second": second}
-        return out
+        return out | dict(self.moments or {})
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ConsensusState:
@@ -76,14 +73,11 @@ class ConsensusState:
             KeyError: An array is missing.
         """
         eps, answered = float(arrays["eps"]), int(arrays["answered"])
-        if "taken" not in arrays:
-            return cls(arrays["p"], arrays["dual"], eps, answered)
-        moments = OptimiserState(int(arrays["taken"]), arrays["first"], arrays["second"])
-        return cls(arrays["p"], arrays["dual"], eps, answered, moments)
+        return cls(arrays["p"], arrays["dual"], eps, answered, saved(arrays))
 
 
 def pulled(
-    local: TrainingContext, settings: LocalSgd, answer: Answer = "weights"
+    local: TrainingContext, settings: LocalSgd, content: Content = "weights"
 ) -> Half[ConsensusState]:
     """Answer ``step`` with the weights after local steps under the task's penalty.
 
@@ -96,7 +90,7 @@ def pulled(
     def apply(state: ConsensusState, event: Event) -> tuple[ConsensusState, Effects]:
         match event:
             case Task(ask="step", arrays={"z": z}) if z.shape == (spec.shared_size,):
-                return _answered(local, settings, state, event, answer)
+                return _answered(local, settings, state, event, content)
             case Task(ask=ask, arrays={"w": w}) if ask == END and w.shape == (spec.shared_size,):
                 return replace(state, p=spec.place(state.p, w)), ()
         return state, ()
@@ -108,7 +102,7 @@ def pulled(
 
 
 def _answered(
-    local: TrainingContext, settings: LocalSgd, state: ConsensusState, task: Task, answer: Answer
+    local: TrainingContext, settings: LocalSgd, state: ConsensusState, task: Task, content: Content
 ) -> tuple[ConsensusState, Effects]:
     spec, z = local.spec, task.arrays["z"]
     begun = _begun(spec, settings, state, task)
@@ -122,14 +116,14 @@ def _answered(
     w = spec.shared(begun.p if is_jacobi else moved.p)
     every = int(task.values.get("check_every", 0.0))
     said = check(begun.dual) if every and begun.answered % every == 0 else b""
-    update = Update(local.client, task.round, task.base, _leaving(w, z, answer), report, said)
+    update = answer(local, task, _leaving(w, z, content), report, said)
     return replace(moved, answered=begun.answered + 1), (update,)
 
 
-def _leaving(w: Vector, z: Vector, answer: Answer) -> Vector:
-    if answer == "weights":
+def _leaving(w: Vector, z: Vector, content: Content) -> Vector:
+    if content == "weights":
         return w
-    return z - w if answer == "difference" else np.sign(z - w)
+    return z - w if content == "difference" else np.sign(z - w)
 
 
 def _begun(
@@ -157,58 +151,42 @@ def _activated(
     local: TrainingContext, settings: LocalSgd, state: ConsensusState, task: Task
 ) -> tuple[ConsensusState, dict[str, float]]:
     """Take the local steps, then the budget's at the new weights; no report without windows."""
-    asked, p, eps = task.values, state.p, state.eps
-    pull = _pull(local.spec, settings, state, task)
-    moments, losses, used, guard = _fitting(pull.optimiser, state), [], 0, None
-    for batch in local.batches(int(asked.get("steps", 1.0)), task.round, fresh=True):
-        guard = WassersteinGuard.of(asked, local.count, batch.x[0].size + batch.y[0].size)
-        loss, g, _ = _slope(local, task, p, batch, guard.rho(eps))
-        p, moments = pull.step(p, g, moments)
-        losses.append(loss)
-        used += len(batch)
-    if guard is None:
+    asked, spec, z, eps = task.values, local.spec, task.arrays["z"], state.eps
+    steps, rate = int(asked.get("steps", 1.0)), settings.rate_of(asked)
+    if not steps:
+        return state, {}
+    pull = consensus_pull(spec, z, state.dual, asked.get("prox", 0.0), asked.get("weight", 1.0))
+    trained = train(
+        local,
+        chain(pull, settings.optimiser_of(asked)),
+        state.p,
+        state.moments,
+        steps=steps,
+        of_round=task.round,
+        gradient=lambda p, batch: _slope(local, task, p, batch, eps)[:2],
+        after=l1_penalty(spec, z, rate * asked.get("l1", 0.0), asked.get("l1_mode", 0.0)),
+    )
+    if trained.batch is None:
         return state, {}
     if eps > 0.0:
-        slope = _slope(local, task, p, batch, guard.rho(eps))[2]
+        slope = _slope(local, task, trained.p, trained.batch, eps)[2]
+        guard = _guard(local, task, trained.batch)
         eps = guard.next_eps(guard.clipped(eps), slope)
-    report = {"loss": float(np.mean(losses)), "n": float(used)} | _shown(eps)
-    return replace(state, p=p, eps=eps, moments=moments), report
+    after = replace(state, p=trained.p, eps=eps, moments=trained.moments)
+    return after, trained.report | _shown(eps)
 
 
-def _pull(spec: ParamSpec, settings: LocalSgd, state: ConsensusState, task: Task) -> ProximalStep:
-    asked = task.values
-    rate = float(asked.get("rate", settings.rate))
-    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
-    return ProximalStep(
-        spec,
-        rated(rate),
-        task.arrays["z"],
-        state.dual,
-        reach=rate * asked.get("l1", 0.0),
-        mode=asked.get("l1_mode", 0.0),
-        prox=asked.get("prox", 0.0),
-        weight=asked.get("weight", 1.0),
-    )
-
-
-def _fitting(optimiser: Optimiser, state: ConsensusState) -> OptimiserState:
-    """Return the moments of earlier steps, or fresh ones where another optimiser made them."""
-    fresh, kept = optimiser.init(state.p), state.moments
-    is_same = kept is not None and (kept.first.shape, kept.second.shape) == (
-        fresh.first.shape,
-        fresh.second.shape,
-    )
-    return kept if kept is not None and is_same else fresh
+def _guard(local: TrainingContext, task: Task, batch: Batch) -> WassersteinGuard:
+    return WassersteinGuard.of(task.values, local.count, batch.x[0].size + batch.y[0].size)
 
 
 def _slope(
-    local: TrainingContext, task: Task, p: Vector, batch: Batch, rho: float
+    local: TrainingContext, task: Task, p: Vector, batch: Batch, eps: float
 ) -> tuple[float, Vector, float]:
     """Return loss, gradient of ``loss + rho G``, and G; without a regulariser G is 0."""
     if task.values.get("regulariser", 0.0) == 0.0:
-        loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
-        return float(loss), g, 0.0
-    weight = np.asarray(rho, p.dtype)
+        return *loss_gradient(local, p, batch), 0.0
+    weight = np.asarray(_guard(local, task, batch).rho(eps), p.dtype)
     loss, g, slope = local.run("robust_gradient", p=p, x=batch.x, y=batch.y, rho=weight)
     return float(loss), g, float(slope)
 

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from edge_sdk.methods.optim import OptimiserState, Rated, adam, sgd
-from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.methods.training_context import Batch, TrainingContext
+from edge_sdk.shared_math.optim import (
+    IDENTITY,
+    Rated,
+    State,
+    Transform,
+    adam,
+    add_proximal,
+    chain,
+    resumed,
+    saved,
+    sgd,
+    step,
+)
 from edge_sdk.wire.contract.manifest import Training
-from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task, Update
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task, Update
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 TRAIN = "train"
 """The ask that the halves here answer; at ``END`` they only adopt the final model."""
+
+OPTIMISERS: Mapping[float, Rated] = MappingProxyType({1.0: sgd, 2.0: adam})
+"""Values of a task's ``optimiser``; 0 is the bundle's own."""
+
+Gradient = Callable[[Vector, Batch], tuple[float, Vector]]
+"""Function from parameters and a minibatch to the loss and its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +71,94 @@ class LocalSgd:
         optimiser = partial(adam, **betas) if training.optimiser == "adam" else sgd
         return cls(optimiser, training.rate, training.steps, minibatch=training.minibatch)
 
+    def rate_of(self, asked: Scalars) -> float:
+        """Return the learning rate of a task."""
+        return float(asked.get("rate", self.rate))
+
+    def steps_of(self, asked: Scalars) -> int:
+        """Return the number of steps of a task."""
+        return int(asked.get("steps", self.steps))
+
+    def optimiser_of(self, asked: Scalars) -> Transform:
+        """Return the optimiser of a task, at its rate."""
+        rated = OPTIMISERS.get(asked.get("optimiser", 0.0), self.optimiser)
+        return rated(self.rate_of(asked))
+
+
+class TrainingResult(NamedTuple):
+    """Result of local training.
+
+    Attributes:
+        p: Whole vector after the steps.
+        moments: State of the optimiser.
+        report: Mean ``loss`` and number ``n`` of windows; empty if there were no windows.
+        batch: Last minibatch; None if there were no windows.
+    """
+
+    p: Vector
+    moments: State
+    report: dict[str, float]
+    batch: Batch | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether the weights and everything reported are finite numbers."""
+        return bool(np.isfinite(self.p).all()) and all(map(math.isfinite, self.report.values()))
+
+
+def train(
+    local: TrainingContext,
+    optimiser: Transform,
+    p: Vector,
+    moments: State | None,
+    *,
+    steps: int,
+    of_round: int,
+    fresh: bool = True,
+    gradient: Gradient | None = None,
+    after: Transform = IDENTITY,
+) -> TrainingResult:
+    """Take one step of an optimiser on each of a round's minibatches.
+
+    Args:
+        local: Data and graphs.
+        optimiser: Maps a gradient to a step.
+        p: Whole vector at the start.
+        moments: State of the optimiser from earlier rounds; a fresh one where it does not fit.
+        steps: Number of steps; with 0 the loss is measured and nothing moves.
+        of_round: Round, by which minibatches are drawn.
+        fresh: True draws a minibatch for every step, False one for all.
+        gradient: Loss and gradient of a minibatch; None is the bundle's own.
+        after: Applied to the weights after every step.
+    """
+    moments, losses, used, batch = resumed(optimiser, p, moments), [], 0, None
+    slope = partial(loss_gradient, local) if gradient is None else gradient
+    for batch in local.batches(max(steps, 1), of_round, fresh=fresh):
+        loss, g = slope(p, batch)
+        losses.append(loss)
+        used = used + len(batch) if fresh else len(batch)
+        if steps:
+            p, moments = step(optimiser, p, g, moments, after)
+    report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
+    return TrainingResult(p, moments, report, batch)
+
+
+def loss_gradient(local: TrainingContext, p: Vector, batch: Batch) -> tuple[float, Vector]:
+    """Return the loss on a minibatch and its gradient, by the bundle's graph."""
+    loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
+    return float(loss), g
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalState:
     """State of a device: its whole vector, personal layers included."""
 
     p: Vector
-    moments: OptimiserState | None = None
+    moments: State | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
-        if self.moments is None:
-            return {"p": self.p}
-        taken, first, second = self.moments
-        return {"p": self.p, "taken": np.array(taken), "first": first, "second": second}
+        return {"p": self.p, **(self.moments or {})}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> LocalState:
@@ -74,13 +167,10 @@ class LocalState:
         Raises:
             KeyError: An array is missing.
         """
-        if "taken" not in arrays:
-            return cls(arrays["p"])
-        moments = OptimiserState(int(arrays["taken"]), arrays["first"], arrays["second"])
-        return cls(arrays["p"], moments)
+        return cls(arrays["p"], saved(arrays))
 
 
-def steps(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
+def fedavg(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
     """Answer ``train`` with the change by local steps: received minus trained, on shared layers.
 
     Personal layers keep their training and are in no answer. A device without windows adopts the
@@ -95,15 +185,17 @@ def steps(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
         placed = local.spec.place(state.p, received)
         if event.ask == END:
             return replace(state, p=placed), ()
-        trained, report = _train(local, settings, state, placed, event)
-        if not report or not _finite(report["loss"], trained.p):
+        trained = _trained(local, settings, state, placed, event)
+        if not (trained.report and trained.is_finite):
             return replace(state, p=placed), ()
-        return trained, (_answer(local, event, received - local.spec.shared(trained.p), report),)
+        change = received - local.spec.shared(trained.p)
+        kept = trained.moments if settings.keep_moments else None
+        return LocalState(trained.p, kept), (answer(local, event, change, trained.report),)
 
     return Half(LocalState, apply, model=lambda state: {"p": state.p})
 
 
-def gradient(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
+def fedsgd(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
     """Answer ``train`` with the gradient at the received model (FedSGD); shared layers stay.
 
     The server does not update personal layers: they take the same step here, at the task's rate.
@@ -115,14 +207,15 @@ def gradient(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
             return state, ()
         p = local.spec.place(state.p, received)
         for batch in () if event.ask == END else local.batches(1, event.round, fresh=True):
-            loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
-            plain = sgd(float(event.values.get("rate", settings.rate)))
-            stepped, _ = plain.update(p, g, plain.init(p))
-            if not _finite(float(loss), stepped):
+            loss, g = loss_gradient(local, p, batch)
+            plain = sgd(settings.rate_of(event.values))
+            trained = TrainingResult(
+                *step(plain, p, g, plain.init(p)), {"loss": loss, "n": float(len(batch))}
+            )
+            if not trained.is_finite:
                 break
-            report = {"loss": float(loss), "n": float(len(batch))}
-            after = LocalState(local.spec.place(stepped, received))
-            return after, (_answer(local, event, local.spec.shared(g), report),)
+            after = LocalState(local.spec.place(trained.p, received))
+            return after, (answer(local, event, local.spec.shared(g), trained.report),)
         return replace(state, p=p), ()
 
     return Half(LocalState, apply, model=lambda state: {"p": state.p})
@@ -136,34 +229,25 @@ def _received(event: Event, spec: ParamSpec) -> Vector | None:
     return w if w is not None and w.shape == (spec.shared_size,) else None
 
 
-def _train(
+def _trained(
     local: TrainingContext, settings: LocalSgd, state: LocalState, placed: Vector, task: Task
-) -> tuple[LocalState, dict[str, float]]:
-    """Take the steps of one round; an empty report means that there were no windows to learn from.
-
-    A task of no steps is still answered, with the loss of the model as it was received.
-    """
-    wanted = int(task.values.get("steps", settings.steps))
+) -> TrainingResult:
+    """Train for one round; a task of no steps is still answered, with the received model's loss."""
     prox = float(task.values.get("prox", settings.prox))
-    optimiser = settings.optimiser(float(task.values.get("rate", settings.rate)))
-    p = placed if settings.start == "received" else state.p
-    moments = state.moments if settings.keep_moments else None
-    moments = optimiser.init(p) if moments is None else moments
-    fresh, losses, used = settings.minibatch == "fresh", [], 0
-    for batch in local.batches(max(wanted, 1), task.round, fresh=fresh):
-        loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
-        losses.append(float(loss))
-        used = used + len(batch) if fresh else len(batch)
-        if wanted:
-            pulled = g + local.spec.lift(prox * local.spec.shared(p - placed)) if prox else g
-            p, moments = optimiser.update(p, pulled, moments)
-    report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
-    return LocalState(p, moments if settings.keep_moments else None), report
+    pull = add_proximal(local.spec, prox, local.spec.shared(placed))
+    return train(
+        local,
+        chain(pull, settings.optimiser_of(task.values)),
+        placed if settings.start == "received" else state.p,
+        state.moments if settings.keep_moments else None,
+        steps=settings.steps_of(task.values),
+        of_round=task.round,
+        fresh=settings.minibatch == "fresh",
+    )
 
 
-def _finite(loss: float, p: Vector) -> bool:
-    return math.isfinite(loss) and bool(np.isfinite(p).all())
-
-
-def _answer(local: TrainingContext, task: Task, vector: Vector, report: dict[str, float]) -> Update:
-    return Update(local.client, task.round, task.base, vector, report)
+def answer(
+    local: TrainingContext, task: Task, vector: Vector, report: Scalars, check: bytes = b""
+) -> Update:
+    """Return the update that answers a task."""
+    return Update(local.client, task.round, task.base, vector, report, check)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
-from edge_sdk.methods.optim import Optimiser, OptimiserState
-from edge_sdk.methods.proximal_step import OPTIMISERS
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, TrainingResult, answer, train
 from edge_sdk.methods.training_context import TrainingContext
-from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task, Update
+from edge_sdk.shared_math.optim import State, add_proximal, chain, saved
+from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 LAST, OWN, FLEET = 0.0, 1.0, 2.0
@@ -37,7 +36,7 @@ class PersonalState:
     answered: int = 0
     tune: int = 0
     rate: float = 0.0
-    moments: OptimiserState | None = None
+    moments: State | None = None
 
     @property
     def chosen(self) -> Vector:
@@ -50,10 +49,7 @@ class PersonalState:
         out |= {"tune": np.array(self.tune), "tune_rate": np.array(self.rate)}
         if self.kept is not None:
             out["kept"] = self.kept
-        if self.moments is not None:
-            taken, first, second = self.moments
-            out |= {"taken": np.array(taken), "first": first, "second": second}
-        return out
+        return out | dict(self.moments or {})
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> PersonalState:
@@ -62,11 +58,8 @@ class PersonalState:
         Raises:
             KeyError: An array is missing.
         """
-        moments = None
-        if "taken" in arrays:
-            moments = OptimiserState(int(arrays["taken"]), arrays["first"], arrays["second"])
-        tune, rate = int(arrays["tune"]), float(arrays["tune_rate"])
-        return cls(arrays["p"], arrays.get("kept"), int(arrays["answered"]), tune, rate, moments)
+        tune, rate, answered = int(arrays["tune"]), float(arrays["tune_rate"]), arrays["answered"]
+        return cls(arrays["p"], arrays.get("kept"), int(answered), tune, rate, saved(arrays))
 
 
 def personal(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
@@ -111,18 +104,19 @@ def _answered(
     begun = replace(state, p=spec.place(state.p, w)) if begins_there else state
     if asked.get("fresh", 0.0) == 1.0:
         begun = replace(begun, moments=None)
-    moved, report = _trained(local, settings, begun, task, w)
-    if not report:
+    trained = _trained(local, settings, begun, task, w)
+    if not trained.report:
         return (state if state.answered else begun), ()
-    if not (np.isfinite(moved.p).all() and math.isfinite(report["loss"])):
+    if not trained.is_finite:
         return replace(state, p=spec.place(state.p, w), moments=None), ()
+    moved = replace(begun, p=trained.p, moments=trained.moments)
     moved, loss = _chosen(local, moved, asked.get("choice", LAST))
-    tune = asked.get("tune", 0.0) == 1.0
-    steps = int(asked.get("steps", settings.steps)) if tune else 0
-    moved = replace(moved, answered=task.round, tune=steps, rate=_rate(settings, asked))
+    tune = settings.steps_of(asked) if asked.get("tune", 0.0) == 1.0 else 0
+    moved = replace(moved, answered=task.round, tune=tune, rate=settings.rate_of(asked))
+    report = dict(trained.report)
     if loss is not None and math.isfinite(loss):
         report["validation"] = loss
-    return moved, (Update(local.client, task.round, task.base, spec.shared(moved.p), report),)
+    return moved, (answer(local, task, spec.shared(moved.p), report),)
 
 
 def _told(state: PersonalState, asked: Scalars) -> PersonalState:
@@ -159,22 +153,17 @@ def _chosen(
 
 def _trained(
     local: TrainingContext, settings: LocalSgd, state: PersonalState, task: Task, w: Vector
-) -> tuple[PersonalState, dict[str, float]]:
-    """Take the steps of a round; an empty report means that there were no windows to learn from."""
-    asked, spec, p = task.values, local.spec, state.p
-    wanted, prox = int(asked.get("steps", settings.steps)), asked.get("prox", settings.prox)
-    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
-    optimiser = rated(_rate(settings, asked))
-    moments, losses, used = _fitting(optimiser, state), [], 0
-    for batch in local.batches(max(wanted, 1), task.round, fresh=True):
-        loss, g = local.run("gradient", p=p, x=batch.x, y=batch.y)
-        losses.append(float(loss))
-        used += len(batch)
-        if wanted:
-            drawn = g + spec.lift((spec.shared(p) - w) * p.dtype.type(prox)) if prox else g
-            p, moments = optimiser.update(p, drawn, moments)
-    report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
-    return replace(state, p=p, moments=moments), report
+) -> TrainingResult:
+    asked = task.values
+    pull = add_proximal(local.spec, asked.get("prox", settings.prox), w)
+    return train(
+        local,
+        chain(pull, settings.optimiser_of(asked)),
+        state.p,
+        state.moments,
+        steps=settings.steps_of(asked),
+        of_round=task.round,
+    )
 
 
 def _tuned(
@@ -185,25 +174,10 @@ def _tuned(
     if not state.tune:
         return base if state.kept is not None else state
     alone = replace(task, values={"steps": float(state.tune), "rate": state.rate, "prox": 0.0})
-    tuned, report = _trained(local, settings, base, alone, local.spec.shared(base.p))
-    if not report or not np.isfinite(tuned.p).all():
+    tuned = _trained(local, settings, base, alone, local.spec.shared(base.p))
+    if not tuned.report or not np.isfinite(tuned.p).all():
         return base
     before, after = local.judged(base.p), local.judged(tuned.p)
     if before is not None and after is not None and not after <= before:
         return base
-    return replace(tuned, moments=None)
-
-
-def _rate(settings: LocalSgd, asked: Scalars) -> float:
-    return float(asked.get("rate", settings.rate))
-
-
-def _fitting(optimiser: Optimiser, state: PersonalState) -> OptimiserState:
-    """Return the moments of earlier rounds, or fresh ones where another optimiser made them."""
-    fresh, kept = optimiser.init(state.p), state.moments
-    if kept is None or (kept.first.shape, kept.second.shape) != (
-        fresh.first.shape,
-        fresh.second.shape,
-    ):
-        return fresh
-    return kept
+    return replace(base, p=tuned.p)

@@ -1,83 +1,74 @@
-"""Take one local step with a penalty towards a consensus: smooth part first, then the l1 term."""
+"""Keep a device's weights near a consensus: a pull on the gradient, and an l1 term after the step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from edge_sdk.methods.optim import Optimiser, OptimiserState, Rated, adam, sgd
 from edge_sdk.shared_math.consensus_dual import Ascent
+from edge_sdk.shared_math.optim import IDENTITY, Transform, stateless
 from edge_sdk.wire.contract.method import Scalars
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 PROX, SIGN, AWAY = 0.0, 1.0, 2.0
 """Values of a task's ``l1_mode``."""
 
-OPTIMISERS: Final[Mapping[float, Rated]] = {1.0: sgd, 2.0: adam}
-"""Values of a task's ``optimiser``; 0 is the bundle's own."""
 
+def consensus_pull(
+    spec: ParamSpec, z: Vector, dual: Vector, prox: float = 0.0, weight: float = 1.0
+) -> Transform:
+    """Return ``weight g + prox (w - z) - dual`` on the shared layers, ``weight g`` on the others.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProximalStep:
-    """Update rule of one device's weights for a given gradient.
-
-    Attributes:
-        spec: Layout of the vector; only its shared layers have the penalty.
-        optimiser: Optimiser of the smooth part; the l1 term is applied separately, since Adam would
-            rescale it to full steps everywhere.
+    Args:
+        spec: Layout of the vector.
         z: Consensus, shape ``(shared_size,)``.
         dual: Dual of the constraint ``w = z``, shape ``(shared_size,)``.
-        reach: Rate times the weight of the l1 term.
-        mode: ``PROX``, ``SIGN`` or ``AWAY``.
         prox: Weight of half the squared distance to the consensus.
         weight: Weight of the device's own loss.
     """
 
-    spec: ParamSpec
-    optimiser: Optimiser
-    z: Vector
-    dual: Vector
-    reach: float = 0.0
-    mode: float = PROX
-    prox: float = 0.0
-    weight: float = 1.0
+    def pulled(g: Vector, p: Vector) -> Vector:
+        w = spec.shared(p)
+        drawn = (w - z) * w.dtype.type(prox) - dual
+        return g * g.dtype.type(weight) + spec.lift(drawn)
 
-    def step(self, p: Vector, g: Vector, moments: OptimiserState) -> tuple[Vector, OptimiserState]:
-        """Return the whole vector after one step along a gradient, and the optimiser's moments.
+    return stateless(pulled)
 
-        ``d = weight g + prox (w - z) - dual`` goes through the optimiser; then, by mode, the l1
-        term's proximal step, or its subgradient at the weights before the step.
 
-        Example:
-            At a distance of 0.03 from the consensus, the proximal step stops there and the
-            subgradient overshoots it:
+def l1_penalty(spec: ParamSpec, z: Vector, reach: float, mode: float = PROX) -> Transform:
+    """Return the l1 term's part of a step, to be applied after the smooth part.
 
-            >>> one = ParamSpec.of([("w", (1,))])
-            >>> still = {"spec": one, "optimiser": sgd(0.1), "z": np.zeros(1), "dual": np.zeros(1)}
-            >>> p, none, fresh = np.full(1, 0.03), np.zeros(1), sgd(0.1).init(np.zeros(1))
-            >>> float(ProximalStep(**still, reach=0.05).step(p, none, fresh)[0][0])
-            0.0
-            >>> round(float(ProximalStep(**still, reach=0.05, mode=SIGN).step(p, none, fresh)[0][0]), 9)
-            -0.02
-        """
-        w = self.spec.shared(p)
-        drawn = (w - self.z) * w.dtype.type(self.prox) - self.dual
-        smooth = g * g.dtype.type(self.weight) + self.spec.lift(drawn)
-        moved, moments = self.optimiser.update(p, smooth, moments)
-        if self.reach == 0.0:
-            return moved, moments
-        return self.spec.place(moved, self._l1(w, self.spec.shared(moved))), moments
+    It is separate from the optimiser, since Adam would rescale it to full steps everywhere. By
+    mode, it is the term's proximal step, or its subgradient at the weights before the step.
 
-    def _l1(self, before: Vector, after: Vector) -> Vector:
-        if self.mode == PROX:
-            return self.z + soft(after - self.z, self.reach)
-        away = np.sign(before - self.z) * after.dtype.type(self.reach)
-        stepped: Vector = after + away if self.mode == AWAY else after - away
-        return stepped
+    Args:
+        spec: Layout of the vector; only its shared layers have the penalty.
+        z: Consensus, shape ``(shared_size,)``.
+        reach: Rate times the weight of the l1 term.
+        mode: ``PROX``, ``SIGN`` or ``AWAY``.
+
+    Example:
+        At a distance of 0.03 from the consensus, the proximal step stops there and the subgradient
+        overshoots it:
+
+        >>> one, p = ParamSpec.of([("w", (1,))]), np.full(1, 0.03)
+        >>> l1_penalty(one, np.zeros(1), 0.05).update(p, {}, p)[0].tolist()
+        [0.0]
+        >>> l1_penalty(one, np.zeros(1), 0.05, SIGN).update(p, {}, p)[0].round(9).tolist()
+        [-0.02]
+    """
+    if reach == 0.0:
+        return IDENTITY
+
+    def placed(moved: Vector, p: Vector) -> Vector:
+        before, w = spec.shared(p), spec.shared(moved)
+        if mode == PROX:
+            return spec.place(moved, z + soft(w - z, reach))
+        away = np.sign(before - z) * w.dtype.type(reach)
+        return spec.place(moved, w + away if mode == AWAY else w - away)
+
+    return stateless(placed)
 
 
 def soft(x: Vector, reach: float) -> Vector:

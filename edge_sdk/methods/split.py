@@ -13,16 +13,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.methods.local_sgd import TRAIN, LocalSgd
-from edge_sdk.methods.optim import Optimiser, OptimiserState
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer
 from edge_sdk.methods.pfl import FLEET, LAST
-from edge_sdk.methods.proximal_step import OPTIMISERS
 from edge_sdk.methods.training_context import Batch, TrainingContext
+from edge_sdk.shared_math.optim import State, add_proximal, chain, resumed, saved, step
 from edge_sdk.wire.contract.method import (
     END,
     Array,
@@ -33,7 +31,6 @@ from edge_sdk.wire.contract.method import (
     Scalars,
     Signal,
     Task,
-    Update,
 )
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -93,7 +90,7 @@ class SplitRound:
     task: Task
     attempt: int
     p: Vector
-    moments: OptimiserState
+    moments: State
     turn: SplitIteration | None = None
     last: int = -1
     losses: tuple[float, ...] = ()
@@ -117,7 +114,7 @@ class SplitState:
 
     p: Vector
     answered: int = 0
-    moments: OptimiserState | None = None
+    moments: State | None = None
     kept: Vector | None = None
     live: SplitRound | None = None
     served: tuple[int, Array] | None = None
@@ -132,10 +129,7 @@ class SplitState:
         out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
         if self.kept is not None:
             out["kept"] = self.kept
-        if self.moments is not None:
-            taken, first, second = self.moments
-            out |= {"taken": np.array(taken), "first": first, "second": second}
-        return out
+        return out | dict(self.moments or {})
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> SplitState:
@@ -144,10 +138,7 @@ class SplitState:
         Raises:
             KeyError: An array is missing.
         """
-        moments = None
-        if "taken" in arrays:
-            moments = OptimiserState(int(arrays["taken"]), arrays["first"], arrays["second"])
-        return cls(arrays["p"], int(arrays["answered"]), moments, arrays.get("kept"))
+        return cls(arrays["p"], int(arrays["answered"]), saved(arrays), arrays.get("kept"))
 
 
 def station(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
@@ -219,7 +210,7 @@ def _begun(
     if not state.answered or asked.get("received", 0.0) == 1.0:
         p = local.spec.place(p, task.arrays["w"])
     moments = None if asked.get("fresh", 0.0) == 1.0 else state.moments
-    return SplitRound(task, attempt, p, _fitting(_optimiser(settings, asked), p, moments))
+    return SplitRound(task, attempt, p, resumed(settings.optimiser_of(asked), p, moments))
 
 
 def _ready(local: TrainingContext, live: SplitRound) -> Effects:
@@ -279,8 +270,7 @@ def _shared(
         losses, counts = zip(*live.judged, strict=True)
         report["validation"] = float(np.average(losses, weights=counts))
     after = replace(state, p=live.p, answered=task.round, moments=live.moments, live=None)
-    update = Update(local.client, task.round, task.base, spec.shared(live.p), report)
-    return after, (update,)
+    return after, (answer(local, task, spec.shared(live.p), report),)
 
 
 def _ended(local: TrainingContext, state: SplitState, w: Vector) -> SplitState:
@@ -400,12 +390,10 @@ def _stepped(
     assert turn.g is not None
     gh = turn.gh if hgrad is None else turn.gh + hgrad
     (ge,) = local.run("encode_vjp", p=live.p, x=turn.batch.x, gh=gh)
-    asked, spec = live.task.values, local.spec
-    g, prox = turn.g + ge, asked.get("prox", settings.prox)
-    if prox:
-        pull = (spec.shared(live.p) - live.task.arrays["w"]) * live.p.dtype.type(prox)
-        g = g + spec.lift(pull)
-    p, moments = _optimiser(settings, asked).update(live.p, g, live.moments)
+    task = live.task
+    pull = add_proximal(local.spec, task.values.get("prox", settings.prox), task.arrays["w"])
+    optimiser = chain(pull, settings.optimiser_of(task.values))
+    p, moments = step(optimiser, live.p, turn.g + ge, live.moments)
     losses, used = (*live.losses, turn.loss), live.used + len(turn.batch)
     return replace(live, p=p, moments=moments, turn=None, losses=losses, used=used)
 
@@ -460,16 +448,3 @@ def _served(local: TrainingContext, state: SplitState) -> Effects:
     number, x = newest
     (h,) = local.run("encode", p=state.chosen, x=x)
     return (Signal(local.client, 0, SERVE, number, h),)
-
-
-def _optimiser(settings: LocalSgd, asked: Scalars) -> Optimiser:
-    rated = OPTIMISERS.get(asked.get("optimiser", 0.0), settings.optimiser)
-    return rated(float(asked.get("rate", settings.rate)))
-
-
-def _fitting(optimiser: Optimiser, p: Vector, kept: OptimiserState | None) -> OptimiserState:
-    """Return the moments of earlier rounds, or fresh ones where another optimiser made them."""
-    fresh: Any = optimiser.init(p)
-    if kept is None or [a.shape for a in kept[1:]] != [a.shape for a in fresh[1:]]:
-        return OptimiserState(*fresh)
-    return kept

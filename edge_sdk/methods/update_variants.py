@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from edge_sdk.methods.local_sgd import LocalSgd, LocalState, steps
+from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, LocalState, fedavg
 from edge_sdk.methods.training_context import TrainingContext
+from edge_sdk.shared_math.optim import norm_clipped
 from edge_sdk.wire.contract.method import Effects, Event, Half, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -25,29 +24,15 @@ def bounded_weights(local: TrainingContext, settings: LocalSgd) -> Half[LocalSta
     mechanism adds noise to the answer of this half.
     """
     return _answering(
-        local, settings, lambda trained, _, task: within(trained, _bound(task)), "bound"
+        local, settings, lambda trained, _, task: norm_clipped(trained, _bound(task)), "bound"
     )
 
 
 def bounded_difference(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
     """Answer with the difference, no longer than the task's ``bound`` (UDP)."""
     return _answering(
-        local, settings, lambda _, difference, task: within(difference, _bound(task)), "bound"
+        local, settings, lambda _, difference, task: norm_clipped(difference, _bound(task)), "bound"
     )
-
-
-def within(vector: Vector, bound: float) -> Vector:
-    """Return the vector, scaled to the Euclidean length ``bound`` where it is longer.
-
-    >>> within(np.array([3.0, 4.0], np.float32), 2.0).tolist()
-    [1.2000000476837158, 1.600000023841858]
-    >>> within(np.array([3.0, 4.0], np.float32), 5.0).tolist()
-    [3.0, 4.0]
-    """
-    length = float(np.sqrt(np.sum(vector.astype(np.float64) ** 2)))
-    if length <= bound:
-        return vector
-    return (vector.astype(np.float64) * (bound / length)).astype(np.float32)
 
 
 def _answering(
@@ -56,14 +41,14 @@ def _answering(
     said: Callable[[Vector, Vector, Task], Vector],
     *needs: str,
 ) -> Half[LocalState]:
-    """Train as ``steps`` does and put ``said(trained, difference, task)`` into its answer.
+    """Train as ``fedavg`` does and put ``said(trained, difference, task)`` into its answer.
 
     A task without a number that the answer ``needs`` changes nothing.
     """
-    inner = steps(local, settings)
+    inner = fedavg(local, settings)
 
     def apply(state: LocalState, event: Event) -> tuple[LocalState, Effects]:
-        if not isinstance(event, Task) or event.ask != "train":
+        if not isinstance(event, Task) or event.ask != TRAIN:
             return inner.apply(state, event)
         if any(name not in event.values for name in needs):
             return state, ()

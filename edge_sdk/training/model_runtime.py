@@ -17,14 +17,13 @@ from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
 from edge_sdk.methods import Factory
-from edge_sdk.methods.local_sgd import LocalSgd, LocalState, steps
-from edge_sdk.methods.optim import Rated, adam, sgd
+from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.split import SERVE
 from edge_sdk.methods.training_context import Graph, ShellContext, nothing
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.training.canary import Measured, fault, measure
 from edge_sdk.training.keyed_rng import keyed
-from edge_sdk.wire.contract.manifest import AIDED_FORECAST, Manifest, Training
+from edge_sdk.wire.contract.manifest import AIDED_FORECAST, Manifest
 from edge_sdk.wire.contract.method import CONTRACTS, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
@@ -112,8 +111,8 @@ class ModelRuntime:
             latest=self.newest_learnable,
             held=self.held_back,
         )
-        self.half = self.factory(local, _steps(manifest.training))
-        self.alone = steps(local, _steps(manifest.training))
+        self.half = self.factory(local, LocalSgd.of(manifest.training))
+        self.alone = fedavg(local, LocalSgd.of(manifest.training))
 
     @property
     def manifest(self) -> Manifest:
@@ -456,13 +455,3 @@ def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
         rng = keyed(0, device, f"start {layer.name}", 0)
         p[part] = centre + reach * rng.uniform(-1.0, 1.0, layer.size)
     return p
-
-
-def _steps(training: Training) -> LocalSgd:
-    return LocalSgd(optimiser=_rated(training), rate=training.rate, minibatch=training.minibatch)
-
-
-def _rated(training: Training) -> Rated:
-    if training.optimiser == "sgd":
-        return sgd
-    return partial(adam, beta1=training.beta1, beta2=training.beta2, eps=training.eps)

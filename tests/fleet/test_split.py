@@ -12,10 +12,10 @@ import pytest
 
 from aggregator.audit.recompute import recompute
 from aggregator.graph import Diffusion
-from aggregator.methods.base.server_optim import Corrected, corrected
+from aggregator.methods.base.server_optim import corrected_adam
 from aggregator.methods.split.split_rounds import drawn
 from edge_sdk import Config, Reading
-from edge_sdk.methods.optim import adam
+from edge_sdk.shared_math.optim import adam, step
 from edge_sdk.wire.link.loopback import LinkFaults
 from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan
 from firmware_sim.fleet.in_process import enlist
@@ -271,7 +271,8 @@ def centralised(one, windows):
     graph = Diffusion(np.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]), 16)
     present = np.array([True, True, True, False])
     net = graph.init(fold.run.config.run.seed)
-    memory = Corrected(0, np.zeros_like(net), np.zeros_like(net))
+    server = corrected_adam(5e-4)
+    memory = server.init(net)
     homes = [one.clients[k].learner for k in range(3)]
     manifest = homes[0].manifest
     optimiser = adam(settings["rate"], manifest.training.beta1, manifest.training.beta2)
@@ -292,12 +293,12 @@ def centralised(one, windows):
             told.append(home.bundle.graphs["decode"](p=p[k], y=batches[k].y, **feeds))
             gz[:, k] = told[k][3]
         gh, gp = graph.pullback(net, h, present, gz)
-        net, memory = corrected(net, gp, memory, 5e-4)
+        net, memory = step(server, net, gp, memory)
         for k, home in enumerate(homes):
             back = told[k][2] + gh[:, k].astype(np.float32)
             (ge,) = home.bundle.graphs["encode_vjp"](p=p[k], x=batches[k].x, gh=back)
             pull = np.float32(settings["prox"]) * home.spec.lift(home.spec.shared(p[k]) - start)
-            p[k], moments[k] = optimiser.update(p[k], told[k][1] + ge + pull, moments[k])
+            p[k], moments[k] = step(optimiser, p[k], told[k][1] + ge + pull, moments[k])
     return p, net
 
 

@@ -9,8 +9,8 @@ import pytest
 from aggregator.methods import OPEN
 from aggregator.store import state_codec
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import sgd
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import Closed, Due, Member, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec

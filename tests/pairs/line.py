@@ -6,8 +6,8 @@ import numpy as np
 
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import sgd
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge_sdk.methods.local_sgd import LocalSgd, steps
-from edge_sdk.methods.optim import adam, sgd
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import adam, sgd, step
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -21,7 +21,7 @@ class Fleet:
     """Devices around a server that only averages: phi <- phi - mean(delta)."""
 
     def __init__(self, locals_, settings, start):
-        self.halves = {local.client: steps(local, settings) for local in locals_}
+        self.halves = {local.client: fedavg(local, settings) for local in locals_}
         self.states = {name: half.init(start.copy()) for name, half in self.halves.items()}
         self.spec = locals_[0].spec
         self.w = self.spec.shared(start)
@@ -137,7 +137,7 @@ def _by_hand(fleet, name, seed):
         moments = opt.init(p)
         for _ in range(4):
             _, g = tanh_net(p, x[rows].astype(np.float32), y[rows].astype(np.float32))
-            p, moments = opt.update(p, g, moments)
+            p, moments = step(opt, p, g, moments)
     return p
 
 

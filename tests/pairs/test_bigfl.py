@@ -20,9 +20,9 @@ from aggregator.methods.bilevel.bilevel_math import (
 from aggregator.rules import bind
 from edge_sdk.methods.bilevel import BilevelState, bilevel
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import sgd
 from edge_sdk.methods.training_context import Batch, ShellContext
 from edge_sdk.shared_math.bilevel_map import Diagonal, MapBlock, unpacked
+from edge_sdk.shared_math.optim import sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import END, Due, Member, Task, Update
 from edge_sdk.wire.contract.parameter_layout import ParamSpec

@@ -11,8 +11,8 @@ from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.methods import METHODS as DEVICES
-from edge_sdk.methods.optim import adam
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import adam
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import ALL
 

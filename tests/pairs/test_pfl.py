@@ -17,9 +17,9 @@ from aggregator.rules import bind
 from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import adam, sgd
 from edge_sdk.methods.pfl import PersonalState
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import adam, sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import END, Closed, Due, Member, Task, Update
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -324,9 +324,9 @@ class TestDevice:
         state, _ = half.apply(begun(half, (0.0, 0.0)), ask((0.0, 0.0), 2))
         kept, _ = half.apply(state, ask((0.0, 0.0), 3))
         fresh, _ = half.apply(state, ask((0.0, 0.0), 3, fresh=1.0))
-        assert (kept.moments.taken, fresh.moments.taken) == (2, 1)
+        assert (kept.moments["taken"], fresh.moments["taken"]) == (2, 1)
         other, _ = half.apply(state, ask((0.0, 0.0), 3, optimiser=1.0))
-        assert other.moments.taken == 1
+        assert other.moments["taken"] == 1
 
     def test_its_own_best_is_what_it_forecasts_with(self):
         half = pulling_to((1.0, 0.0), judged=lambda p: float(abs(p[0] - 0.15)))

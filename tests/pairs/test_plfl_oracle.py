@@ -11,8 +11,8 @@ from aggregator.rules import bind
 from aggregator.store import state_codec
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import sgd
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import Closed, Due, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec

@@ -21,7 +21,7 @@ from edge_sdk.wire.protocol.codec import pack_tensor
 from edge_sdk.wire.schema import SchemaError, build
 
 HONEST = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}
-VOTES, WEIGHTS, RAW = (partial(pulled, answer=a) for a in ("signs", "weights", "difference"))
+VOTES, WEIGHTS, RAW = (partial(pulled, content=a) for a in ("signs", "weights", "difference"))
 BOTH = pytest.mark.parametrize(("half", "device"), [(rsa, VOTES), (rsa_weights, WEIGHTS)])
 
 

@@ -17,8 +17,8 @@ from aggregator.methods.split.split_types import SplitBinding, SplitTurns
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICES
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import sgd
 from edge_sdk.methods.training_context import ShellContext
+from edge_sdk.shared_math.optim import sgd
 from edge_sdk.wire.contract.method import Member, Signal, Task
 from edge_sdk.wire.schema import SchemaError
 from tests.pairs.joint import GRAPHS, RING, SPEC, F, Joint, L, Windows, decode, encode

@@ -13,8 +13,8 @@ from aggregator.methods.base.types import BoundGraph as LentGraph
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import sgd
 from edge_sdk.methods.training_context import Batch, ShellContext
+from edge_sdk.shared_math.optim import sgd
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.schema import build

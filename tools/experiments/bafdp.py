@@ -22,8 +22,8 @@ from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import adam
 from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.shared_math.optim import adam
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments.field import FIELD, Case, Row

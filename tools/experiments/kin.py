@@ -23,9 +23,9 @@ from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import Rated, sgd
 from edge_sdk.methods.training_context import Graph, ShellContext, Windows
 from edge_sdk.shared_math.mixing_matrix import adjacency, metropolis
+from edge_sdk.shared_math.optim import Rated, sgd
 from edge_sdk.wire.contract.method import Effects, Event, Half, Task, Update
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from tools.experiments.together import key

@@ -25,8 +25,8 @@ from edge_sdk.forecasting.forecast_metrics import rmse
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.methods import METHODS as DEVICE
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.optim import adam
 from edge_sdk.methods.training_context import ShellContext, Windows
+from edge_sdk.shared_math.optim import adam
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import Vector
 from firmware_sim.attacks import ATTACKS

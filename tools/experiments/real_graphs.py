@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_sdk.methods.optim import adam, sgd
+from edge_sdk.shared_math.optim import adam, sgd
 from tools.experiments.kin import Course, Field, course
 from tools.experiments.near import PLACES, Part, Place
 from tools.experiments.together import key, redrawn

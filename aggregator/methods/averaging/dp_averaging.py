@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from aggregator.methods.averaging.replayable_noise import SECRET_BYTES, normal
 from aggregator.methods.base.averaging import Averaged, Averaging, Claims, Rounds, averaging
 from aggregator.methods.base.parameters import Count, Length, Rate, Steps, task
-from aggregator.methods.base.server_optim import Moments, ServerOptimiser, sgd
+from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Setup
+from edge_sdk.shared_math.optim import IDENTITY, State, Transform
 from edge_sdk.shared_math.paper_noise import nbafl_downlink
 from edge_sdk.wire.contract.method import Half
 from edge_sdk.wire.schema import Between, SchemaError
@@ -116,8 +117,7 @@ def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
         raise SchemaError("run.rounds", "missing; the noise of the downlink depends on it")
     bound = settings.bound(setup.rounds)
     sigma = settings.sigma(setup.rounds)
-    optimiser = noising(bound.optimiser, sigma, entropy)
-    return averaging(setup.rule, replace(bound, optimiser=optimiser))
+    return averaging(setup.rule, replace(bound, after=replayable_noise(sigma, entropy)))
 
 
 def udp(setup: Setup) -> Half[Averaged]:
@@ -131,37 +131,33 @@ def udp(setup: Setup) -> Half[Averaged]:
     return averaging(setup.rule, setup.settings.bound(setup.rounds))
 
 
-def noising(inner: ServerOptimiser, sigma: float, entropy: Entropy) -> ServerOptimiser:
-    """Return an optimiser that adds Gaussian noise to every model it makes.
+def replayable_noise(sigma: float, entropy: Entropy) -> Transform:
+    """Return a transform that adds Gaussian noise to every model.
 
-    The noise comes from a secret that the operating system gives once and the moments keep: a
+    The noise comes from a secret that the operating system gives once and the state keeps: a
     journal that is replayed, or a model that is announced again, has the same bits. With ``sigma``
     0 nothing is added and nothing kept.
 
-    >>> quiet = noising(sgd(1.0), 0.5, lambda size: bytes(size))
-    >>> moments = quiet.init(np.zeros(2))
-    >>> one, after = quiet.update(np.zeros(2), np.zeros(2), moments)
-    >>> again, _ = quiet.update(np.zeros(2), np.zeros(2), moments)
-    >>> other, _ = quiet.update(np.zeros(2), np.zeros(2), after)
+    >>> noise, w = replayable_noise(0.5, lambda size: bytes(size)), np.zeros(2)
+    >>> one, after = noise.update(w, noise.init(w), w)
+    >>> again, _ = noise.update(w, noise.init(w), w)
+    >>> other, _ = noise.update(w, after, w)
     >>> bool((one == again).all()), bool((one == other).any())
     (True, False)
     """
     if sigma == 0.0:
-        return inner
+        return IDENTITY
 
-    def init(w: Vector64) -> Moments:
+    def init(_w: Vector64) -> State:
         secret = np.frombuffer(entropy(SECRET_BYTES), np.uint8).astype(np.float64)
-        return {**inner.init(w), "secret": secret, "draws": np.zeros(1)}
+        return {"secret": secret, "draws": np.zeros(1)}
 
-    def update(w: Vector64, delta: Vector64, moments: Moments) -> tuple[Vector64, Moments]:
-        secret = moments["secret"].astype(np.uint8).tobytes()
-        draws = int(moments["draws"][0])
-        moved, after = inner.update(w, delta, moments)
-        noisy = moved + sigma * normal(secret, draws, len(moved))
-        kept = {"secret": moments["secret"], "draws": moments["draws"] + 1.0}
-        return noisy, {**after, **kept}
+    def update(w: Vector64, state: State, _before: Vector64) -> tuple[Vector64, State]:
+        secret = state["secret"].astype(np.uint8).tobytes()
+        noisy = w + sigma * normal(secret, int(state["draws"][0]), len(w))
+        return noisy, {"secret": state["secret"], "draws": state["draws"] + 1.0}
 
-    return ServerOptimiser(init, update)
+    return Transform(init, update)
 
 
 @dataclass(frozen=True, slots=True)

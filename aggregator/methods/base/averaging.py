@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.server_optim import ServerOptimiser
 from aggregator.rules import Memory, Rows, Rule, RuleVerdict, TooFewRows
 from aggregator.rules.weights import by_samples, uniform
+from edge_sdk.shared_math.optim import IDENTITY, Transform, step
 from edge_sdk.wire.contract.method import (
     ALL,
     Array,
@@ -174,13 +174,15 @@ class Averaging:
         scheme: Hooks of the method; None is ``Claims``.
         weights: True if clients send whole weights. The rule receives received minus trained in
             either case.
+        after: Applied to the model after the optimiser's step.
     """
 
-    optimiser: ServerOptimiser
+    optimiser: Transform
     rounds: Rounds = field(default_factory=Rounds)
     values: Mapping[str, float] = field(default_factory=dict)
     scheme: Scheme | None = None
     weights: bool = False
+    after: Transform = IDENTITY
 
     @property
     def manner(self) -> Scheme:
@@ -214,7 +216,8 @@ def averaging(rule: Rule, settings: Averaging) -> Half[Averaged]:
 
     def init(w: Vector) -> Averaged:
         start = np.asarray(w, np.float64).copy()
-        return Averaged(0, 0, False, start, settings.optimiser.init(start))
+        moments = {**settings.optimiser.init(start), **settings.after.init(start)}
+        return Averaged(0, 0, False, start, moments)
 
     def model(state: Averaged) -> Mapping[str, Array]:
         is_over = state.round > 0 and not state.is_open
@@ -242,7 +245,7 @@ def _closed(state: Averaged, rule: Rule, settings: Averaging) -> tuple[Averaged,
         verdict = rule(rows, manner.shares(state, rows.ids), state.memory)
     except TooFewRows as error:
         return _abandoned(state, settings, str(error))
-    w, moments = settings.optimiser.update(state.w, verdict.value, state.moments)
+    w, moments = step(settings.optimiser, state.w, verdict.value, state.moments, settings.after)
     if not np.isfinite(published(w)).all():
         return _abandoned(state, settings, "the step left the finite numbers")
     limit, version, kept = settings.rounds.limit, state.version + 1, manner.keep(state, w)

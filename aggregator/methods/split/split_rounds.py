@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.server_optim import Corrected, corrected
+from aggregator.methods.base.server_optim import corrected_adam
 from aggregator.methods.split.activation_clipping import (
     LONGEST,
     astray,
@@ -36,6 +36,7 @@ from aggregator.methods.split.split_types import (
     SplitPlay,
     SplitTurns,
 )
+from edge_sdk.shared_math.optim import step
 from edge_sdk.wire.contract.method import (
     Array,
     Due,
@@ -91,7 +92,11 @@ def opened(state: RoundView, before: SplitPlay | None) -> SplitPlay:
         state.attempt,
         phase,
         state.net["p"],
-        Corrected(state.taken, state.net["first"], state.net["second"]),
+        {
+            "taken": np.array(state.taken),
+            "first": state.net["first"],
+            "second": state.net["second"],
+        },
         state.slots,
         frozenset(name for name, is_masked in state.masked.items() if is_masked),
         state.means,
@@ -328,7 +333,7 @@ def _backward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
         gh = _own(act, score, gz)
     gh = gh * act.factors[:, :, None, None].astype(gh.dtype)
     if answered and np.isfinite(gp).all():
-        p, memory = corrected(act.p, gp, act.memory, score.turns.rate)
+        p, memory = step(corrected_adam(score.turns.rate), act.p, gp, act.memory)
         act = replace(act, p=p, memory=memory)
     losses = [act.heard[n].values["loss"] for n in answered if "loss" in act.heard[n].values]
     act = replace(act, losses=(*act.losses, *([float(np.mean(losses))] if losses else [])))
@@ -403,10 +408,9 @@ def _own(act: SplitPlay, score: SplitBinding, gz: Array) -> Array:
 
 def _played(act: SplitPlay) -> tuple[SplitPlay, Effects]:
     """Return the result of the round; the half journals it."""
-    _, first, second = act.memory
-    arrays = {"p": act.p, "first": first, "second": second}
+    arrays = {"p": act.p, "first": act.memory["first"], "second": act.memory["second"]}
     arrays |= {f"mean.{name}": mean for name, mean in sorted(act.means.items())}
-    values = {"taken": float(act.memory.taken)}
+    values = {"taken": float(act.memory["taken"])}
     for of, lengths in sorted(act.past.items()):
         values |= {f"{of}.{name}": length for name, length in sorted(lengths.items())}
     values |= {f"astray.{name}": float(n) for name, n in sorted(act.astray.items())}

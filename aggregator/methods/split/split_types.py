@@ -12,8 +12,8 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.server_optim import Corrected
 from aggregator.methods.split.activation_clipping import MEDIANS
+from edge_sdk.shared_math.optim import State
 from edge_sdk.wire.contract.method import Array, Signal
 from edge_sdk.wire.schema import Between
 
@@ -212,7 +212,7 @@ class SplitPlay:
     attempt: int
     phase: str
     p: Array
-    memory: Corrected
+    memory: State
     slots: Mapping[str, int]
     masked: frozenset[str] = frozenset()
     means: Mapping[str, Array] = field(default_factory=dict)

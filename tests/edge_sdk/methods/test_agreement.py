@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import edge_sdk
-from edge_sdk.methods.local_sgd import LocalSgd, steps
-from edge_sdk.methods.optim import adam
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch, ShellContext
 from edge_sdk.runtime import load_graph
+from edge_sdk.shared_math.optim import adam
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import Task
@@ -104,7 +104,7 @@ def net():
 
 def check(net, graph, minibatch):
     start = vector_of(net)
-    half = steps(lend(net, graph), LocalSgd(optimiser=adam, rate=1e-3, minibatch=minibatch))
+    half = fedavg(lend(net, graph), LocalSgd(optimiser=adam, rate=1e-3, minibatch=minibatch))
     task = Task("_all", 1, "train", values={"steps": STEPS}, arrays={"w": start})
     state, (update,) = half.apply(half.init(start), task)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), net.parameters())

@@ -7,22 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.methods.optim import adam, sgd
-from edge_sdk.methods.proximal_step import AWAY, PROX, SIGN, ProximalStep, ascent, soft
+from edge_sdk.methods.proximal_step import (
+    AWAY,
+    PROX,
+    SIGN,
+    ascent,
+    consensus_pull,
+    l1_penalty,
+    soft,
+)
 from edge_sdk.methods.wasserstein_radius import WassersteinGuard, noise_constant, sampled_radius
 from edge_sdk.shared_math.consensus_dual import next_dual
+from edge_sdk.shared_math.optim import adam, chain, sgd, step
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 TWO = ParamSpec.of([("body", (2,)), ("head", (1,))], ["body"])
 
 
-def pull(optimiser, z=(0.0, 0.0), dual=(0.0, 0.0), **more):
-    return ProximalStep(TWO, optimiser, np.array(z), np.array(dual), **more)
+def pull(optimiser, z=(0.0, 0.0), dual=(0.0, 0.0), reach=0.0, mode=PROX, **more):
+    smooth = consensus_pull(TWO, np.array(z), np.array(dual), **more)
+    return chain(smooth, optimiser), l1_penalty(TWO, np.array(z), reach, mode)
 
 
 def stepped(one, p, g=(0.0, 0.0, 0.0)):
-    p = np.array(p)
-    return one.step(p, np.array(g), one.optimiser.init(p))[0]
+    p, (optimiser, after) = np.array(p), one
+    return step(optimiser, p, np.array(g), optimiser.init(p), after)[0]
 
 
 @pytest.mark.parametrize("mode", [PROX, SIGN, AWAY])
@@ -52,11 +61,10 @@ def test_a_proximal_step_never_passes_the_consensus(x, reach):
 
 
 def test_single_precision_stays_single():
-    one = ProximalStep(
-        TWO, sgd(0.1), np.zeros(2, np.float32), np.zeros(2, np.float32), reach=0.1, prox=0.5
-    )
-    p = np.ones(3, np.float32)
-    assert one.step(p, p, one.optimiser.init(p))[0].dtype == np.float32
+    z, p = np.zeros(2, np.float32), np.ones(3, np.float32)
+    smooth = chain(consensus_pull(TWO, z, z, prox=0.5), sgd(0.1)).update(p, sgd(0.1).init(p), p)[0]
+    assert smooth.dtype == np.float32
+    assert l1_penalty(TWO, z, 0.1).update(p, {}, p)[0].dtype == np.float32
 
 
 def test_a_task_that_names_no_bound_has_none():

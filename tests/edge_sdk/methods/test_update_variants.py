@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edge_sdk.methods.local_sgd import LocalSgd, steps
-from edge_sdk.methods.optim import sgd
+from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch
-from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, weights, within
+from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, weights
+from edge_sdk.shared_math.optim import norm_clipped, sgd
 from edge_sdk.wire.contract.method import END, Member, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
@@ -66,7 +66,7 @@ def test_a_bounded_difference_is_shortened_received_minus_trained():
 
 
 def test_a_long_bound_changes_nothing():
-    for factory, plain in ((bounded_weights, weights), (bounded_difference, steps)):
+    for factory, plain in ((bounded_weights, weights), (bounded_difference, fedavg)):
         _, (bounded,) = said(factory, ask(bound=1e6))
         _, (free,) = said(plain, ask())
         assert bounded.vector.tobytes() == free.vector.tobytes()
@@ -87,18 +87,18 @@ def test_what_is_no_training_is_left_to_the_steps(factory):
     state = half.init(np.ones(3, np.float32))
     assert half.apply(state, Member("m-1", present=True)) == (state, ())
     final = Task("m-1", 9, END, arrays={"w": np.full(2, 5.0, np.float32)})
-    plain = steps(Parabola(), PLAIN)
+    plain = fedavg(Parabola(), PLAIN)
     assert half.apply(state, final)[1] == ()
     assert half.apply(state, final)[0].p.tolist() == plain.apply(state, final)[0].p.tolist()
 
 
 def test_three_and_four_in_two_as_calculated_by_hand():
-    assert within(np.array([3.0, 4.0], np.float32), 2.0) == pytest.approx([1.2, 1.6])
+    assert norm_clipped(np.array([3.0, 4.0], np.float32), 2.0) == pytest.approx([1.2, 1.6])
 
 
 @given(vector=VECTORS, bound=st.floats(1e-3, 1e6))
 def test_no_vector_is_longer_than_its_bound_and_none_turns(vector, bound):
-    short = within(vector, bound)
+    short = norm_clipped(vector, bound)
     length = np.linalg.norm(vector.astype(np.float64))
     assert np.linalg.norm(short.astype(np.float64)) <= bound * (1 + 1e-6)
     if length <= bound:
