@@ -15,7 +15,7 @@ ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", CONCEPTS, re.MUL
 FACTS = [
     ("late", "edge_sdk/wire/protocol/admission_policy.py"),
     ("noise of input", "edge_sdk/privacy/input_noise.py"),
-    ("deadline", "aggregator/methods/base/quorum.py"),
+    ("deadline", "aggregator/methods/base/round_machine.py"),
     ("clone", "aggregator/ingress/clone_detector.py"),
     ("chunks", "edge_sdk/wire/protocol/outbox.py"),
     ("rate limit", "aggregator/ingress/rate_limits.py"),

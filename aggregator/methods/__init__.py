@@ -12,8 +12,9 @@ from aggregator.methods.averaging.afl import AFL, afl
 from aggregator.methods.averaging.dp_averaging import UDP, NbAFL, nbafl, udp
 from aggregator.methods.averaging.fedatt import FedAtt, FedDA, fedatt, fedda
 from aggregator.methods.averaging.fedgru import Recurrent, fedgru, fedntp
-from aggregator.methods.base.averaging import ABANDON, OPEN, Averaged, Averaging, Rounds, averaging
+from aggregator.methods.base.averaging import Averaged, Averaging, averaging
 from aggregator.methods.base.parameters import Rate, Steps
+from aggregator.methods.base.round_machine import ABANDON, OPEN, Rounds
 from aggregator.methods.base.server_optim import adam, momentum, sgd
 from aggregator.methods.base.types import Clustered, Course, Credited, Linked, Method, Setup
 from aggregator.methods.bilevel.bigfl import BiGFL, bigfl

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
 from aggregator.methods.consensus.cutting_planes import PRIOR, Cut, Worst

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.methods.consensus.rsa_bafdp import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
 from aggregator.rules import bind

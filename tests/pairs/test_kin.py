@@ -211,7 +211,7 @@ class TestAttention:
     @pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
     def test_a_share_of_devices_that_are_asked_one_by_one_is_refused(self, method):
         row = SERVERS[method]
-        with pytest.raises(SchemaError, match=r"^run\.share: expected 1"):
+        with pytest.raises(SchemaError, match=r"^run\.client_fraction: expected 1"):
             row.half(Setup(bind("mean"), row.settings(), share=0.5))
 
     def test_clusters_that_cannot_be_meant_are_refused(self):

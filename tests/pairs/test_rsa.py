@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.methods.consensus.rsa_bafdp import DpRsa, Rsa, rsa, rsa_weights
 from aggregator.methods.consensus.sign_debias import debias

@@ -10,8 +10,8 @@ import numpy as np
 
 from aggregator.methods.asynchronous.buffered import Buffered, Buffering, Fire, Fired, buffered
 from aggregator.methods.asynchronous.staleness import Discount, constant, hinge, polynomial
-from aggregator.methods.base.averaging import Rounds
 from aggregator.methods.base.parameters import Behind, Factor, Prox, Rate, Steps, task
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup, has_no_use
 from aggregator.rules import Rows, Rule
 from aggregator.rules.weights import uniform

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.averaging.simplex import onto_simplex
-from aggregator.methods.base.averaging import Averaged, Averaging, Claims, Rounds, averaging
+from aggregator.methods.base.averaging import Averaged, Averaging, Claims, averaging
 from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Setup, has_no_use
 from edge_sdk.wire.contract.method import Half

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.averaging.replayable_noise import SECRET_BYTES, normal
-from aggregator.methods.base.averaging import Averaged, Averaging, Claims, Rounds, averaging
+from aggregator.methods.base.averaging import Averaged, Averaging, Claims, averaging
 from aggregator.methods.base.parameters import Count, Length, Rate, Steps, task
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Setup
 from edge_sdk.shared_math.optim import IDENTITY, State, Transform

@@ -21,8 +21,9 @@ from aggregator.methods.averaging.attention_weights import (
     shared_slices,
     towards,
 )
-from aggregator.methods.base.averaging import Averaged, Averaging, Rounds, averaging
+from aggregator.methods.base.averaging import Averaged, Averaging, averaging
 from aggregator.methods.base.parameters import Rate, Share, Steps, task
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Setup, has_no_use
 from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRows

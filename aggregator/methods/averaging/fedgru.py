@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from aggregator.methods.base.averaging import Averaged, Averaging, Rounds, averaging
+from aggregator.methods.base.averaging import Averaged, Averaging, averaging
 from aggregator.methods.base.parameters import Rate, Steps, task
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.server_optim import sgd
 from aggregator.methods.base.types import Setup
 from edge_sdk.wire.contract.method import Half

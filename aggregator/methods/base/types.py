@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.averaging import Rounds
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.rules import Rule
 from edge_sdk.wire.contract.method import Half
 from edge_sdk.wire.contract.parameter_layout import ParamSpec

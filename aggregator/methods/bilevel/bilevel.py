@@ -17,13 +17,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.averaging import ASK, Rounds, published
+from aggregator.methods.base import round_machine
 from aggregator.methods.base.latest_update_rounds import (
     LatestUpdates,
+    accepted,
+    counts,
+    joined,
+    latest_update_hooks,
+    outcome,
+    without_silent,
+)
+from aggregator.methods.base.round_machine import (
+    ASK,
     RoundHooks,
-    came,
-    forgotten,
-    is_news,
+    RoundOutcome,
+    Rounds,
+    Step,
+    concluded,
+    published,
 )
 from aggregator.methods.bilevel.bilevel_math import (
     Upper,
@@ -116,7 +127,7 @@ class Bilevel(LatestUpdates):
 
 
 def bilevel(settings: Levels) -> Half[Bilevel]:
-    """Return the server half: the events of ``RoundHooks``, and those of the solving task."""
+    """Return the server half: ``round_machine.apply``, and the solving task."""
     shell = _Shell(settings)
 
     def init(w: Vector) -> Bilevel:
@@ -134,34 +145,34 @@ class _Shell:
     settings: Levels
 
     @property
-    def turns(self) -> RoundHooks[Bilevel]:
-        """Return the rounds of the lower level."""
-        return RoundHooks(self.settings.rounds, self._asked, self._closed, _trained)
+    def hooks(self) -> RoundHooks[Bilevel]:
+        """Return the hooks of the lower level."""
+        return latest_update_hooks(self.settings.rounds, self._asked, self._closed, _accepted)
 
     def apply(self, state: Bilevel, event: Event) -> tuple[Bilevel, Effects]:
         """Apply one event."""
         match event:
             case Update(sender=client, round=number) if number == state.questions.get(client):
                 return self._solution(state, event)
-            case Update() if state.turn and is_news(state, event):
-                return self.turns.took(state, event), ()  # of the lower level, for the next round
+            case Update() if state.turn and counts(state, event):
+                return _accepted(state, event), ()  # of the lower level, for the next round
             case Member(client=client, present=True) if client in state.right:
-                state = came(state, client)
+                state = joined(state, client)
                 waits = client in state.solved
                 return state, () if waits else _questions(state, self.settings, [client])
             case Due(ask="solve", round=number) if state.turn and number == state.round:
                 return self._solved(state)
-        return self.turns.apply(state, event)
+        return round_machine.apply(self.hooks, state, event)
 
     def _asked(self, state: Bilevel, clients: Iterable[str]) -> Effects:
         return _tasks(state, self.settings, sorted(clients))
 
-    def _closed(self, state: Bilevel) -> tuple[Bilevel, Effects]:
+    def _closed(self, state: Bilevel) -> RoundOutcome[Bilevel] | Step[Bilevel]:
         """End the lower level of a round, and send the solving tasks of the upper one."""
-        state, _ = forgotten(state, self.settings.stale_after)
+        state, _ = without_silent(state, self.settings.stale_after)
         state = replace(state, w=_average(state))
         if self.settings.map_rate == 0.0:
-            return self.turns.concluded(state, _report(state, self.settings))
+            return outcome(state, _report(state, self.settings))
         ids, told = _upper(state, self.settings)
         cohort = [name for name in ids if name in state.who.arrived]
         if self.settings.solve == "server":
@@ -218,7 +229,7 @@ class _Shell:
                 state = replace(state, phi=after.leaves(), moved=state.moved + 1)
         report |= {"map": float(np.sqrt(self.basis(state).excess()))}
         state = replace(state, turn=0, right={}, solved={})
-        return self.turns.concluded(state, report)
+        return concluded(self.hooks, outcome(state, report))
 
     def _slopes(self, state: Bilevel, ids: tuple[str, ...], told: Upper) -> Mapping[str, Matrix]:
         graph, theta = _graph(ids, self.settings), _theta(state, ids)
@@ -237,8 +248,9 @@ class _Shell:
         return self.settings.first(len(state.w)).with_leaves(state.phi)
 
 
-def _trained(state: Bilevel, update: Update) -> Bilevel:
-    return replace(state, trained={**state.trained, update.sender: update.round})
+def _accepted(state: Bilevel, update: Update) -> Bilevel:
+    trained = {**state.trained, update.sender: update.round}
+    return replace(accepted(state, update), trained=trained)
 
 
 # --- tasks ----------------------------------------------------------------------------------------

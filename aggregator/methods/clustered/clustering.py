@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.averaging import Rounds
 from aggregator.methods.base.latest_update_rounds import LatestUpdates
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.clustered.kmeans import (
     Moved,
     distances,

@@ -11,12 +11,18 @@ Cluster numbers have no meaning: they depend on the seeding.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.averaging import ASK, published
-from aggregator.methods.base.latest_update_rounds import RoundHooks, forgotten
+from aggregator.methods.base import round_machine
+from aggregator.methods.base.latest_update_rounds import (
+    latest_update_hooks,
+    outcome,
+    without_silent,
+)
+from aggregator.methods.base.round_machine import ASK, NOT_FINITE, RoundOutcome, published
 from aggregator.methods.clustered.clustering import Centres, Clustering, Fit, fitted, report_of
 from aggregator.rules import Rule
 from edge_sdk.wire.contract.method import Effects, Half, Task
@@ -24,19 +30,16 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 
 
 def multicentre(rule: Rule, settings: Clustering) -> Half[Centres]:
-    """Return the server half; its events are those of ``RoundHooks``."""
+    """Return the server half; ``round_machine.apply`` over the latest updates."""
 
-    def asked(state: Centres, clients: Iterable[str]) -> Effects:
-        return _tasks(state, settings, clients)
-
-    def closed(state: Centres) -> tuple[Centres, Effects]:
-        known, silent = forgotten(state, settings.stale_after)
+    def combined(state: Centres) -> RoundOutcome[Centres]:
+        known, silent = without_silent(state, settings.stale_after)
         fit = fitted(known, rule, settings)
         why, report = _why_not(fit), report_of(known, fit, settings) | {"silent": silent}
         if why:
             told = {key: report[key] for key in ("silent", "kept")}
-            return turns.concluded(known, told, why)
-        return turns.concluded(fit.state, report)
+            return outcome(known, told, why)
+        return outcome(fit.state, report)
 
     def init(w: Vector) -> Centres:
         first = np.asarray(w, np.float64).copy()
@@ -45,11 +48,13 @@ def multicentre(rule: Rule, settings: Clustering) -> Half[Centres]:
         seeded = not settings.seeding
         return Centres(0, 0, False, first, placed, empty, seeded, settings.seed)
 
-    turns: RoundHooks[Centres] = RoundHooks(settings.rounds, asked, closed)
-    return Half(init, turns.apply, model=lambda state: {"p": published(state.w)})
+    hooks = latest_update_hooks(settings.rounds, partial(_tasks, settings), combined)
+    return Half(
+        init, partial(round_machine.apply, hooks), model=lambda state: {"p": published(state.w)}
+    )
 
 
-def _tasks(state: Centres, settings: Clustering, clients: Iterable[str]) -> Effects:
+def _tasks(settings: Clustering, state: Centres, clients: Iterable[str]) -> Effects:
     """Return tasks to step from the clients' centres; those of one cluster share one array."""
     starts: dict[int | None, Vector] = {}
     values = settings.values if state.version else settings.first
@@ -76,5 +81,5 @@ def _why_not(fit: Fit) -> str:
     if not (fit.moved.decided or fit.begun):
         return "; ".join(f"cluster {label}: {why}" for label, why in fit.moved.kept.items())
     if not np.isfinite(published(fit.state.centres)).all():
-        return "the step left the finite numbers"
+        return NOT_FINITE
     return ""

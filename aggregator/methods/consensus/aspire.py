@@ -9,7 +9,11 @@ from typing import Annotated, Literal
 
 from aggregator.methods.base.quorum import QuorumSettings
 from aggregator.methods.base.types import Setup, has_no_use
-from aggregator.methods.consensus.consensus_engine import Agreed, Consensus, agreed
+from aggregator.methods.consensus.consensus_engine import (
+    ConsensusServerState,
+    ConsensusSettings,
+    consensus_half,
+)
 from aggregator.methods.consensus.cutting_planes import Worst
 from aggregator.methods.consensus.rsa_bafdp import (
     Optimiser,
@@ -119,13 +123,13 @@ class AspireEase:
         )
 
 
-def aspire_ease(setup: Setup) -> Half[Agreed]:
+def aspire_ease(setup: Setup) -> Half[ConsensusServerState]:
     """Bind ASPIRE-EASE's server half."""
     has_no_use(setup, "rule", "weighting", "share")
     o: AspireEase = setup.settings
     calling = QuorumSettings(setup.rounds.quorum, patience=o.patience, overdue=o.overdue)
-    return agreed(
-        Consensus(
+    return consensus_half(
+        ConsensusSettings(
             o.worst(),
             calling,
             setup.rounds,

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aggregator.methods.consensus.consensus_engine import Agreed, without
+from aggregator.methods.consensus.consensus_engine import ConsensusServerState, without
 from aggregator.methods.consensus.dnorm_set import even, worst
 from edge_sdk.shared_math.consensus_dual import damping
 from edge_sdk.wire.contract.method import Array, Scalars, Update
@@ -121,24 +121,24 @@ class Worst:
         count = max(len(own.losses), 1) if self.scaled else 1
         return {**self.numbers_at(version), "weight": own.weight(client) * count}
 
-    def said(self, vector: Array) -> Array:
+    def kept(self, vector: Array) -> Array:
         """Return the weights unchanged."""
         return vector
 
-    def heard(self, own: Cut, update: Update) -> Cut:
+    def accepted(self, own: Cut, update: Update) -> Cut:
         """Keep the loss; a client that reports none keeps its last, or is in no plane."""
         if "loss" not in update.values:
             return own
         return replace(own, losses={**own.losses, update.sender: float(update.values["loss"])})
 
-    def pull(self, state: Agreed, z: Array) -> Array:
+    def pull(self, state: ConsensusServerState, z: Array) -> Array:
         """Return ``kappa sum_j (z - w_j)``."""
         total = np.zeros_like(state.w)
         for client in sorted(state.held):
             total += z - state.held[client]
         return total * self.kappa
 
-    def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
+    def closed(self, state: ConsensusServerState, cohort: list[str]) -> ConsensusServerState:
         """Step h, then the multipliers at the new h; at intervals search for a new plane."""
         del cohort  # every client's latest loss counts
         own: Cut = state.own

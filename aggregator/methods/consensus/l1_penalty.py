@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.methods.consensus.consensus_engine import Agreed, without
+from aggregator.methods.consensus.consensus_engine import ConsensusServerState, without
 from edge_sdk.shared_math.consensus_dual import damping
 from edge_sdk.wire.contract.method import Array, Scalars, Update
 
@@ -94,25 +94,25 @@ class L1:
             return values
         return {**values, "eps_dual": own.dual.get(client, 0.0)}
 
-    def said(self, vector: Array) -> Array:
+    def kept(self, vector: Array) -> Array:
         """Return a vote clamped to -1, 0 or 1; weights unchanged."""
         return np.sign(vector) if self.votes else vector
 
-    def heard(self, own: Budgets, update: Update) -> Budgets:
+    def accepted(self, own: Budgets, update: Update) -> Budgets:
         """Keep the claimed budget within its bounds."""
         if self.budget is None:
             return own
         eps = self.budget.claimed(update.values.get("eps", self.budget.lowest))
         return replace(own, eps={**own.eps, update.sender: eps})
 
-    def pull(self, state: Agreed, z: Array) -> Array:
+    def pull(self, state: ConsensusServerState, z: Array) -> Array:
         """Return ``weight gain sum_j sign(z - w_j)``."""
         total = np.zeros_like(state.w)
         for client in sorted(state.held):
             total += state.held[client] if self.votes else np.sign(z - state.held[client])
         return total * (self.weight * self.gain)
 
-    def fired(self, state: Agreed, cohort: list[str]) -> Agreed:
+    def closed(self, state: ConsensusServerState, cohort: list[str]) -> ConsensusServerState:
         """Remove votes; take the steps of the budgets' duals."""
         if self.votes:
             state = replace(state, held={})

@@ -13,7 +13,11 @@ from typing import Annotated, Literal
 
 from aggregator.methods.base.quorum import QuorumSettings
 from aggregator.methods.base.types import Setup, has_no_use
-from aggregator.methods.consensus.consensus_engine import Agreed, Consensus, agreed
+from aggregator.methods.consensus.consensus_engine import (
+    ConsensusServerState,
+    ConsensusSettings,
+    consensus_half,
+)
 from aggregator.methods.consensus.l1_penalty import L1, Budget
 from aggregator.methods.consensus.sign_debias import debias
 from edge_sdk.shared_math.consensus_dual import Ascent
@@ -244,31 +248,31 @@ class DpRsa(Rsa):
         return debias(self.debias_eps) if self.debias_eps > 0.0 else 1.0
 
 
-def bafdp(setup: Setup) -> Half[Agreed]:
+def bafdp(setup: Setup) -> Half[ConsensusServerState]:
     """Return BAFDP's server half: it fires after ``quorum`` different updates."""
-    return agreed(_bafdp(setup, everybody=False))
+    return consensus_half(_bafdp(setup, everybody=False))
 
 
-def bsfdp(setup: Setup) -> Half[Agreed]:
+def bsfdp(setup: Setup) -> Half[ConsensusServerState]:
     """Return BSFDP's (also SRFDP's) server half: BAFDP that waits for all present devices."""
-    return agreed(_bafdp(setup, everybody=True))
+    return consensus_half(_bafdp(setup, everybody=True))
 
 
-def rsa(setup: Setup) -> Half[Agreed]:
+def rsa(setup: Setup) -> Half[ConsensusServerState]:
     """Return RSA's server half over signs of two bits a coordinate: values are -1, 0 or 1."""
-    return agreed(_rsa(setup, votes=True))
+    return consensus_half(_rsa(setup, votes=True))
 
 
-def rsa_weights(setup: Setup) -> Half[Agreed]:
+def rsa_weights(setup: Setup) -> Half[ConsensusServerState]:
     """Return RSA's half over weights, as published: a silent client pulls with its last weights."""
-    return agreed(_rsa(setup, votes=False))
+    return consensus_half(_rsa(setup, votes=False))
 
 
-def _bafdp(setup: Setup, *, everybody: bool) -> Consensus:
+def _bafdp(setup: Setup, *, everybody: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Bafdp = setup.settings
     calling = QuorumSettings(setup.rounds.quorum, everybody, o.patience, o.overdue)
-    return Consensus(
+    return ConsensusSettings(
         L1(o.l1, o.numbers, o.budget()),
         calling,
         setup.rounds,
@@ -278,14 +282,14 @@ def _bafdp(setup: Setup, *, everybody: bool) -> Consensus:
     )
 
 
-def _rsa(setup: Setup, *, votes: bool) -> Consensus:
+def _rsa(setup: Setup, *, votes: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Rsa = setup.settings
     calling = QuorumSettings(
         setup.rounds.quorum, everybody=True, patience=o.patience, overdue=o.overdue
     )
     gain = o.gain if isinstance(o, DpRsa) else 1.0
-    return Consensus(
+    return ConsensusSettings(
         L1(o.l1, o.numbers, votes=votes, gain=gain),
         calling,
         setup.rounds,

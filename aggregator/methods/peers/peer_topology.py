@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from aggregator.methods.base.averaging import OPEN
 from aggregator.methods.base.geo_neighbours import NeighbourGraph, paired, read
 from aggregator.methods.base.parameters import Rate
+from aggregator.methods.base.round_machine import OPEN
 from aggregator.methods.base.types import Setup, has_no_use
 from edge_sdk.shared_math import mixing_matrix
 from edge_sdk.wire.contract.method import Array, Due, Effects, Event, Half, Member, Task

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.base.averaging import ASK, Rounds, published
+from aggregator.methods.base import round_machine
 from aggregator.methods.base.latest_update_rounds import (
     LatestUpdates,
-    RoundHooks,
-    forgotten,
+    accepted,
+    latest_update_hooks,
+    outcome,
     reported,
+    without_silent,
 )
+from aggregator.methods.base.round_machine import ASK, RoundOutcome, Rounds, published
 from aggregator.methods.personalised.credit import Mixed
 from aggregator.rules import Rows
 from edge_sdk.wire.contract.method import Array, Effects, Half, Task, Update
@@ -100,30 +104,27 @@ class Personalised(LatestUpdates):
 
 
 def personal(settings: Personalising) -> Half[Personalised]:
-    """Return the server half; its events are those of ``RoundHooks``."""
+    """Return the server half; ``round_machine.apply`` over the latest updates."""
 
-    def asked(state: Personalised, clients: Iterable[str]) -> Effects:
-        return _tasks(state, settings, clients)
-
-    def closed(state: Personalised) -> tuple[Personalised, Effects]:
-        known, silent = forgotten(state, settings.stale_after)
+    def combined(state: Personalised) -> RoundOutcome[Personalised]:
+        known, silent = without_silent(state, settings.stale_after)
         made = settings.mixing(Rows.of(known.held))
         moved, report = _moved(known, settings, made)
         if not all(np.isfinite(vector).all() for vector in moved.mixed.values()):
             known = replace(known, judged={})
-            return turns.concluded(known, {}, "a mixture left the finite numbers")
-        return turns.concluded(moved, report | {"silent": silent})
+            return outcome(known, {}, "a mixture left the finite numbers")
+        return outcome(moved, report | {"silent": silent})
 
     def init(w: Vector) -> Personalised:
         return Personalised(0, 0, is_open=False, w=np.asarray(w, np.float64).copy())
-
-    turns: RoundHooks[Personalised] = RoundHooks(settings.rounds, asked, closed, _heard)
 
     def model(state: Personalised) -> Mapping[str, Array]:
         told = _choice(state, settings)
         return {"p": published(state.w), **{name: np.array(value) for name, value in told.items()}}
 
-    return Half(init, turns.apply, model)
+    tasks = partial(_tasks, settings)
+    hooks = latest_update_hooks(settings.rounds, tasks, combined, _accepted)
+    return Half(init, partial(round_machine.apply, hooks), model)
 
 
 def _choice(state: Personalised, settings: Personalising) -> dict[str, float]:
@@ -131,7 +132,7 @@ def _choice(state: Personalised, settings: Personalising) -> dict[str, float]:
     return {"kept": float(state.kept)} if settings.by_fleet and state.kept else {}
 
 
-def _tasks(state: Personalised, settings: Personalising, clients: Iterable[str]) -> Effects:
+def _tasks(settings: Personalising, state: Personalised, clients: Iterable[str]) -> Effects:
     """Return each client's task with its own mixture; the common model where it has none."""
     common = published(state.w)
     more = _choice(state, settings) | settings.alone(state.version)
@@ -148,8 +149,9 @@ def _tasks(state: Personalised, settings: Personalising, clients: Iterable[str])
     )
 
 
-def _heard(state: Personalised, update: Update) -> Personalised:
-    return replace(state, judged=reported(state.judged, update, "validation"))
+def _accepted(state: Personalised, update: Update) -> Personalised:
+    judged = reported(state.judged, update, "validation")
+    return replace(accepted(state, update), judged=judged)
 
 
 # --- a round --------------------------------------------------------------------------------------

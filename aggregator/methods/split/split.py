@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.methods.base.averaging import ASK
-from aggregator.methods.base.latest_update_rounds import is_news
+from aggregator.methods.base.latest_update_rounds import counts
+from aggregator.methods.base.round_machine import ASK
 from aggregator.methods.personalised.personalised import Personalised
 from aggregator.methods.split.activation_clipping import WEIGHTS_RANGE, bound, remembered
 from aggregator.methods.split.split_rounds import SplitBinding, play
@@ -170,7 +170,7 @@ def _placed(state: Woven, client: str, capacity: int, places: Mapping[str, int])
 def _weighed(state: Woven, event: Event, score: SplitBinding) -> tuple[Woven, Event]:
     """Check the weights of a counted update, if there is a guard."""
     has_guard = bool(np.isfinite(score.turns.most))
-    if not (isinstance(event, Update) and has_guard and state.is_open and is_news(state, event)):
+    if not (isinstance(event, Update) and has_guard and state.is_open and counts(state, event)):
         return state, event
     return _within_range(state, event)
 

@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.graph import Diffusion
 from aggregator.methods import ABANDON, METHODS, OPEN, Rounds, Setup
-from aggregator.methods.base.averaging import DEFECT
+from aggregator.methods.base.round_machine import DEFECT
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import bind
 from aggregator.store import state_codec

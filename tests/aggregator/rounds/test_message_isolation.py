@@ -111,14 +111,14 @@ class Plant:
         self.patch.setattr(rules, "RULES", patched)
 
     def in_method(self):
-        averaging = import_module("aggregator.methods.base.averaging")
-        real = averaging._with
+        machine = import_module("aggregator.methods.base.round_machine")
+        real = machine._closed_if_ready
 
-        def taken(state, update, settings):
-            self.stumble(13.0 in update.vector)
-            return real(state, update, settings)
+        def accepted(hooks, state):
+            self.stumble(any(13.0 in vector for vector in state.pending.values()))
+            return real(hooks, state)
 
-        self.patch.setattr(averaging, "_with", taken)
+        self.patch.setattr(machine, "_closed_if_ready", accepted)
 
     def in_codec(self):
         real = codec.decode

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods import METHODS, OPEN, Setup
-from aggregator.methods.base.averaging import Averaged, Rounds
+from aggregator.methods.base.averaging import Averaged
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.rules import BEFORE, RULES, Rows, TooFewRows, UnknownRuleError, bind
 from aggregator.rules.weights import uniform
 from aggregator.store import state_codec

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods import METHODS, OPEN, Credited, Linked, Setup
-from aggregator.methods.base.averaging import Rounds
 from aggregator.methods.base.geo_neighbours import paired
+from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.peers.peer_topology import DflGt, DflSgd, ExchangeSettings, hosting, linked
 from aggregator.rules import bind
 from aggregator.store.state_codec import flatten

@@ -1,0 +1,262 @@
+"""The round machine: open a round, track members, accept updates, close on quorum or deadline.
+
+Every server engine applies its events here and supplies only what differs, as ``RoundHooks``: which
+updates count, how they are combined, and what happens when too few arrive in time. ``round`` rises
+with every opening, ``version`` only when the model moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.wire.contract.method import Closed, Due, Effects, Event, Member, Update
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+ASK = "train"
+OPEN = Due(round=0, ask="open")
+"""The event that opens the first round of a run; later rounds open by themselves."""
+
+ABANDON = "abandon"
+"""The ``ask`` of a ``Due`` that abandons a round after a defect; no update of it is used."""
+
+DEFECT = "an internal error when it was to close; see the dead letters"
+"""Reported reason of a round that was abandoned after a defect."""
+
+NOT_FINITE = "the step left the finite numbers"
+"""Reported reason of a round whose result is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Settings of a round: its quorum, its deadline and the weights of its clients.
+
+    Attributes:
+        quorum: Number of different clients that closes the round at once.
+        least: Number of clients that suffices at the deadline; None is the quorum itself.
+        deadline: Seconds from opening to abandoning (or closing with ``least``).
+        weighting: ``uniform``, or ``samples`` by the claimed sample counts.
+        cap: Largest sample count that is used, as a multiple of the median.
+        limit: Number of moved rounds after which the run stops; None never stops.
+    """
+
+    quorum: int = 1
+    least: int | None = None
+    deadline: float = 900.0
+    weighting: Literal["uniform", "samples"] = "uniform"
+    cap: float = 10.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside of their bounds."""
+        if self.quorum < 1:
+            raise ValueError(f"quorum: expected at least 1, got {self.quorum}")
+        if self.least is not None and not 1 <= self.least <= self.quorum:
+            raise ValueError(f"least: expected 1 to the quorum ({self.quorum}), got {self.least}")
+        if not self.deadline > 0:
+            raise ValueError(f"deadline: expected more than 0 seconds, got {self.deadline}")
+        if self.cap < 1:
+            raise ValueError(f"cap: expected at least 1, got {self.cap}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit: expected at least 1 round, got {self.limit}")
+
+    @property
+    def enough(self) -> int:
+        """Return the number of clients that suffices at the deadline."""
+        return self.quorum if self.least is None else self.least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundState:
+    """Common part of every engine's state: float64 throughout, saved leaf by leaf.
+
+    Attributes:
+        round: The open round, or the last one; 0 before the first.
+        version: Number of times the model has moved.
+        is_open: True while the round accepts updates.
+        w: Model that is announced, float64, shape ``(P,)``.
+    """
+
+    round: int
+    version: int
+    is_open: bool
+    w: NDArray[np.float64]
+
+    @property
+    def senders(self) -> Collection[str]:
+        """Return the clients whose update waits for the round to close."""
+        raise NotImplementedError
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of updates that wait for the round to close."""
+        return len(self.senders)
+
+
+S = TypeVar("S", bound=RoundState)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome(Generic[S]):
+    """Result of a round that ends.
+
+    Attributes:
+        state: State with the method's result and without the used updates, at the old version.
+        report: Report of the round; plain values only, for a page or JSON.
+        clients: Clients that receive a task of the next round.
+        why: Reason that nothing moved; empty if the model moved.
+        is_last: True if the run ends with this round, before its limit.
+        tasks: Returns those tasks; None uses the hook.
+    """
+
+    state: S
+    report: Mapping[str, Any]
+    clients: Iterable[str] = ()
+    why: str = ""
+    is_last: bool = False
+    tasks: Callable[[S, Iterable[str]], Effects] | None = None
+
+
+Step = tuple[S, Effects]
+
+
+def _no_clients(_state: object) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundHooks(Generic[S]):
+    """Everything in which the rounds of one engine differ from those of another.
+
+    Attributes:
+        rounds: Settings of the rounds.
+        counts: Returns True if an update belongs to the open round and is used.
+        accept: Returns the state with a counted update waiting.
+        combine: Ends a full round: returns its outcome, or a further step of the same round.
+        discard: Ends a round for a reason without using its updates.
+        tasks: Returns the tasks that send some clients the present model.
+        ask: Name of the tasks in the contract, and of the deadline's timer.
+        clients: Returns the clients that receive a task of the first round.
+        join: Returns the state with a client present; None ignores members.
+        leave: Returns the state with a client absent; None ignores that.
+        is_ready: Returns True if the waiting updates suffice, at any time or at the deadline; None
+            compares their number with the quorum, or with the number that suffices.
+        awaits_members: True if rounds wait for members, so that one that leaves may close a round.
+        extend: Returns the next deadline where too few updates have arrived at one; None discards
+            the round.
+    """
+
+    rounds: Rounds
+    counts: Callable[[S, Update], bool]
+    accept: Callable[[S, Update], S]
+    combine: Callable[[S], RoundOutcome[S] | Step[S]]
+    discard: Callable[[S, str], RoundOutcome[S]]
+    tasks: Callable[[S, Iterable[str]], Effects]
+    ask: str = ASK
+    clients: Callable[[S], Iterable[str]] = _no_clients
+    join: Callable[[S, str], S] | None = None
+    leave: Callable[[S, str], S] | None = None
+    is_ready: Callable[[S, bool], bool] | None = None
+    awaits_members: bool = False
+    extend: Callable[[Due], Due] | None = None
+
+
+def apply(hooks: RoundHooks[S], state: S, event: Event) -> Step[S]:
+    """Apply one event; events for another round change nothing.
+
+    ``OPEN`` opens round 1. A ``Member`` that joins receives a task, unless its update waits. An
+    ``Update`` that counts waits, and closes the round if enough wait. A ``Due`` is the deadline of
+    its round, or abandons it.
+    """
+    match event:
+        case Due(ask="open") if state.round == 0:
+            return _opened(hooks, state, RoundOutcome(state, {}, hooks.clients(state)))
+        case Member(client=client, present=present):
+            return _joined(hooks, state, client) if present else _left(hooks, state, client)
+        case Update() if state.is_open and hooks.counts(state, event):
+            return _closed_if_ready(hooks, hooks.accept(state, event))
+        case Due(round=number, ask="abandon") if state.is_open and number == state.round:
+            return concluded(hooks, hooks.discard(state, DEFECT))
+        case Due(round=number) if state.is_open and number == state.round:
+            return _expired(hooks, state, event) if event.ask == hooks.ask else (state, ())
+        case _:
+            return state, ()
+
+
+def _joined(hooks: RoundHooks[S], state: S, client: str) -> Step[S]:
+    if hooks.join is None:
+        return state, ()
+    state = hooks.join(state, client)
+    is_sent = state.is_open and client not in state.senders
+    return state, hooks.tasks(state, [client]) if is_sent else ()
+
+
+def _left(hooks: RoundHooks[S], state: S, client: str) -> Step[S]:
+    after = state if hooks.leave is None else hooks.leave(state, client)
+    may_close = hooks.awaits_members and after is not state
+    return _closed_if_ready(hooks, after) if may_close else (after, ())
+
+
+def concluded(hooks: RoundHooks[S], outcome: RoundOutcome[S]) -> Step[S]:
+    """Report a round that ended and, unless it was the last, open the next one."""
+    moved, limit = not outcome.why, hooks.rounds.limit
+    version = outcome.state.version + moved
+    is_last = moved and (outcome.is_last or (limit is not None and version >= limit))
+    report = {**outcome.report, "stop": is_last} | ({} if moved else {"why": outcome.why})
+    note = Closed(outcome.state.round, version, moved=moved, report=report)
+    state = replace(outcome.state, version=version)
+    if is_last:
+        return replace(state, is_open=False), (note,)
+    state, effects = _opened(hooks, state, outcome)
+    return state, (note, *effects)
+
+
+def _opened(hooks: RoundHooks[S], state: S, before: RoundOutcome[S]) -> Step[S]:
+    """Open the next round: send its tasks and set its deadline."""
+    state = replace(state, round=state.round + 1, is_open=True)
+    tasks = (before.tasks or hooks.tasks)(state, before.clients)
+    return state, (*tasks, Due(state.round, hooks.ask, after=hooks.rounds.deadline))
+
+
+def _closed_if_ready(hooks: RoundHooks[S], state: S) -> Step[S]:
+    return _closed(hooks, state) if state.is_open and _is_ready(hooks, state) else (state, ())
+
+
+def _expired(hooks: RoundHooks[S], state: S, due: Due) -> Step[S]:
+    """Close a round at its deadline with what suffices; else extend or discard it."""
+    if _is_ready(hooks, state, at_deadline=True):
+        return _closed(hooks, state)
+    if hooks.extend is not None:
+        return state, (hooks.extend(due),)
+    why = f"{state.waiting} of {hooks.rounds.enough} answers"
+    return concluded(hooks, hooks.discard(state, why))
+
+
+def _is_ready(hooks: RoundHooks[S], state: S, *, at_deadline: bool = False) -> bool:
+    if hooks.is_ready is not None:
+        return hooks.is_ready(state, at_deadline)
+    return state.waiting >= (hooks.rounds.enough if at_deadline else hooks.rounds.quorum)
+
+
+def _closed(hooks: RoundHooks[S], state: S) -> Step[S]:
+    result = hooks.combine(state)
+    return concluded(hooks, result) if isinstance(result, RoundOutcome) else result
+
+
+def published(w: NDArray[np.float64]) -> Vector:
+    """Return the model to announce, as float32."""
+    with np.errstate(over="ignore"):
+        return w.astype(np.float32)
+
+
+def mean_loss(losses: Mapping[str, float]) -> dict[str, float]:
+    """Return the report's mean of the reported losses; empty without any.
+
+    >>> mean_loss({"b": 1.0, "a": 2.0}), mean_loss({})
+    ({'loss': 1.5}, {})
+    """
+    return {"loss": float(np.mean([losses[name] for name in sorted(losses)]))} if losses else {}
