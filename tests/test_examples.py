@@ -167,7 +167,7 @@ def test_the_aggregator_begins_a_fleet(tmp_path, capsys, name):
     path = tmp_path / name
     path.write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")
     assert aggregator_cli.main(["init", str(path)]) == 0
-    assert "run 1 begins from the bundle's vector" in capsys.readouterr().out
+    assert "run 1 begins from the bundle's initial model" in capsys.readouterr().out
     assert aggregator_cli.main(["check", str(path)]) == 0
 
 

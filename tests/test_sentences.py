@@ -336,7 +336,7 @@ def test_a_broker_is_out_of_reach(meter, monkeypatch):
 def test_an_aggregators_broker_is_out_of_reach(place):
     done = call("gridfed-aggregator", "broker", "find", "--url", "mqtt://127.0.0.1:1")
     assert done.returncode == FAILED
-    assert done.stdout.endswith("It does not answer.\n")
+    assert done.stdout.endswith("It does not respond.\n")
 
 
 def test_a_simulations_broker_is_out_of_reach(place):

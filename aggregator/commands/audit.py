@@ -1,8 +1,15 @@
-"""Run ``gridfed-aggregator audit``: recompute every round, and compare deliveries."""
+"""Recompute every round from the journal, and compare the results bit for bit.
+
+With --devices, link traces of devices (*.jsonl, as the simulator writes them) are compared with
+the database: no receipted update may be lost, and none applied twice.
+
+  gridfed-aggregator audit aggregator.toml
+  gridfed-aggregator audit aggregator.toml --devices traces
+"""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +17,8 @@ from pathlib import Path
 from aggregator import config as configs
 from aggregator.audit.delivery_audit import Books, DeliveryVerdict, judge
 from aggregator.audit.recompute import Audit, recompute
-from aggregator.commands.subcommands import CommandError
+from aggregator.commands.arguments import add_config
+from aggregator.commands.errors import CommandError, require_database
 from aggregator.store import SqliteStore
 from aggregator.store.types import Horizon
 from edge_sdk.app.cli import RUNTIME, CommandResult
@@ -18,18 +26,21 @@ from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link import link_trace
 
 
-def audit(args: Namespace) -> CommandResult:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the configuration and the folder of traces."""
+    add_config(parser)
+    parser.add_argument(
+        "--devices", metavar="FOLDER", help="also compare link traces (*.jsonl) with the database"
+    )
+
+
+def run(args: Namespace) -> CommandResult:
     """Check a configuration's database, and compare it with link traces if a folder is given.
 
     Raises:
         Failure: The configuration, its database or the folder cannot be read.
     """
-    config = configs.AggregatorConfig.load(args.config)
-    if not config.database.exists():
-        raise CommandError(
-            f"{config.database}: there is no fleet here yet",
-            hint=f"begin: gridfed-aggregator init {config.file}",
-        )
+    config = require_database(configs.AggregatorConfig.load(args.config))
     bound = configs.bind(config)
     with SqliteStore.open(config.database, read_only=True) as store:
         horizon = store.horizon()
@@ -86,8 +97,8 @@ def lines(folder: Path) -> Iterator[link_trace.Line]:
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise CommandError(
-            f"{folder}: no *.jsonl of any device",
-            hint="links that write them are a simulator's; a device in the field keeps no diary",
+            f"{folder} contains no link trace (*.jsonl)",
+            hint="the simulator writes them; a real device does not",
         )
     for path in files:
         with path.open(encoding="utf-8") as text:

@@ -1,16 +1,24 @@
-"""Run ``gridfed-aggregator broker``: find or start a broker; write or check its files."""
+"""Find, start, configure or check an MQTT broker.
+
+gridfed-aggregator broker find                        the broker that `url = "auto"` selects
+gridfed-aggregator broker start --kind mosquitto      run one on loopback until SIGTERM
+gridfed-aggregator broker config --fleet north --ca ca.pem --cert broker.pem --key broker.key
+gridfed-aggregator broker access --file access.acl    rules for the enrolled devices only
+gridfed-aggregator broker check --file mosquitto.conf settings that lose messages or admit anyone
+"""
 
 from __future__ import annotations
 
 import csv
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from aggregator.brokers import broker_process
+from aggregator.commands.arguments import add_config_option
 from edge_sdk.app.cli import RUNTIME, USAGE, CommandResult, Failure, stop_signals
 from edge_sdk.wire.link.mosquitto_access import mosquitto_access
 from edge_sdk.wire.protocol.topics import is_device_id
@@ -18,22 +26,50 @@ from edge_sdk.wire.protocol.topics import is_device_id
 CHECK = 2.0  # s between two checks of a broker started here
 
 
-class BrokeringError(Failure):
+class BrokerCommandError(Failure):
     """Arguments that exclude each other."""
 
     exit_code = USAGE
 
 
-def find(args: Namespace) -> CommandResult:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the action, and the options of each."""
+    parser.add_argument("what", choices=ACTIONS, help="action")
+    parser.add_argument(
+        "--kind",
+        default="auto",
+        choices=("auto", "mosquitto", "embedded"),
+        help="start: program to use (auto)",
+    )
+    parser.add_argument("--port", type=int, default=1883, help="start, config: port (1883)")
+    parser.add_argument("--folder", default="broker", help="folder of its files (broker)")
+    parser.add_argument("--fleet", default="", help="config: also write this fleet's access rules")
+    parser.add_argument(
+        "--pairs", metavar="CSV", default="", help="config: client,neighbour pairs that exchange"
+    )
+    parser.add_argument("--url", default="auto", help="find: an address, or auto (auto)")
+    parser.add_argument("--file", default="", help="check: mosquitto.conf; access: target file")
+    parser.add_argument("--ca", default="", help="config: authority that signs devices (PEM)")
+    parser.add_argument("--cert", default="", help="config: certificate of the broker (PEM)")
+    parser.add_argument("--key", default="", help="config: private key of the broker (PEM)")
+    add_config_option(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Execute one action."""
+    return ACTIONS[args.what](args)
+
+
+def find_broker(args: Namespace) -> CommandResult:
     """Report the broker that the daemon would use, without leaving one running."""
     with broker_process.find(args.url, folder=Path(args.folder)) as found:
         is_well = found.healthy()
         data = {"kind": found.kind, "url": found.url, "url_v4": found.url_v4, "healthy": is_well}
-        state = "answers" if is_well else "does not answer"
+        state = "responds" if is_well else "does not respond"
         return CommandResult(data, f"{found.sentence} It {state}.", 0 if is_well else RUNTIME)
 
 
-def start(args: Namespace) -> CommandResult:
+def start_broker(args: Namespace) -> CommandResult:
     """Start a broker on loopback and keep it running until a signal."""
     with (
         stop_signals() as stopping,
@@ -46,16 +82,16 @@ def start(args: Namespace) -> CommandResult:
             if time.monotonic() - looked >= CHECK:
                 looked = time.monotonic()
                 if started.ensure():
-                    print("the broker was started again", file=sys.stderr, flush=True)  # noqa: T201 - as above
+                    print("broker restarted", file=sys.stderr, flush=True)  # noqa: T201 - as above
     return CommandResult({"kind": started.kind, "url": started.url})
 
 
-def config(args: Namespace) -> CommandResult:
+def write_config(args: Namespace) -> CommandResult:
     """Print a Mosquitto configuration and, for a fleet, write its access file beside it."""
     folder = Path(args.folder).absolute()
     files = (args.ca, args.cert, args.key)
     if any(files) and not all(files):
-        raise BrokeringError("broker config: --ca, --cert and --key come together")
+        raise BrokerCommandError("broker config: expected all of --ca, --cert and --key, or none")
     tls = (
         broker_process.TlsFiles(*(Path(file).absolute() for file in files)) if all(files) else None
     )
@@ -64,14 +100,14 @@ def config(args: Namespace) -> CommandResult:
         rules = mosquitto_access(args.fleet, neighbours=_pairs(args.pairs)) if args.fleet else ""
         text = broker_process.mosquitto_config(args.port, folder, tls=tls, access=access)
     except ValueError as error:
-        raise BrokeringError(f"broker config: {error}") from error
+        raise BrokerCommandError(f"broker config: {error}") from error
     if access is not None:
         folder.mkdir(parents=True, exist_ok=True)
         access.write_text(rules, "utf-8")
     return CommandResult({"config": text, "access": str(access or "")}, text.rstrip())
 
 
-def access(args: Namespace) -> CommandResult:
+def write_access_rules(args: Namespace) -> CommandResult:
     """Print or write the access rules of the enrolled devices, and of no other certificate.
 
     A revoked device has none. Neighbours may write to each other if the run's method has them:
@@ -84,8 +120,9 @@ def access(args: Namespace) -> CommandResult:
 
     config = AggregatorConfig.load(args.config)
     if not config.database.exists():
-        raise BrokeringError(
-            f"broker access: {config.database} is missing", hint="gridfed-aggregator init"
+        raise BrokerCommandError(
+            f"broker access: {config.database} does not exist: this fleet is not set up",
+            hint=f"gridfed-aggregator init {config.file}",
         )
     with SqliteStore.open(config.database, read_only=True) as store:
         devices = [one.id for one in store.clients() if one.state != "revoked"]
@@ -112,12 +149,14 @@ def _pairs(name: str) -> dict[str, set[str]]:
     try:
         rows = list(csv.reader(Path(name).read_text("utf-8").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
-        raise BrokeringError(f"broker config: --pairs {name}: {error}") from error
+        raise BrokerCommandError(f"broker config: --pairs {name}: {error}") from error
     if not rows or rows[0] != ["client", "neighbour"]:
-        raise BrokeringError(f"broker config: --pairs {name}: the first line is client,neighbour")
+        raise BrokerCommandError(
+            f"broker config: --pairs {name}: expected the first line client,neighbour"
+        )
     for number, row in enumerate(rows[1:], 2):
         if len(row) != 2 or not all(map(is_device_id, row)):
-            raise BrokeringError(
+            raise BrokerCommandError(
                 f"broker config: --pairs {name}, line {number}: expected two devices' ids"
             )
     return _linked((row[0], row[1]) for row in rows[1:])
@@ -131,10 +170,20 @@ def _linked(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     return dict(near)
 
 
-def check(args: Namespace) -> CommandResult:
+def check_config(args: Namespace) -> CommandResult:
     """Report settings in a mosquitto.conf that would lose messages or admit unknown clients."""
     if not args.file:
-        raise BrokeringError("broker check: give --file mosquitto.conf")
+        raise BrokerCommandError("broker check: expected --file mosquitto.conf")
     found = broker_process.check_mosquitto_config(Path(args.file))
-    text = "\n".join(found) or f"{args.file}: nothing found"
+    text = "\n".join(found) or f"{args.file}: no problem found"
     return CommandResult({"findings": list(found)}, text, RUNTIME if found else 0)
+
+
+ACTIONS: Mapping[str, Callable[[Namespace], CommandResult]] = {
+    "find": find_broker,
+    "start": start_broker,
+    "config": write_config,
+    "access": write_access_rules,
+    "check": check_config,
+}
+"""Function of each action by name."""

@@ -1,20 +1,26 @@
-"""Run ``gridfed-aggregator certificate``: bound the Lipschitz constants of a run's model."""
+"""Bound the Lipschitz constants of the present model's loss and forecast.
+
+The bound is a product of norms of the weights; it needs no readings. All layers must be shared.
+
+  gridfed-aggregator certificate aggregator.toml --error 4
+"""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 import numpy as np
 
 from aggregator import config as configs
 from aggregator.analysis.lipschitz_bound import LipschitzBoundError, certificate
+from aggregator.commands.arguments import add_config
 from aggregator.operations.run_setup import resumed
 from aggregator.store import SqliteStore
 from edge_sdk.app.cli import USAGE, CommandResult, Failure
 from edge_sdk.wire.contract.parameter_layout import Vector
 
-FIRST = "the bundle's first vector"
+FIRST = "the bundle's initial model"
 
 
 class NoCertificate(Failure):
@@ -23,24 +29,35 @@ class NoCertificate(Failure):
     exit_code = USAGE
 
 
-def certify(args: Namespace) -> CommandResult:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the configuration and the largest error."""
+    add_config(parser)
+    parser.add_argument(
+        "--error",
+        type=float,
+        metavar="E",
+        help="largest possible error in scaled units; required for a squared error",
+    )
+
+
+def run(args: Namespace) -> CommandResult:
     """Bound the Lipschitz constants of the common model's loss and forecast.
 
     Raises:
         NoCertificate: Some layers stay on devices, the bundle has no ``paths``, or the loss is a
             squared error without ``--error``.
     """
-    run = configs.bind(configs.AggregatorConfig.load(args.config))
-    kept = run.spec.size - run.spec.shared_size
+    bound = configs.bind(configs.AggregatorConfig.load(args.config))
+    kept = bound.spec.size - bound.spec.shared_size
     if kept:
         raise NoCertificate(
-            f"certificate: {kept} of the model's {run.spec.size} scalars stay on the devices",
+            f"certificate: {kept} of the model's {bound.spec.size} scalars stay on the devices",
             hint='a bound needs all of them: run.shared = [""] shares every layer',
         )
-    shared, which = _present(run)
-    vector = run.spec.lift(shared).astype(np.float64)
+    shared, which = _present(bound)
+    vector = bound.spec.lift(shared).astype(np.float64)
     try:
-        found = certificate(run.bundle.manifest, vector, error=args.error)
+        found = certificate(bound.bundle.manifest, vector, error=args.error)
     except LipschitzBoundError as error:
         raise NoCertificate(f"certificate: {error}", hint="docs/models.md: Certificate") from error
     text = (

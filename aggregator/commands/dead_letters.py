@@ -1,13 +1,22 @@
-"""Run ``gridfed-aggregator dead-letters``: list, show, retry or delete dead letters."""
+"""List, show, retry or delete dead letters: messages whose handling met a defect.
+
+The daemon undoes such a message, stores it under STATE/dead-letters and ignores it from then on.
+After an upgrade, retry processes it again. clear deletes it. A run that a defect halted continues
+after `gridfed-aggregator resume`.
+
+  gridfed-aggregator dead-letters list
+  gridfed-aggregator dead-letters retry update-0007
+"""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 
 from aggregator import config as configs
+from aggregator.commands.arguments import add_config_option
 from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.store import DatabaseBusyError, SqliteStore
@@ -16,7 +25,14 @@ from edge_sdk.app.cli import CommandResult
 EVERY = "_all"
 
 
-def dead_letters(args: Namespace) -> CommandResult:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the action and the dead letter."""
+    parser.add_argument("what", choices=("list", "show", "retry", "clear"), help="action")
+    parser.add_argument("name", nargs="?", help="one dead letter; retry and clear: default all")
+    add_config_option(parser)
+
+
+def run(args: Namespace) -> CommandResult:
     """List, show, retry or delete dead letters.
 
     Raises:
@@ -24,13 +40,13 @@ def dead_letters(args: Namespace) -> CommandResult:
     """
     config = configs.AggregatorConfig.load(args.config)
     letters = DeadLetters(config.state / "dead-letters")
-    deeds: Mapping[str, Callable[[configs.AggregatorConfig, DeadLetters, str], CommandResult]] = {
+    actions: Mapping[str, Callable[[configs.AggregatorConfig, DeadLetters, str], CommandResult]] = {
         "list": _list,
         "show": _show,
         "retry": _retry,
         "clear": _clear,
     }
-    return deeds[args.what](config, letters, args.name or EVERY)
+    return actions[args.what](config, letters, args.name or EVERY)
 
 
 def _list(_config: configs.AggregatorConfig, letters: DeadLetters, _name: str) -> CommandResult:
@@ -61,8 +77,8 @@ def _retry(config: configs.AggregatorConfig, letters: DeadLetters, name: str) ->
     for one in names:
         letters.letter(one)
         leave(config.inbox, ControlOrder("retry", one))
-    told = [f"{one}: handed to the daemon, which handles it now or when it starts" for one in names]
-    return CommandResult({"retried": names}, "\n".join(told) or "no dead letters")
+    done = [f"{one}: queued for the daemon" for one in names]
+    return CommandResult({"retried": names}, "\n".join(done) or "no dead letters")
 
 
 def _clear(config: configs.AggregatorConfig, letters: DeadLetters, name: str) -> CommandResult:
@@ -74,11 +90,13 @@ def _clear(config: configs.AggregatorConfig, letters: DeadLetters, name: str) ->
             count = forget(letters, name)
     except DatabaseBusyError:
         leave(config.inbox, ControlOrder("clear", name))
-        return CommandResult({"cleared": name}, "handed to the running daemon")
-    return CommandResult({"cleared": name, "count": count}, f"{count} dead letters forgotten")
+        return CommandResult({"cleared": name}, "queued for the running daemon")
+    return CommandResult({"cleared": name, "count": count}, f"{count} dead letters deleted")
 
 
 def _named(letters: DeadLetters, name: str) -> Letter:
     if name == EVERY:
-        raise LetterError("show: name one", hint="gridfed-aggregator dead-letters list")
+        raise LetterError(
+            "dead-letters show: expected a name", hint="gridfed-aggregator dead-letters list"
+        )
     return letters.letter(name)

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -93,7 +93,8 @@ class CommandLine:
         """Run one subcommand and return the exit code; wrong usage exits with 2 at once."""
         require_python(self.name)
         sys.excepthook = _brief(self.name)
-        args = self._parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = self._parser(words).parse_args(words)
         try:
             answer = self.commands[args.command].run(args)
         except (Failure, WireError, OSError) as error:
@@ -105,7 +106,8 @@ class CommandLine:
             _print(shown)
         return answer.code
 
-    def _parser(self) -> ArgumentParser:
+    def _parser(self, words: Sequence[str]) -> ArgumentParser:
+        """Return the parser, with the arguments of the one subcommand that the words name."""
         from argparse import ArgumentParser, RawDescriptionHelpFormatter  # noqa: PLC0415 - 8 ms
 
         shape: Any = RawDescriptionHelpFormatter
@@ -114,12 +116,14 @@ class CommandLine:
         )
         parser.add_argument("--version", action=_version_action())
         table = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        chosen = next((word for word in words if word in self.commands), None)
         for name, command in self.commands.items():
             told = f"{command.summary}\n\n{command.details}".strip()
             sub = table.add_parser(
                 name, help=command.summary, description=told, formatter_class=shape
             )
-            command.arguments(sub)
+            if name == chosen:
+                command.arguments(sub)
             sub.add_argument("--json", action="store_true", help="print JSON instead of prose")
         return parser
 

@@ -163,7 +163,7 @@ def test_the_command_line_refuses_what_no_device_would_take(tmp_path, capsys, re
     told = ["command", "meter-1", "budget", "--releases", releases, "--config", str(config)]
     capsys.readouterr()
     assert cli.main(told) == 2
-    assert "is not from 0 to 2147483647" in capsys.readouterr().err
+    assert "expected 0 to 2147483647, got" in capsys.readouterr().err
 
 
 # --- a new key begins a new ledger ----------------------------------------------------------------

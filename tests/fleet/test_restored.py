@@ -137,5 +137,5 @@ def test_the_database_from_before_is_kept_if_there_is_one(world, capsys, is_lost
     restored(one, copy)
     kept = list(state.glob("aggregator-before-*.db"))
     assert len(kept) == (0 if is_lost else 1)
-    assert "run 1, version 2, is in place" in capsys.readouterr().out
+    assert "run 1, version 2, restored" in capsys.readouterr().out
     one.until(lambda: one.version >= 2)

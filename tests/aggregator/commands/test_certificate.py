@@ -9,7 +9,8 @@ import pytest
 
 from aggregator import config
 from aggregator.analysis.lipschitz_bound import certificate
-from aggregator.commands import subcommands
+from aggregator.commands import certificate as command
+from aggregator.commands import init
 from aggregator.commands.certificate import NoCertificate
 from edge_sdk.bundle import Bundle, TrustedKeys
 
@@ -33,10 +34,10 @@ def written(folder, bundle="cells-mlp-1", more="", method="fedavg"):
 
 
 def test_before_a_run_it_is_the_bundles(tmp_path):
-    answer = subcommands.certify(written(tmp_path))
+    answer = command.run(written(tmp_path))
     bundle = Bundle.open("cells-mlp-1", trust=TrustedKeys())
     wanted = certificate(bundle.manifest, bundle.initial.astype(np.float64))
-    assert answer.data["model"] == "the bundle's first vector"
+    assert answer.data["model"] == "the bundle's initial model"
     assert answer.data["data"] == wanted.data
     assert f"{wanted.data:.4g} rho higher" in answer.text
 
@@ -44,8 +45,8 @@ def test_before_a_run_it_is_the_bundles(tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "bafdp", "fedbuff"])
 def test_in_a_run_it_is_the_present_models(tmp_path, method):
     args = written(tmp_path, method=method)
-    subcommands.init(args)
-    assert subcommands.certify(args).data["model"] == "run 1, version 0"
+    init.run(args)
+    assert command.run(args).data["model"] == "run 1, version 0"
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,12 @@ def test_in_a_run_it_is_the_present_models(tmp_path, method):
 )
 def test_what_nothing_can_be_promised_of_is_refused(tmp_path, bundle, more, says):
     with pytest.raises(NoCertificate, match=says):
-        subcommands.certify(written(tmp_path, bundle, more))
+        command.run(written(tmp_path, bundle, more))
 
 
 def test_smaller_errors_make_it_smaller(tmp_path):
     args = written(tmp_path)
     args.error = 0.01
-    small = subcommands.certify(args).data
+    small = command.run(args).data
     assert small["loss"] == pytest.approx(0.01)
     assert config.bind(config.AggregatorConfig.load(args.config)).bundle.manifest.loss.delta == 0.1

@@ -92,13 +92,13 @@ def test_a_changed_run_is_not_continued_by_accident(workplace):
     ("args", "says"),
     [
         (("run",), "put it back, or make another: gridfed-aggregator init"),
-        (("announce",), "there is no fleet here yet"),
-        (("status",), "there is no fleet here yet"),
+        (("announce",), "this fleet is not set up"),
+        (("status",), "this fleet is not set up"),
         (("enrol", "meter-1", "--public", "00"), "meter-1: 00: cannot read the key"),
         (("enrol", "_agg", "--public", "11" * 32), "cannot be a device's id"),
         (("enrol",), "give an id with --public, or --from-file"),
         (("check", "nowhere.toml"), "nowhere.toml: No such file"),
-        (("broker", "check"), "give --file"),
+        (("broker", "check"), "expected --file"),
     ],
 )
 def test_wrong_usage_is_one_sentence(workplace, args, says):
@@ -165,7 +165,7 @@ def test_a_daemon_runs_takes_orders_and_ends_on_sigterm(workplace, tmp_path):
                 assert (status["running"], status["ready"]) == (True, True)
                 assert call(folder, "health") == "ready\n"
                 told = call(folder, "enrol", "meter-1", "--public", KEY.public.hex())
-                assert "handed to the running daemon" in told
+                assert "queued for the running daemon" in told
                 busy = call(folder, "run", code=75)
                 assert "another process holds this database" in busy
             finally:

@@ -1,0 +1,80 @@
+"""Sign keys and bundle again; begin another run if the configuration changed.
+
+Needed after a change of the method, its settings, the rule, the bundle or the shared layers:
+the daemon refuses to continue a run under another configuration. The new run continues from the
+present model if its layout still fits.
+
+  gridfed-aggregator announce aggregator.toml
+  gridfed-aggregator announce aggregator.toml --fresh    start from the bundle's initial model
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+from aggregator.commands.arguments import add_config, add_root_key
+from aggregator.commands.errors import require_database
+from aggregator.config import AggregatorConfig, bind
+from aggregator.operations.enrolment import keys_of
+from aggregator.operations.run_setup import found
+from aggregator.store import SqliteStore
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.clock import SystemClock
+from edge_sdk.wire.keys import SigningKey
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the configuration, the root key, and the choice of a fresh run."""
+    add_config(parser)
+    add_root_key(parser)
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin another run from the bundle's initial model"
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Sign again, and begin another run if the configuration defines one."""
+    return sign_announcements(args, require_database(AggregatorConfig.load(args.config)))
+
+
+def load_keys(args: Namespace, config: AggregatorConfig) -> tuple[SigningKey, SigningKey]:
+    """Return the root key and the online key; missing ones are made."""
+    root_key = Path(args.root_key) if args.root_key else None
+    return keys_of(config.state, config.signing_key, config.root_public, root_key)
+
+
+def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResult:
+    """Sign keys and bundle, begin a run if one is due, and report what devices need."""
+    root, online = load_keys(args, config)
+    bound = bind(config)
+    with SqliteStore.open(config.database) as store:
+        done = found(
+            bound,
+            store,
+            root=root,
+            online=online.public,
+            now=SystemClock().wall(),
+            fresh=args.fresh,
+        )
+    model = (
+        "from the model of the previous run"
+        if done.continued
+        else "from the bundle's initial model"
+    )
+    what = f"run {done.number} begins {model}" if done.is_new else f"run {done.number} continues"
+    text = (
+        f"fleet {config.fleet}: {what}\n"
+        f"signed by root {root.kid.hex()} for aggregator {online.kid.hex()}\n"
+        f"copy to every device: {config.root_public}\n"
+        f"keep offline, the daemon does not need it: {args.root_key or config.state / 'root.key'}"
+    )
+    data = {
+        **asdict(done),
+        "fleet": config.fleet,
+        "root": root.public.hex(),
+        "aggregator": online.public.hex(),
+        "root_public": str(config.root_public),
+    }
+    return CommandResult(data, text)

@@ -1,0 +1,68 @@
+"""Show the configuration in force, with the origin of every value, and check that it can run.
+
+Prints the file or variable that each value came from, the bundle, the size of an update, and
+the expiry of certificates. Exits with 2 at the first invalid value. Connects to nothing.
+
+  gridfed-aggregator check aggregator.toml
+  GRIDFED_AGGREGATOR_RUN__QUORUM=8 gridfed-aggregator check aggregator.toml
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+
+from numpy import ones
+
+from aggregator.commands.arguments import add_config
+from aggregator.config import AggregatorConfig, bind, load_with_origins, settings_of
+from aggregator.methods import METHODS
+from aggregator.operations.operator_alerts import horizon_of, refuse_expired, rows
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.clock import SystemClock
+from edge_sdk.app.settings import shown
+from edge_sdk.wire.protocol.codec import pack_tensor
+
+add_arguments = add_config
+
+
+def run(args: Namespace) -> CommandResult:
+    """Bind the configuration as the daemon would, and show the origin of each value."""
+    loaded = load_with_origins(args.config)
+    bound = bind(loaded.value)
+    now = SystemClock().wall() / 1000
+    expiring = rows(refuse_expired(loaded.value, now), now, horizon_of(loaded.value))
+    manifest = bound.bundle.manifest
+    facts = {
+        "bundle": f"{manifest.name} {manifest.version}, {bound.bundle.digest.hex()[:12]}",
+        "scalars": bound.spec.size,
+        "shared": bound.spec.shared_size,
+        "bytes_per_update": len(pack_tensor(ones(bound.spec.shared_size), bound.ask.enc)),
+    }
+    said = _in_force(loaded.value, loaded.origins)
+    width = max(len(key) for key, _, _ in said)
+    lines = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in said]
+    lines += ["", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
+    lines += [f"{one['kind']:<{width}}  {one['file']}: {one['told']}" for one in expiring]
+    lines += [f"warning: {one['file']}: {one['told']}" for one in expiring if one["soon"]]
+    settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
+    data = {"settings": settings, **facts, "certificates": expiring}
+    return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))
+
+
+def _in_force(config: AggregatorConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """List key, value and origin of every setting, including the method's defaults."""
+    prefix = "run.settings"
+    said = {key.removeprefix(f"{prefix}."): origin for key, origin in origins.items()}
+    own = shown(settings_of(config), said)
+    rows: list[tuple[str, str, str]] = []
+    combines = METHODS[config.run.method].own
+    for key, value, origin in shown(config, origins):
+        if combines and key.startswith("run.rule"):
+            continue
+        if key == prefix or key.startswith(f"{prefix}."):
+            rows += [(f"{prefix}.{name}", text, whence) for name, text, whence in own]
+            own = []
+        elif key != "file":
+            rows.append((key, value, origin))
+    return rows

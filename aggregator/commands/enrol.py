@@ -1,0 +1,65 @@
+"""Enrol a device, or all devices of a CSV file.
+
+`gridfed-edge init` on the device prints its public key and a proof that it holds the private key.
+A new key for an enrolled device begins a new ledger of sequence numbers; its count of releases
+starts at --spent. The privacy ledger on the device is kept.
+
+  gridfed-aggregator enrol meter-1 --public meter-1.pub --proof HEX
+  gridfed-aggregator enrol --from-file devices.csv
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from aggregator.commands.arguments import add_config_option
+from aggregator.commands.errors import CommandError
+from aggregator.commands.orders import apply_orders
+from aggregator.config import AggregatorConfig
+from aggregator.operations.control_queue import ControlOrder
+from aggregator.operations.enrolment import check as checked
+from aggregator.operations.enrolment import claim_of, read_claims
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add a device's id and key, or a file of them."""
+    parser.add_argument("id", nargs="?", help="id of the device")
+    parser.add_argument("--public", metavar="HEX|FILE", help="its public key")
+    parser.add_argument("--proof", metavar="HEX", default="", help="its proof of possession")
+    parser.add_argument(
+        "--from-file", metavar="CSV", help="many devices: columns id, public, proof"
+    )
+    parser.add_argument(
+        "--spent",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with a new key: count of releases at the start of the new ledger (0)",
+    )
+    add_config_option(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Check one claim or a file of claims, and enrol the devices."""
+    if bool(args.from_file) == bool(args.id):
+        raise CommandError("enrol: give an id with --public, or --from-file")
+    if args.id and not args.public:
+        raise CommandError("enrol: give the device's public key: --public HEX or FILE")
+    config = AggregatorConfig.load(args.config)
+    claims = (
+        list(read_claims(Path(args.from_file)))
+        if args.from_file
+        else [claim_of(args.id, args.public, args.proof)]
+    )
+    for claim in claims:
+        checked(claim, config.fleet)
+    if not 0 <= args.spent <= RELEASES_LIMIT:
+        raise CommandError(f"enrol: --spent: expected 0 to {RELEASES_LIMIT}, got {args.spent}")
+    orders = [
+        ControlOrder("enrol", claim.device, public=claim.public.hex(), spent=args.spent)
+        for claim in claims
+    ]
+    return apply_orders(config, orders)

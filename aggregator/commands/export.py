@@ -1,0 +1,73 @@
+"""Export a torch module as a signed bundle.
+
+Needs torch: pip install 'gridfed[train]'. Writes the ONNX graphs, compares them with torch on
+sample windows, and signs the result with the root key.
+
+  gridfed-aggregator export load-mlp bundles/load-mlp --key root.key
+  gridfed-aggregator export my_models.py:Net bundles/net --key root.key --for fedavg bafdp
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from aggregator.commands.errors import CommandError
+from edge_sdk.app.cli import CommandResult
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the model, the target, the key, and options of the bundle."""
+    parser.add_argument("model", help="name of a model, package.module:factory, or file.py:Class")
+    parser.add_argument("out", help="folder of the new bundle")
+    parser.add_argument("--key", metavar="FILE", required=True, help="the root's private key")
+    parser.add_argument("--name", help="name of the bundle (the model's, or the folder's)")
+    parser.add_argument(
+        "--bundle-version", type=int, default=1, help="version, higher with every release (1)"
+    )
+    parser.add_argument(
+        "--like", default="load-lstm-week", help="model whose features are used (load-lstm-week)"
+    )
+    parser.add_argument(
+        "--shared", nargs="*", metavar="PREFIX", help="layers that are shared by default"
+    )
+    parser.add_argument(
+        "--for",
+        dest="methods",
+        nargs="+",
+        default=[],
+        metavar="METHOD",
+        help="add the graphs that these methods need",
+    )
+    parser.add_argument(
+        "--graphs", nargs="*", metavar="NAME", help="further graphs besides gradient and forecast"
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Export a torch module as a signed bundle."""
+    try:
+        from aggregator.models.errors import ExportError  # noqa: PLC0415 - as below
+        from aggregator.models.export import export_command  # noqa: PLC0415 - loads torch
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "onnx", "sympy"}:
+            raise
+        raise CommandError(
+            f"export needs {error.name}, which is not installed",
+            hint="pip install 'gridfed[train]'; nothing else here needs it",
+        ) from error
+    try:
+        out = export_command(
+            args.model,
+            Path(args.out),
+            key=Path(args.key),
+            version=args.bundle_version,
+            name=args.name,
+            like=args.like,
+            shared=None if args.shared is None else tuple(args.shared),
+            graphs=None if args.graphs is None else tuple(args.graphs),
+            methods=tuple(args.methods),
+        )
+    except ExportError as error:
+        raise CommandError(f"export: {error}") from error
+    return CommandResult({"bundle": str(out)}, f"{out}: written, checked against torch, and signed")

@@ -1,0 +1,27 @@
+"""Apply an operator's orders to the database, or queue them for the daemon that has it open."""
+
+from __future__ import annotations
+
+from aggregator.commands.errors import require_database
+from aggregator.config import AggregatorConfig
+from aggregator.operations.control_queue import ControlOrder, apply, leave, renewal
+from aggregator.store import DatabaseBusyError, SqliteStore
+from edge_sdk.app.cli import CommandResult
+
+
+def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> CommandResult:
+    """Apply orders here, or queue them for the daemon that has the database open."""
+    require_database(config)
+    try:
+        with SqliteStore.open(config.database) as store:
+            done = [apply(order, store) for order in orders]
+    except DatabaseBusyError:
+        with SqliteStore.open(config.database, read_only=True) as store:
+            anew = [renewal(order, store) for order in orders]
+        for order in orders:
+            leave(config.inbox, order)
+        done = [
+            f"{order.do} {order.device}: queued for the running daemon{more}"
+            for order, more in zip(orders, anew, strict=True)
+        ]
+    return CommandResult({"done": done}, "\n".join(done))

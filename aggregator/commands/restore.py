@@ -1,0 +1,54 @@
+"""Put a backup in place and begin another run.
+
+Stop the daemon first. Devices may know rounds that the backup does not, so another run begins
+from its model, and every counter continues above any value used since the backup. The previous
+database is kept beside it.
+
+  gridfed-aggregator restore backup.db --config aggregator.toml
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from aggregator.commands.announce import load_keys, sign_announcements
+from aggregator.commands.arguments import add_config_option, add_root_key
+from aggregator.commands.errors import CommandError
+from aggregator.config import AggregatorConfig, bind
+from aggregator.operations.backup_restore import put_in_place
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.clock import SystemClock
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the backup's file, the root key and the configuration."""
+    parser.add_argument("file", help="file that `backup` wrote")
+    add_root_key(parser)
+    add_config_option(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Restore a backup of the database, and begin the run that follows it."""
+    config = AggregatorConfig.load(args.config)
+    bind(config)
+    if not config.root_public.exists():
+        raise CommandError(
+            f"{config.root_public} does not exist; devices trust only the fleet's first root key",
+            hint="put root.pub and aggregator.key back into the state folder, then restore",
+        )
+    load_keys(args, config)  # fail before the restore if the keys are missing
+    done = put_in_place(config, Path(args.file), now=SystemClock().wall())
+    args.fresh = False
+    begun = sign_announcements(args, config)
+    text = (
+        f"{args.file}: run {done.run}, version {done.version}, restored; the next run continues "
+        "from it\n"
+        "records made after the backup are lost; devices with newer counters are sent a hello "
+        "request, and no update is counted twice\n"
+        "reapply changes made after the backup: enrolments, revocations, quarantines"
+    )
+    aside = None if done.aside is None else str(done.aside)
+    kept = f"\nprevious database: {aside}" if aside else ""
+    data = {**begun.data, "restored_run": done.run, "version": done.version, "aside": aside}
+    return CommandResult(data, f"{text}{kept}\n{begun.text}")

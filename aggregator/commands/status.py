@@ -1,0 +1,117 @@
+"""Show the state of the run: from the daemon, or from the database if it is not running.
+
+gridfed-aggregator status aggregator.toml
+gridfed-aggregator status aggregator.toml --json | jq .rounds
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.commands.arguments import add_config
+from aggregator.commands.errors import require_database
+from aggregator.config import AggregatorConfig
+from aggregator.ingress.dead_letters import DeadLetters
+from aggregator.operations.http_status import SCHEMA, round_line
+from aggregator.operations.operator_alerts import offline
+from aggregator.store import SqliteStore
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.settings import SettingsError
+
+add_arguments = add_config
+
+TIMEOUT = 5.0  # s, of the status page
+SHOWN = 8  # devices listed per cluster; the JSON has them all
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the status from the daemon's page; without an answer, read the store."""
+    config = AggregatorConfig.load(args.config)
+    document = read_page(config) or _from_store(config)
+    return CommandResult(document, _prose(document))
+
+
+def read_page(config: AggregatorConfig) -> dict[str, Any] | None:
+    """Return the status document of the running daemon; None without an answer."""
+    if config.http.listen == "off":
+        return None
+    try:
+        with urllib.request.urlopen(f"http://{config.http.listen}/status", timeout=TIMEOUT) as page:
+            document: dict[str, Any] = json.load(page)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+    is_ours = document.get("schema") == SCHEMA and document.get("fleet") == config.fleet
+    return {"running": True, **document} if is_ours else None
+
+
+def _from_store(config: AggregatorConfig) -> dict[str, Any]:
+    """Return the status from the store, of a daemon that is not running."""
+    require_database(config)
+    with SqliteStore.open(config.database, read_only=True) as store:
+        begun = store.run()
+        if begun is None:
+            raise SettingsError(f"{config.database} has no run yet")
+        closed = store.versions(begun.run, last=10)
+        clients = store.clients()
+        after = store.closed_by(begun.run, store.first(begun.run).upto)
+        kept = {"bytes": store.size(), **store.used(), "audit after": after}
+    last = closed[-1] if closed else None
+    moved = [version.report for version in closed if version.moved]
+    clusters = moved[-1].get("clusters", {}) if moved else {}
+    document = {
+        "schema": SCHEMA,
+        "running": False,
+        "ready": False,
+        "fleet": config.fleet,
+        "run": {
+            "run": begun.run,
+            "method": begun.method,
+            "bundle": begun.bundle,
+            "round": last.round if last else 0,
+            "version": last.version if last else 0,
+        },
+        "devices": {"enrolled": sum(client.state != "revoked" for client in clients)},
+        "rounds": [round_line(version) for version in reversed(closed)],
+    }
+    alarms = {client.id: client.why for client in clients if client.state == "quarantined"}
+    said: dict[str, Any] = {"clusters": clusters, "alarms": alarms}
+    said["store"] = kept
+    said["certificates"] = offline(config)
+    letters = DeadLetters(config.state / "dead-letters")
+    said |= {"halted": letters.halted, "dead_letters": letters.count}
+    said["credit"] = next((v.report.get("credit", {}) for v in reversed(closed) if v.moved), {})
+    return document | {name: told for name, told in said.items() if told}
+
+
+def _prose(document: Mapping[str, Any]) -> str:
+    head = "running" if document["running"] else "not running; from the database"
+    lines = [f"fleet {document['fleet']}: {head}"]
+    for name in ("checks", "run", "devices", "refused", "store"):
+        pairs = document.get(name) or {}
+        if pairs:
+            lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in pairs.items()))
+    for label, names in document.get("clusters", {}).items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")
+    found = document.get("certificates", ())
+    lines += [f"{one['kind']} {one['file']}: {one['told']}" for one in found]
+    if "halted" in document:
+        lines.append(f"RUN HALTED {document['halted']}")
+    if "dead_letters" in document:
+        lines.append(f"dead letters: {document['dead_letters']}")
+    if "configuration" in document:
+        lines.append(f"configuration {document['configuration']}")
+    for device, why in document.get("alarms", {}).items():
+        lines.append(f"ALARM {device}: quarantined, {why}")
+    for device, what in document.get("flooding", {}).items():
+        lines.append(f"FLOOD {device}: {what}")
+    for entry in document.get("rounds", ())[:5]:
+        loss = "" if entry["loss"] is None else f", loss {entry['loss']:.5g}"
+        told = f"{entry['result']}, {entry['updates']} updates{loss}"
+        lines.append(f"round {entry['round']}: version {entry['version']}, {told}")
+    return "\n".join(lines)
