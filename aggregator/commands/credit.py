@@ -13,10 +13,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from aggregator.analysis.credit_heatmap import given, received, svg, table
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
-from aggregator.operations.credit_heatmap import given, received, svg, table
 from aggregator.store import SqliteStore
 from edge_sdk.app.cli import CommandResult
 

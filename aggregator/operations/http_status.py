@@ -26,7 +26,6 @@ from string import Template
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from aggregator.operations.credit_heatmap import Credits, received, svg
 from aggregator.store.types import Version
 from edge_sdk.app.cli import TEMPORARY, Failure, fields, installed_version
 
@@ -63,13 +62,11 @@ class Snapshot:
         ticked: Time of the loop's last iteration, monotonic seconds.
         checks: Conditions of readiness, each with its result.
         status: The status document, without its schema number.
-        credits: Returns the credit weights by round; called only on request.
     """
 
     ticked: float = 0.0
     checks: Mapping[str, bool] = field(default_factory=lambda: Nothing)
     status: Mapping[str, Any] = field(default_factory=lambda: Nothing)
-    credits: Callable[[], Credits] = dict
 
     @property
     def is_ready(self) -> bool:
@@ -328,7 +325,6 @@ class _Request(BaseHTTPRequestHandler):
             "/status": ("application/json", lambda: json.dumps(now.document()).encode()),
             "/style.css": ("text/css", lambda: _static("style.css").encode()),
             "/": ("text/html; charset=utf-8", lambda: html(now.document()).encode()),
-            "/credit.svg": ("image/svg+xml", lambda: svg(received(now.credits())).encode()),
         }
         if path not in pages:
             known = f"pages: {' '.join(sorted(pages))} /healthz /readyz\n"
@@ -372,10 +368,7 @@ def html(document: Mapping[str, Any]) -> str:
     )
 
 
-_CREDIT = (
-    '<figure><img src="/credit.svg" alt="weights of devices over rounds">'
-    "<figcaption>The darker the more; red: nothing, an outcast.</figcaption></figure>"
-)
+_CREDIT = "<p>Weights of devices over rounds: <code>gridfed-aggregator credit</code></p>"
 
 
 def _upkeep(document: Mapping[str, Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from functools import partial
+from statistics import median
 from typing import Any
 
 from aggregator.ingress.dead_letters import DeadLetters
@@ -16,7 +16,6 @@ from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
 from aggregator.methods import METHODS, Clustered, Credited
 from aggregator.metrics import Metrics
-from aggregator.operations.credit_heatmap import Credits, received
 from aggregator.operations.http_status import Snapshot, round_line
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.rounds.round_engine import RoundEngine, restored
@@ -118,7 +117,7 @@ class StatusView:
         weights = from_others(self._credit())
         for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
-        metrics.outcasts.set(len(received({0: self._credit()}).outcasts))
+        metrics.outcasts.set(len(excluded(self._credit())))
         told = self.registry.metrics.values()
         metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in told))
         metrics.links.labels("missed").set(sum(one.missed or 0 for one in told))
@@ -177,7 +176,7 @@ class StatusView:
             status["alarms"] = alarms
         if flooding := self.floods.told(self.upkeep.clock.monotonic()):
             status["flooding"] = flooding
-        return Snapshot(time.monotonic(), checks, status, self._credits())
+        return Snapshot(time.monotonic(), checks, status)
 
     def _credit(self) -> dict[str, dict[str, float]]:
         """Return the newest credit weights, if the method has them."""
@@ -186,17 +185,27 @@ class StatusView:
             return {}
         return {client: dict(row) for client, row in state.credit.items()}
 
-    def _credits(self) -> Callable[[], Credits]:
-        """Return a function that reads the credit history from the present state."""
-        state: object = self.fold.state
-        return partial(getattr, state, "credits") if isinstance(state, Credited) else dict
-
     def _clusters(self) -> dict[str, list[str]]:
         """Return the devices of each cluster, if the method has clusters."""
         state: object = self.fold.state
         if not isinstance(state, Clustered):
             return {}
         return {label: list(names) for label, names in state.clusters.items()}
+
+
+def excluded(credit: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+    """Return the devices to whose models at least half of the others give no weight.
+
+    A median, not a mean: colluding Byzantine devices give each other large weights.
+
+    >>> excluded({"a": {"a": 0.6, "b": 0.4}, "b": {"b": 1.0}, "c": {"b": 0.2, "c": 0.8}})
+    ('a', 'c')
+    """
+    given = {
+        name: [row.get(name, 0.0) for other, row in credit.items() if other != name]
+        for name in sorted(credit)
+    }
+    return tuple(name for name, weights in given.items() if weights and median(weights) == 0.0)
 
 
 def from_others(credit: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -50,3 +50,14 @@ def test_every_public_name_is_there_and_listed():
         assert name in dir(edge_sdk)
     with pytest.raises(AttributeError, match="no attribute 'Manager'"):
         edge_sdk.Manager  # noqa: B018 - the access is the test
+
+
+def test_a_running_daemon_has_loaded_no_offline_analysis():
+    said = (
+        "import sys, aggregator.commands.main, aggregator.commands.run, aggregator.daemon"
+    )
+    found = "print([name for name in sys.modules if name.startswith('aggregator.analysis')])"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{said}\n{found}"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"

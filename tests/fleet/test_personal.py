@@ -227,7 +227,7 @@ def test_a_liar_turns_red_on_the_heat_map_of_all_rounds(world, capsys, tmp_path)
         one.start(number, cast.role(name))
     finish(one)
     one.turn()
-    assert one.daemon.snapshot.credits() == one.daemon.state.credits
+    assert one.daemon.snapshot.status["credit"] == one.daemon.state.credit
     assert "gridfed_outcasts 1.0" in one.daemon.metrics.text().decode()
     capsys.readouterr()
     one.kill_daemon()

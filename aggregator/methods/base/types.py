@@ -63,10 +63,6 @@ class Credited(Protocol):
     def credit(self) -> Mapping[str, Mapping[str, float]]:
         """Return the latest weight of each other client for each client; empty before the first."""
 
-    @property
-    def credits(self) -> Mapping[int, Mapping[str, Mapping[str, float]]]:
-        """Return the same by version, for the rounds that are kept."""
-
 
 @dataclass(frozen=True, slots=True)
 class BoundGraph:
@@ -162,12 +158,3 @@ def has_no_use(setup: Setup, *unused: Unused) -> None:
     if "share" in unused and share < 1.0:
         said = "1, for this method asks every device by itself"
         raise SchemaError("run.client_fraction", said, str(share))
-
-
-def takes_no_rule(setup: Setup) -> None:
-    """Refuse a rule where the method combines updates itself.
-
-    Raises:
-        SchemaError: A rule is configured.
-    """
-    has_no_use(setup, "rule")

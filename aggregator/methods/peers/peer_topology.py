@@ -186,11 +186,6 @@ class TopologyState:
         """Return the mixing matrix without its diagonal, for status and page."""
         return self.links
 
-    @property
-    def credits(self) -> Mapping[int, Links]:
-        """Return the same; only the present epoch's is kept."""
-        return {self.version: self.links} if self.links else {}
-
 
 @dataclass(frozen=True, slots=True)
 class _Street:

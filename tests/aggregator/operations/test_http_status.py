@@ -211,13 +211,10 @@ def test_html_of_an_empty_document():
     assert "not ready: starting" in html(Snapshot().document())
 
 
-def test_the_heat_map_is_drawn_when_somebody_looks(served):
+def test_the_page_names_the_command_that_draws_credit_weights(served):
     page, held, _ = served
-    assert "/credit.svg" not in get(page, "/")[1]
-    rounds = {1: {"a": {"b": 0.5}, "b": {"a": 0.5}}}
-    status = {"fleet": "north", "credit": rounds[1]}
-    held["now"] = Snapshot(time.monotonic(), {"broker": True}, status, lambda: rounds)
-    assert '<img src="/credit.svg"' in get(page, "/")[1]
-    code, picture = get(page, "/credit.svg")
-    assert code == 200
-    assert picture.count("<rect") == 2
+    assert "gridfed-aggregator credit" not in get(page, "/")[1]
+    status = {"fleet": "north", "credit": {"a": {"b": 0.5}, "b": {"a": 0.5}}}
+    held["now"] = Snapshot(time.monotonic(), {"broker": True}, status)
+    assert "gridfed-aggregator credit" in get(page, "/")[1]
+    assert get(page, "/credit.svg")[0] == 404

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from aggregator.operations.credit_heatmap import COLUMNS, given, received, svg, table
+from aggregator.analysis.credit_heatmap import COLUMNS, given, received, svg, table
 
 HONEST = {"a": 0.6, "b": 0.3, "c": 0.1}
 ROUNDS = {
