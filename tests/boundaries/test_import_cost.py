@@ -53,9 +53,7 @@ def test_every_public_name_is_there_and_listed():
 
 
 def test_a_running_daemon_has_loaded_no_offline_analysis():
-    said = (
-        "import sys, aggregator.commands.main, aggregator.commands.run, aggregator.daemon"
-    )
+    said = "import sys, aggregator.commands.main, aggregator.commands.run, aggregator.daemon"
     found = "print([name for name in sys.modules if name.startswith('aggregator.analysis')])"
     run = subprocess.run(
         [sys.executable, "-c", f"{said}\n{found}"], capture_output=True, text=True, check=True

@@ -142,7 +142,7 @@ def test_a_link_that_loses_doubles_and_turns_round_changes_not_one_bit(world, se
 
 
 def test_a_device_that_left_counts_on_for_a_while_and_comes_back_to_its_cluster(world):
-    one = clustered(world, 12, {"stale_after": 3}, least=3, quorum=4, deadline="5s")
+    one = clustered(world, 12, {"stale_after": 3}, min_updates=3, quorum=4, deadline="5s")
     one.start_all()
     one.until(lambda: one.version >= 2)
     one.die(3)

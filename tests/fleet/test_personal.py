@@ -156,7 +156,7 @@ def test_power_cuts_on_either_side_change_not_one_bit(world, seed):
 
 
 def test_a_home_that_never_comes_back_is_forgotten_and_stops_nobody(world):
-    one = personal(world, rounds=8, settings={"stale_after": 3}, least=3, deadline="5s")
+    one = personal(world, rounds=8, settings={"stale_after": 3}, min_updates=3, deadline="5s")
     one.start_all()
     one.until(lambda: one.version >= 2)
     one.die(3)

@@ -187,7 +187,7 @@ def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_what_a_broker_loses_costs_a_turn_and_never_the_run(world, seed):
-    one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, least=2)
+    one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, min_updates=2)
     start_all(one)
     state = finish(one)
     assert state.version == 2
