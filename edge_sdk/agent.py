@@ -12,7 +12,7 @@ from edge_sdk.client import Client
 from edge_sdk.config import Config
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_governor import limit_memory
-from edge_sdk.limits.resource_limits import means_of
+from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.sources import Source, ThreadedSource, open_source
 
@@ -37,7 +37,7 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
         EdgeError: The device cannot start.
     """
     sources = open_sources(config)
-    limit_memory(means_of(config.means).memory)
+    limit_memory(limits_of(config.limits).memory)
     reminder = ExpiryReminder(config)
     with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
         finite, live = parted(sources)

@@ -101,7 +101,7 @@ class Client:
     def _begin(self, methods: Mapping[str, Factory]) -> None:
         """Create the parts of the client in order of dependency."""
         config, store, session = self.config, self._store, self._session
-        upkeep = self._upkeep = FlushScheduler(config.means, store, session, self._clock)
+        upkeep = self._upkeep = FlushScheduler(config.limits, store, session, self._clock)
         bundle = open_bundle(config, session.announced)
         work = self._work = Work(
             bundle,
@@ -122,7 +122,7 @@ class Client:
         self._alone = LocalRounds(
             config, store=store, session=session, work=work, answering=answering, upkeep=upkeep
         )
-        work.spending.charge_start(config.privacy.budget.at_start)
+        work.spending.charge_start(config.privacy.budget.releases_per_start)
 
     # --- public operations ------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load
 from edge_sdk.limits.resource_limits import LimitsSection
@@ -17,8 +17,55 @@ from edge_sdk.wire.schema import Between, Length, Matches, SchemaError
 
 PREFIX = "GRIDFED_EDGE_"
 
+RENAMED: Mapping[str, str] = {
+    "accept.alone_after": "local_rounds.after",
+    "forecast.gain": "forecast.step_size",
+    "forecast.warm": "forecast.calibration_windows",
+    "learn.keep": "training.history_slots",
+    "learn.keep_days": "training.history_days",
+    "learn.part": "training.split",
+    "learn": "[training]",
+    "means.commit_after": "limits.commit_interval",
+    "means.flash": "limits.daily_flash_bytes",
+    "means.kind": "limits.device_class",
+    "means.learn": "limits.train_when",
+    "means.link": "limits.daily_link_bytes",
+    "means.memory": "limits.memory_mb",
+    "means.readings": "limits.history_bytes",
+    "means.upload": "limits.upload_windows",
+    "means.wake": "limits.daily_wake_time",
+    "means": "[limits]",
+    "neighbours.every": "neighbours.interval",
+    "neighbours.fading": "neighbours.rate_decay",
+    "neighbours.insist": "neighbours.wait_for_neighbours",
+    "neighbours.last": "neighbours.total_steps",
+    "pace.alone_every": "local_rounds.interval",
+    "pace.alone_rate": "local_rounds.rate",
+    "pace.alone_steps": "local_rounds.steps",
+    "pace.answer": "timeouts.reply",
+    "pace.fetch": "timeouts.retained_model",
+    "pace": "[timeouts]",
+    "privacy.budget.at_start": "privacy.budget.releases_per_start",
+    "privacy.budget.outside": "privacy.budget.unclaimed_releases",
+    "privacy.budget.releases": "privacy.budget.max_releases",
+    "privacy.gate": "[privacy.mechanism]",
+    "privacy.mechanism.bound": "privacy.mechanism.coordinate_bound",
+    "privacy.mechanism.clip": "privacy.mechanism.clip_norm",
+    "privacy.mechanism.multiplier": "privacy.mechanism.noise_multiplier",
+    "privacy.mechanism.neighbours": "privacy.mechanism.adjacency",
+    "privacy.mechanism.paper": "privacy.mechanism.formula",
+    "privacy.mechanism.public": "privacy.mechanism.public_streams",
+    "privacy.mechanism.ranges": "privacy.mechanism.stream_ranges",
+}
+"""New key, or new [section], by old key. An old one is refused with the new one in the message.
+Those of a ``[[source]]`` are in ``edge_sdk.sources.renamed``."""
+
 DeviceId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
+Slots = Annotated[int, Between(2, 1_000_000)]
+Days = Annotated[float, Between(0.01, 36_600.0)]
+Windows = Annotated[int, Between(24, 20_000)]
+StepSize = Annotated[float, Between(1e-4, 0.5)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +103,38 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptSection:
-    """Limits on the requests that this device accepts from a server."""
+    """Limits on the tasks that this device accepts from an aggregator."""
 
     methods: Annotated[tuple[str, ...], Length(1, 64)] = tuple(CONTRACTS)  # accepted methods
     max_steps: Annotated[int, Between(0, 65536)] = 64  # a task with more steps is refused
-    alone_after: Duration = "7d"  # time without an aggregator before local rounds begin
     personal_init: Literal["device", "server"] = "device"  # initial values of the private layers
 
 
 @dataclass(frozen=True, slots=True)
-class PaceSection:
-    """Waiting times of the device. The defaults suit real fleets; tests use shorter ones."""
+class TimeoutsSection:
+    """Waiting times on the link. The defaults suit real fleets; tests use shorter ones."""
 
-    answer: Duration = "10s"  # first wait for a reply; doubles up to 90 times this
-    fetch: Duration = "30s"  # wait for the retained model before requesting it
-    alone_every: Duration = "1d"  # interval between two local rounds
-    alone_steps: Annotated[int, Between(1, 65536)] | None = None  # unset: the bundle's
-    alone_rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
+    reply: Duration = "10s"  # first wait for a reply; doubles up to 90 times this
+    retained_model: Duration = "30s"  # wait for the retained model before it is requested
 
 
 @dataclass(frozen=True, slots=True)
-class LearnSection:
+class LocalRoundsSection:
+    """Training without an aggregator. The device forecasts with a copy until the fleet is back."""
+
+    after: Duration = "7d"  # time without an aggregator before local rounds begin
+    interval: Duration = "1d"  # interval between two local rounds
+    steps: Annotated[int, Between(1, 65536)] | None = None  # unset: the bundle's
+    rate: Annotated[float, Between(1e-9, 1e3)] | None = None  # unset: the bundle's rate
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSection:
     """Readings used for training."""
 
-    part: Literal["all", "train"] = "all"  # train: the first 80 %, the rest is for evaluation
-    keep: Annotated[int, Between(2, 1_000_000)] = 17_568  # history in slots (two years, hourly)
-    keep_days: Annotated[float, Between(0.01, 36_600.0)] | None = None  # in days; unset: as keep
+    split: Literal["all", "train"] = "all"  # train: the first 80 %, the rest is for evaluation
+    history_slots: Slots = 17_568  # history in time slots (two years, hourly)
+    history_days: Days | None = None  # history in days; unset: as history_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +143,8 @@ class ForecastSection:
 
     calibrate: bool = True  # conformal calibration on this device's own readings
     coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: the bundle's levels
-    warm: Annotated[int, Between(24, 20_000)] = 672  # newest windows that initialise a calibration
-    gain: Annotated[float, Between(1e-4, 0.5)] = 0.01  # adjustment per miss, in interval widths
+    calibration_windows: Windows = 672  # newest windows that initialise a calibration
+    step_size: StepSize = 0.01  # adjustment per miss, in interval widths
 
     def __post_init__(self) -> None:
         """Refuse a coverage without calibration to enforce it."""
@@ -122,13 +175,15 @@ class Config:
     keys: KeysSection
     privacy: PrivacySection
     accept: AcceptSection = field(default_factory=AcceptSection)
-    learn: LearnSection = field(default_factory=LearnSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
     forecast: ForecastSection = field(default_factory=ForecastSection)
-    pace: PaceSection = field(default_factory=PaceSection)
-    means: LimitsSection = field(default_factory=LimitsSection)
+    local_rounds: LocalRoundsSection = field(default_factory=LocalRoundsSection)
+    timeouts: TimeoutsSection = field(default_factory=TimeoutsSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
     neighbours: NeighboursSection = field(default_factory=NeighboursSection)
     site: Mapping[str, float] = field(default_factory=dict)  # constants of the location
     source: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()  # sources of readings
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     @classmethod
     def load(cls, path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:

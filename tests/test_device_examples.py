@@ -108,7 +108,7 @@ def test_the_charger_is_overheard_and_its_demand_forecast(example, tmp_path, cap
             port = back.stdout.readline().strip()
             path = example(
                 "charger.toml",
-                office=("wss://backoffice.example/ocpp", f"ws://127.0.0.1:{port}/ocpp"),
+                csms=("wss://backoffice.example/ocpp", f"ws://127.0.0.1:{port}/ocpp"),
                 listen=("tcp://127.0.0.1:9000", f"tcp://127.0.0.1:{free_port()}"),
             )
             assert cli.main(["check", str(path)]) == 0

@@ -99,9 +99,14 @@ def test_the_meter_is_enrolled_and_checked(meter, capsys):
 
 def test_what_the_meter_calls_defaults_are_defaults(meter):
     loaded = load_with_origins(meter, {})
-    assert {"learn.part", "learn.keep", "pace.answer", "accept.max_steps"} <= set(loaded.origins)
-    plain = {f"learn.{key}": value for key, value in leaves(type(loaded.value.learn)())}
-    plain |= {f"pace.{key}": value for key, value in leaves(type(loaded.value.pace)())}
+    assert {
+        "training.split",
+        "training.history_slots",
+        "timeouts.reply",
+        "accept.max_steps",
+    } <= set(loaded.origins)
+    plain = {f"training.{key}": value for key, value in leaves(type(loaded.value.training)())}
+    plain |= {f"timeouts.{key}": value for key, value in leaves(type(loaded.value.timeouts)())}
     said = dict(leaves(loaded.value))
     assert {key: said[key] for key in plain} == plain
 
@@ -144,7 +149,7 @@ def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
     assert (site.fleet, site.bundle) == (config.fleet, config.run.bundle)
     assert config.run.method in site.accept.methods
     assert settings_of(config).choice == "fleet"  # by what a site holds back
-    assert site.learn.part == "train"
+    assert site.training.split == "train"
 
 
 def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(tmp_path):
@@ -202,7 +207,11 @@ def test_the_quickstart_forecasts_without_a_broker(meter):
 def test_the_station_forecasts_its_traffic_from_dropped_files(tmp_path, monkeypatch, capsys):
     """Four simulated days of files, some of them broken; no broker, which it does not need."""
     path = tmp_path / "station.toml"
-    hasty = (EXAMPLES / "station.toml").read_text("utf-8").replace('every = "5s"', 'every = "1s"')
+    hasty = (
+        (EXAMPLES / "station.toml")
+        .read_text("utf-8")
+        .replace('poll_interval = "5s"', 'poll_interval = "1s"')
+    )
     path.write_text(hasty, "utf-8")
     keys.save_public(tmp_path / "root.pub", ROOT.public)
     monkeypatch.setenv("GRIDFED_EDGE_BROKER", '{ url = "mqtt://127.0.0.1:1" }')

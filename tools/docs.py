@@ -90,7 +90,7 @@ one entry.
 """
 
 REPLAYED = """\
-`type = "replay"` takes `path`, a recording, and `of`, the type it is a recording of, and the other
+`type = "replay"` takes `path`, a recording, and `recorded_type`, the type it is a recording of, and the other
 keys of that type. Plain bytes of a P1 port are a recording, too.
 """
 
@@ -288,16 +288,16 @@ def _sources() -> str:
     kinds = {
         "path": "path",
         "columns": "table: text",
-        "time": "text",
-        "form": '`"iso"` or `"epoch"`',
-        "zone": "text, such as `Europe/London`",
+        "time_column": "text",
+        "time_format": '`"iso"` or `"epoch"`',
+        "time_zone": "text, such as `Europe/London`",
         "start": "moment",
         "until": "moment",
-        "seconds": "number",
-        "where": "table: text",
+        "interval_seconds": "number",
+        "filter": "table: text",
         "delimiter": "text",
     }
-    defaults = {"zone": '`"UTC"`', "start": "none", "until": "none"}
+    defaults = {"time_zone": '`"UTC"`', "start": "none", "until": "none"}
     rows = [
         (
             CSV_KEYS.get(f.name, f.name),

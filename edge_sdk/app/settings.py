@@ -97,10 +97,7 @@ def from_table(
     Traceback (most recent call last):
     edge_sdk.app.settings.SettingsError: aggregator.toml: least: renamed to min_updates
     """
-    for old, new in getattr(cls, "renamed", {}).items():
-        if _has(table, old.split(".")):
-            origin = _origin(old, origins or {}) or where
-            raise SettingsError(f"{origin}: {old}: renamed to {new}")
+    refuse_renamed(getattr(cls, "renamed", {}), table, where, origins)
     try:
         return build(cls, table)
     except SchemaError as misfit:
@@ -108,13 +105,40 @@ def from_table(
         raise SettingsError(f"{origin}: {misfit}") from misfit
 
 
+def refuse_renamed(
+    renamed: Mapping[str, str],
+    table: Mapping[str, Any],
+    where: str,
+    origins: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse the first old key, with the new one.
+
+    Args:
+        renamed: New dotted key by old one. ``point[].at`` is a key of every table in a list.
+        table: Mapping that may have an old key.
+        where: Origin named in the message, if ``origins`` has none.
+        origins: File name or variable by dotted key.
+
+    Raises:
+        SettingsError: The message gives the origin, the old key and the new key.
+    """
+    for old, new in renamed.items():
+        if _has(table, old.split(".")):
+            origin = _origin(old, origins or {}) or where
+            raise SettingsError(f"{origin}: {old}: renamed to {new}")
+
+
 def _has(table: object, keys: Sequence[str]) -> bool:
     """Return whether a tree of tables has a value or a table at a path."""
-    for key in keys:
-        if not isinstance(table, Mapping) or key not in table:
-            return False
-        table = table[key]
-    return True
+    if not keys:
+        return True
+    name, is_list = keys[0].removesuffix("[]"), keys[0].endswith("[]")
+    if not isinstance(table, Mapping) or name not in table:
+        return False
+    if not is_list:
+        return _has(table[name], keys[1:])
+    items = table[name]
+    return isinstance(items, list | tuple) and any(_has(item, keys[1:]) for item in items)
 
 
 def rooted(config: T, folder: Path) -> T:

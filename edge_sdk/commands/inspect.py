@@ -16,7 +16,7 @@ from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats
 from edge_sdk.forecasting.forecast import Forecast
-from edge_sdk.limits.resource_limits import means_of
+from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy import datasheet as words
 from edge_sdk.privacy.ledger import PrivacyAccount
@@ -183,11 +183,11 @@ def budget(config: Config) -> dict[str, Any]:
         "charges": words.table(account),
         "not protected": words.gaps(plan),
         "text": words.explained(plan, account),
-        "means": spared(config),
+        "limits": resource_usage(config),
     }
 
 
-def spared(config: Config) -> dict[str, dict[str, float | None]]:
+def resource_usage(config: Config) -> dict[str, dict[str, float | None]]:
     """Return the resource limits and the recorded use.
 
     ``limit`` is None where there is none; ``used`` is of the last recorded day, and for memory the
@@ -197,12 +197,12 @@ def spared(config: Config) -> dict[str, dict[str, float | None]]:
     if (config.state / FILE).exists():
         with DeviceStore.open(config.state, read_only=True) as store:
             facts = {name: store.fact(name) for name in facts}
-    means = means_of(config.means)
+    limits = limits_of(config.limits)
     return {
-        "memory": {"limit": means.memory, "used": 1024 * facts["peak"]},
-        "flash a day": {"limit": means.flash, "used": facts["flash"]},
-        "link a day": {"limit": means.link, "used": facts["used"]},
-        "wake time a day": {"limit": means.wake, "used": facts["wake"] / 1000},
+        "memory": {"limit": limits.memory, "used": 1024 * facts["peak"]},
+        "flash a day": {"limit": limits.daily_flash_bytes, "used": facts["flash"]},
+        "link a day": {"limit": limits.daily_link_bytes, "used": facts["used"]},
+        "wake time a day": {"limit": limits.daily_wake_time, "used": facts["wake"] / 1000},
     }
 
 

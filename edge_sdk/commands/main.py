@@ -204,7 +204,7 @@ def _budget(args: Namespace) -> CommandResult:
     text = (
         f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
         f"a round costs {found['bytes_up']} bytes up and about {found['bytes_down']} down\n"
-        f"{found.pop('text')}\n" + "\n".join(map(_spared, found["means"].items()))
+        f"{found.pop('text')}\n" + "\n".join(map(_spared, found["limits"].items()))
     )
     return CommandResult(found, text, RUNTIME if found["spent"] else OK)
 

@@ -32,8 +32,8 @@ def section_of(config: Config, number: int | None) -> OcppSection:
             hint="name one by its number: --source 1",
         )
     section = from_table(OcppSection, meant[0], "source ocpp")
-    if not section.spool or not section.office:
-        raise ConfigError("source ocpp: a tap needs 'office' and 'spool'")
+    if not section.spool or not section.csms:
+        raise ConfigError("source ocpp: a tap needs 'csms' and 'spool'")
     return section
 
 
@@ -50,7 +50,7 @@ def run(section: OcppSection, ready: Callable[[str], object]) -> dict[str, int]:
     Raises:
         EdgeError: The port is taken, or a certificate cannot be used.
     """
-    office = BackOffice.parse(section.office, Path(section.ca_file) if section.ca_file else None)
+    office = BackOffice.parse(section.csms, Path(section.ca_file) if section.ca_file else None)
     tap = OcppProxy(office, SpoolWriter(Path(section.spool), "ocpp", section.spool_bytes))
     here = SourceAddress.parse(section.listen)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_sdk.limits.daily_quota import DailyQuota
-from edge_sdk.limits.resource_limits import LimitsSection, MachineState, held_by, means_of
+from edge_sdk.limits.resource_limits import LimitsSection, MachineState, held_by, limits_of
 
 _LOOK_EVERY = 10.0  # seconds between two observations of the machine
 _SPENT_PATIENCE = 3600.0  # wait of readings in seconds once the daily flash quota is used
@@ -43,7 +43,7 @@ class ResourceGovernor:
             now: Monotonic seconds.
             written: Returns the bytes that this process has written; the kernel's count by default.
         """
-        self._section, self.means = section, means_of(section)
+        self._section, self.limits = section, limits_of(section)
         self._written = written or bytes_written
         self.flash, self._counted = booked, self._written()
         self._looked, self.held = now - _LOOK_EVERY, ""
@@ -83,18 +83,18 @@ class ResourceGovernor:
     @property
     def is_flash_spent(self) -> bool:
         """Return whether the day's flash quota is used up."""
-        return self.flash.is_spent(self.means.flash)
+        return self.flash.is_spent(self.limits.daily_flash_bytes)
 
     @property
     def is_wake_spent(self) -> bool:
         """Return whether the day's wake time is used up."""
-        most = self.means.wake
+        most = self.limits.daily_wake_time
         return self.wake.is_spent(None if most is None else round(1000 * most))
 
     @property
     def patience(self) -> float:
         """Seconds that readings may wait in memory before they are written."""
-        return _SPENT_PATIENCE if self.is_flash_spent else self.means.commit_after
+        return _SPENT_PATIENCE if self.is_flash_spent else self.limits.commit_interval
 
 
 def bytes_written() -> int:

@@ -15,6 +15,8 @@ from edge_sdk.wire.schema import Between, Length, Matches
 Window = Annotated[str, Matches(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")]
 """Two times of day, UTC: ``01:00-05:30``. A window that ends before it begins spans midnight."""
 
+TrainWhen = Literal["always", "idle", "mains"]
+
 Bytes = Annotated[int, Between(0, 10**15)]
 
 _DAY = 86_400
@@ -24,15 +26,15 @@ _DAY = 86_400
 class LimitsSection:
     """Resource limits of this device. A class sets the keys left out; without one, none is set."""
 
-    kind: Literal["", "A", "B", "C"] = ""  # edge server, small 64-bit Linux, 32-bit Linux
-    memory: Annotated[int, Between(32, 1_048_576)] | None = None  # MiB of data (RLIMIT_DATA)
-    flash: Bytes | None = None  # bytes written a day, as the kernel counts them
-    link: Bytes | None = None  # payload bytes a day, both directions
-    readings: Bytes | None = None  # bytes of flash for readings and their noise
-    wake: Duration | None = None  # time a day for training and waiting on the link
-    commit_after: Duration | None = None  # longest wait of readings in memory
-    upload: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # updates are sent only then
-    learn: Literal["always", "idle", "mains"] = "always"  # idle: little load; mains: not on battery
+    device_class: Literal["", "A", "B", "C"] = ""  # edge server, small 64-bit Linux, 32-bit Linux
+    memory_mb: Annotated[int, Between(32, 1_048_576)] | None = None  # MiB of data (RLIMIT_DATA)
+    daily_flash_bytes: Bytes | None = None  # bytes written a day, as the kernel counts them
+    daily_link_bytes: Bytes | None = None  # payload bytes a day, both directions
+    history_bytes: Bytes | None = None  # bytes of flash for readings and their noise
+    daily_wake_time: Duration | None = None  # time a day for training and waiting on the link
+    commit_interval: Duration | None = None  # longest wait of readings in memory
+    upload_windows: Annotated[tuple[Window, ...], Length(0, 8)] = ()  # updates are sent only then
+    train_when: TrainWhen = "always"  # idle: little load; mains: not on battery
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +43,26 @@ class ResourceLimits:
 
     Attributes:
         memory: Bytes of data that the process may have.
-        flash: Bytes written per day.
-        link: Payload bytes per day, both directions.
-        wake: Seconds per day for training, or for waiting on the receipt of an update.
-        readings: Bytes of flash for readings, and for the noise on them.
-        commit_after: Seconds that readings wait in memory; the most that a power cut can lose.
+        daily_flash_bytes: Bytes written per day.
+        daily_link_bytes: Payload bytes per day, both directions.
+        daily_wake_time: Seconds per day for training, or for waiting on the receipt of an update.
+        history_bytes: Bytes of flash for readings, and for the noise on them.
+        commit_interval: Seconds that readings wait in memory; the most that a power cut can lose.
     """
 
     memory: int | None = None
-    flash: int | None = None
-    link: int | None = None
-    wake: float | None = None
-    commit_after: float = 60.0
-    readings: int | None = None
+    daily_flash_bytes: int | None = None
+    daily_link_bytes: int | None = None
+    daily_wake_time: float | None = None
+    commit_interval: float = 60.0
+    history_bytes: int | None = None
 
 
 CLASSES: Final[Mapping[str, ResourceLimits]] = {
     "": ResourceLimits(),
-    "A": ResourceLimits(flash=1_000_000_000, readings=256_000_000),
-    "B": ResourceLimits(128 * 2**20, 50_000_000, 1_000_000, 1440.0, readings=32_000_000),
-    "C": ResourceLimits(96 * 2**20, 20_000_000, 1_000_000, 1440.0, 300.0, readings=16_000_000),
+    "A": ResourceLimits(daily_flash_bytes=1_000_000_000, history_bytes=256_000_000),
+    "B": ResourceLimits(128 * 2**20, 50_000_000, 1_000_000, 1440.0, history_bytes=32_000_000),
+    "C": ResourceLimits(96 * 2**20, 20_000_000, 1_000_000, 1440.0, 300.0, history_bytes=16_000_000),
 }
 """Limits of an edge server, a usual 64-bit Linux board, a 32-bit controller without onnxruntime.
 
@@ -68,21 +70,22 @@ The wake time is 48 times half a minute: a round on 20 kB/s, every half hour.
 """
 
 
-def means_of(section: LimitsSection) -> ResourceLimits:
+def limits_of(section: LimitsSection) -> ResourceLimits:
     """Return the limits in force.
 
-    >>> means_of(LimitsSection("C", link=5)).link, means_of(LimitsSection("C")).commit_after
+    >>> limits = limits_of(LimitsSection("C", daily_link_bytes=5))
+    >>> limits.daily_link_bytes, limits.commit_interval
     (5, 300.0)
     """
-    usual = CLASSES[section.kind]
-    wake, after = section.wake, section.commit_after
+    usual = CLASSES[section.device_class]
+    wake, after = section.daily_wake_time, section.commit_interval
     return ResourceLimits(
-        usual.memory if section.memory is None else section.memory * 2**20,
-        usual.flash if section.flash is None else section.flash,
-        usual.link if section.link is None else section.link,
-        usual.wake if wake is None else seconds(wake),
-        usual.commit_after if after is None else seconds(after),
-        usual.readings if section.readings is None else section.readings,
+        usual.memory if section.memory_mb is None else section.memory_mb * 2**20,
+        usual.daily_flash_bytes if section.daily_flash_bytes is None else section.daily_flash_bytes,
+        usual.daily_link_bytes if section.daily_link_bytes is None else section.daily_link_bytes,
+        usual.daily_wake_time if wake is None else seconds(wake),
+        usual.commit_interval if after is None else seconds(after),
+        usual.history_bytes if section.history_bytes is None else section.history_bytes,
     )
 
 
@@ -131,16 +134,16 @@ def held_by(
 
     A machine that does not report its power supply counts as on mains: it has no battery.
 
-    >>> held_by(LimitsSection(learn="mains"), MachineState(0.0, on_battery=True))
+    >>> held_by(LimitsSection(train_when="mains"), MachineState(0.0, on_battery=True))
     'on battery'
     """
     if flash_spent or wake_spent:
         return "flash" if flash_spent else "wake time"
-    if not is_open(section.upload, present.wall):
+    if not is_open(section.upload_windows, present.wall):
         return "outside the upload windows"
-    if section.learn == "mains" and present.on_battery:
+    if section.train_when == "mains" and present.on_battery:
         return "on battery"
-    return "busy" if section.learn == "idle" and present.load >= IDLE else ""
+    return "busy" if section.train_when == "idle" and present.load >= IDLE else ""
 
 
 def lesser(one: int | None, other: int | None) -> int | None:

@@ -26,7 +26,7 @@ Weight = Annotated[float, Between(1e-9, 1.0)]
 Count = Annotated[int, Between(1, 65536)]
 
 FOREVER = 2**31
-EVERY, DEADLINE = "15m", "2m"
+INTERVAL, DEADLINE = "15m", "2m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class NeighboursSection:
     epoch: Annotated[int, Between(1, 2**31)] = 1  # raise it on all devices to restart the trackers
     steps: Count = 1  # local steps between two exchanges, that of the exchange included
     rate: Annotated[float, Between(0.0, 1e3)] = 1e-3  # length of a step
-    fading: bool = False  # divide the rate by the square root of the step's number
+    rate_decay: bool = False  # divide the rate by the square root of the step's number
     order: Literal["dgd", "atc"] = "dgd"  # step and mix together, or step first
     robust: Literal["none", "clip", "trim"] = "none"  # against Byzantine neighbours; dfl_sgd only
     radius: Annotated[float, Between(1e-12, 1e12)] = 1.0  # clip: largest change by one neighbour
     trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1  # trim: neighbours left out at each end
-    insist: bool = False  # dfl_sgd: wait for a neighbour without a time limit, as dfl_gt
-    every: Duration = EVERY  # time between two exchanges
+    wait_for_neighbours: bool = False  # dfl_sgd: wait for them without a time limit, as dfl_gt
+    interval: Duration = INTERVAL  # time between two exchanges
     deadline: Duration = DEADLINE  # time after which a neighbour is missing
-    last: Annotated[int, Between(1, FOREVER)] | None = None  # total steps; left out: no end
+    total_steps: Annotated[int, Between(1, FOREVER)] | None = None  # total steps; left out: no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ class PeerSettings:
         keys: Raw public keys by neighbour.
         weights: Weight of each neighbour; empty: computed from degrees in every exchange.
         values: Scalars of the half's tasks.
-        every: Seconds between two exchanges.
+        interval: Seconds between two exchanges.
         deadline: Seconds after which a neighbour is missing.
-        last: Total number of steps.
+        total_steps: Total number of steps.
     """
 
     epoch: int
     keys: Mapping[str, bytes]
     weights: Mapping[str, float]
     values: Scalars
-    every: float
+    interval: float
     deadline: float
-    last: int = FOREVER
+    total_steps: int = FOREVER
 
     @property
     def steps(self) -> int:
@@ -112,10 +112,10 @@ def of_section(section: NeighboursSection, method: str) -> PeerSettings:
     values: dict[str, float] = {
         "steps": float(section.steps),
         "rate": section.rate,
-        "fading": float(section.fading),
+        "fading": float(section.rate_decay),
         "order": ATC if section.order == "atc" else DGD,
     }
-    if section.insist and method == "dfl_sgd":
+    if section.wait_for_neighbours and method == "dfl_sgd":
         values |= {"insist": 1.0}
     if section.robust == "clip":
         values |= {"robust": CLIPPED, "radius": section.radius}
@@ -126,18 +126,18 @@ def of_section(section: NeighboursSection, method: str) -> PeerSettings:
         keys,
         dict(section.weights),
         values,
-        seconds(section.every),
+        seconds(section.interval),
         seconds(section.deadline),
-        section.last or FOREVER,
+        section.total_steps or FOREVER,
     )
 
 
 def of_task(task: m.TaskMessage) -> PeerSettings:
     """Return the settings of an aggregator that hosts the topology; ``round`` is the epoch."""
     values = {"robust": PLAIN, **task.vals}
-    every = values.pop("every", seconds(EVERY))
+    interval = values.pop("every", seconds(INTERVAL))
     deadline = values.pop("deadline", seconds(DEADLINE))
-    last = int(values.pop("last", FOREVER))
+    total_steps = int(values.pop("last", FOREVER))
     weights = dict(zip(task.peers, task.weights, strict=False))
     keys = dict(zip(task.peers, task.keys, strict=True))
-    return PeerSettings(task.round, keys, weights, values, every, deadline, last)
+    return PeerSettings(task.round, keys, weights, values, interval, deadline, total_steps)

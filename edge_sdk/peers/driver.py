@@ -126,7 +126,7 @@ class PeerDriver:
         if not self._has_begun:
             return self._session.now
         if self._is_mixed:
-            return self._session.now if self._x.is_behind else self._began + self.hood.every
+            return self._session.now if self._x.is_behind else self._began + self.hood.interval
         due = gossip.next_due(self._x)
         return self._session.now if due is None else due
 
@@ -142,7 +142,7 @@ class PeerDriver:
         return {
             "epoch": self._x.epoch,
             "step": self._place.t,
-            "last": self.hood.last,
+            "last": self.hood.total_steps,
             "exchanges": counts["exchanges"],
             "mixed": counts["links used"],
             "missed": counts["links missed"],
@@ -181,7 +181,7 @@ class PeerDriver:
 
     @property
     def _is_finished(self) -> bool:
-        return self._place.t >= self.hood.last
+        return self._place.t >= self.hood.total_steps
 
     def _go_on(self) -> None:
         """Mix when every link is settled; begin the next exchange when it is due."""
@@ -196,7 +196,7 @@ class PeerDriver:
 
     @property
     def _is_time(self) -> bool:
-        return self._x.is_behind or self._session.now >= self._began + self.hood.every
+        return self._x.is_behind or self._session.now >= self._began + self.hood.interval
 
     def _mix(self) -> None:
         """Mix the vectors that count, and take the steps up to the next exchange."""

@@ -75,7 +75,9 @@ class PeerMembership:
                 take_over=self._work.stand,
                 keep=self._answering.keep,
             ),
-            pace=RetryPolicy(max(seconds(self._config.pace.answer), hood.deadline / 4), _LONGEST),
+            pace=RetryPolicy(
+                max(seconds(self._config.timeouts.reply), hood.deadline / 4), _LONGEST
+            ),
             kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
         )
 

@@ -55,9 +55,9 @@ def promise(plan: NoisePlan) -> str:
     how = {
         "input": "training, and the newest window where a method sends it, see each reading only "
         "with noise that was drawn once and is kept",
-        "gradient": f"the gradient of every window is clipped to {mechanism.clip or 0:g} and "
+        "gradient": f"the gradient of every window is clipped to {mechanism.clip_norm or 0:g} and "
         "every step gets gaussian noise",
-        "update": f"every update is clipped to {mechanism.clip or 0:g} and gets "
+        "update": f"every update is clipped to {mechanism.clip_norm or 0:g} and gets "
         f"{mechanism.name} noise",
         "sign": f"only noisy signs leave ({mechanism.name})",
     }[point]
@@ -67,7 +67,7 @@ def promise(plan: NoisePlan) -> str:
         if point == "input"
         else ""
     )
-    outside = plan.section.budget.outside
+    outside = plan.section.budget.unclaimed_releases
     after = f" after the first {outside} updates" if outside else ""
     return (
         f"{how}; over everything that leaves{after}, one {unit_of(plan)} is "
@@ -106,8 +106,10 @@ def explained(plan: NoisePlan, account: PrivacyAccount) -> str:
     if not account.is_kept:
         lines.append("this does not hold for what has left already: more was told than is allowed")
     lines.append(f"{said['releases']} updates released so far")
-    if plan.section.budget.outside:
-        lines.append(f"the first {plan.section.budget.outside} of them are outside the claim")
+    if plan.section.budget.unclaimed_releases:
+        lines.append(
+            f"the first {plan.section.budget.unclaimed_releases} of them are outside the claim"
+        )
     if plan.mechanism.name != "none":
         lines.append(
             f"they are worth epsilon {_shown(said['epsilon'])} for one {unit_of(plan)}, at "
@@ -131,7 +133,7 @@ def gaps(plan: NoisePlan) -> list[str]:
     """List what is not protected under this plan."""
     point, found = plan.mechanism.point, list(NEVER)
     if point == "input":
-        public = ", ".join(plan.mechanism.public)
+        public = ", ".join(plan.mechanism.public_streams)
         found += [
             "live forecasts: they are computed from clean readings, and must not be sent on",
             "which readings exist: gaps and the count of windows are taken to be public",
@@ -158,7 +160,7 @@ def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, A
         "claim holds for what has left": account.is_kept if honest else None,
         "formal claim": honest,
         "unit of privacy": unit_of(plan) if honest else "none",
-        "neighbouring inputs": mechanism.neighbours if honest else "none",
+        "neighbouring inputs": mechanism.adjacency if honest else "none",
         "trust model": "local: noise is added on the device, nobody else is trusted with readings",
         "mechanism": mechanism.name,
         "attached at": mechanism.point,
@@ -171,7 +173,7 @@ def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, A
         "epsilon allowed": account.summary()["allowed"],
         "delta": limit.delta,
         "releases so far": account.told,
-        "releases outside the claim": budget.outside,
+        "releases outside the claim": budget.unclaimed_releases,
         "releases left": account.left(plan.release()),
         "composition": "Gaussian releases exactly (one with noise / sqrt(T)); pure ones by "
         "addition, or advanced composition where that is less",
@@ -181,14 +183,14 @@ def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, A
         if mechanism.grid
         else "noise is sampled in float64; its last bits are not protected",
         "resend": "the same bytes: noise is stored with what it hides",
-        "measured numbers beside updates": "told" if plan.tells else "withheld",
+        "measured numbers beside updates": "sent" if plan.sends_metrics else "withheld",
         "ledger": "charged and synced before anything is sent; it only grows",
         "after a lost store": "the account goes on from the aggregator's count of releases; "
         "readings older than the loss are not learned from"
         if mechanism.point == "input"
         else "the account goes on from the aggregator's count of releases",
-        "after a restored disk image": f"{budget.at_start} releases are charged at every start"
-        if budget.at_start
+        "after a restored disk image": f"{budget.releases_per_start} releases are charged at every start"
+        if budget.releases_per_start
         else "releases that nobody saw are not counted: do not restore one",
         "not protected": gaps(plan),
         "charges": table(account),
@@ -234,12 +236,14 @@ def _bounds(plan: NoisePlan) -> str:
         case "input":
             spans = [f"{stream} in [{a:g}, {b:g}]" for stream, (a, b) in plan.ranges.items()]
             return ", ".join(spans) if not plan.is_paper else "nothing"
-        case "sign" if mechanism.bound is not None:
-            return f"every coordinate within {mechanism.bound:g}"
+        case "sign" if mechanism.coordinate_bound is not None:
+            return f"every coordinate within {mechanism.coordinate_bound:g}"
         case "none":
             return "nothing"
     norm = "L1" if mechanism.name == "laplace" else "Euclidean"
-    return f"{norm} norm of {mechanism.clip:g}" if mechanism.clip else "one bit a coordinate"
+    return (
+        f"{norm} norm of {mechanism.clip_norm:g}" if mechanism.clip_norm else "one bit a coordinate"
+    )
 
 
 def _left(left: int | None, plan: NoisePlan) -> str:

@@ -55,11 +55,11 @@ class GradientNoise(NoMechanism):
         return (replace(self.plan.charge(time, count=self.drawn), releases=releases),)
 
     def _step(self, graph: Graph, feeds: Mapping[str, Array]) -> tuple[Array, ...]:
-        reach = self.plan.mechanism.clip or 0.0
+        reach = self.plan.mechanism.clip_norm or 0.0
         loss, total = graph(**feeds, bound=np.asarray(reach * _MARGIN, np.float32))
         self.drawn += 1
         noisy = total + self.plan.noise * reach * noise.normal(total.size, self.entropy)
-        is_swap = self.plan.mechanism.neighbours == "replace"
+        is_swap = self.plan.mechanism.adjacency == "replace"
         count = len(feeds["x"]) if is_swap else self.plan.facts.manifest.training.batch
         return loss, (noisy / count).astype(np.float32)
 

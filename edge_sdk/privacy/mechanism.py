@@ -109,7 +109,7 @@ class NoMechanism:
 
     def release(self, update: Update) -> Update:
         """Return the update without its measured scalars, unless they may be sent."""
-        if self.plan.tells:
+        if self.plan.sends_metrics:
             return update
         values = {k: v for k, v in update.values.items() if k not in self.measured}
         return replace(update, values=values)

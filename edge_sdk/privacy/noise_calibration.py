@@ -103,10 +103,10 @@ class NoisePlan:
         return self.section.mode == "paper"
 
     @property
-    def tells(self) -> bool:
+    def sends_metrics(self) -> bool:
         """Return whether measured numbers may be sent with an update."""
         if self.section.metrics != "auto":
-            return self.section.metrics == "told"
+            return self.section.metrics == "sent"
         return self.mechanism.point in {"none", "input"}
 
     @property
@@ -118,7 +118,7 @@ class NoisePlan:
     def booked(self) -> str:
         """Return the ledger's name of this mechanism."""
         mechanism = self.mechanism
-        if mechanism.name == "sign_gaussian" and mechanism.clip is not None:
+        if mechanism.name == "sign_gaussian" and mechanism.clip_norm is not None:
             return "gaussian"  # a sign is computed from the output of a Gaussian mechanism
         return mechanism.name
 
@@ -148,7 +148,7 @@ class NoisePlan:
 
     def most(self, told: int | None) -> int | None:
         """Return how many releases are allowed, by the configuration and by the operator."""
-        limits = [n for n in (self.section.budget.releases, told) if n is not None]
+        limits = [n for n in (self.section.budget.max_releases, told) if n is not None]
         return min(limits, default=None)
 
 
@@ -157,8 +157,8 @@ def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
 
     Example:
         >>> from edge_sdk.privacy.settings import BudgetSection
-        >>> update = MechanismSection("gaussian", point="update", clip=1.0)
-        >>> budget = BudgetSection(epsilon=10.0, releases=100)
+        >>> update = MechanismSection("gaussian", point="update", clip_norm=1.0)
+        >>> budget = BudgetSection(epsilon=10.0, max_releases=100)
         >>> facts = DeviceFacts(None, keep=8760, max_steps=4, shared=1000)
         >>> plan = planned(PrivacySection(update, "honest", budget), facts)
         >>> f"{plan.cost:.4f} {plan.noise:.4f}"  # two updates lie at most 2 clips apart
@@ -171,13 +171,13 @@ def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     noise, cost, extra, ranges = 0.0, 0.0, 0.0, {}
     match mechanism.point:
         case "input":
-            ranges = {**mechanism.ranges, facts.streams[0]: mechanism.range[:2]}
+            ranges = {**mechanism.stream_ranges, facts.streams[0]: mechanism.range[:2]}
             noise, cost = _at_input(section, facts, unit)
             if mechanism.epsilon is not None and cost:
                 now = _calibrated(mechanism, mechanism.epsilon, budget.delta) * noise / cost
                 extra = analytic_gaussian.extra_sigma(now, noise)
         case "gradient" | "update":
-            apart = 2.0 if mechanism.neighbours == "replace" else 1.0
+            apart = 2.0 if mechanism.adjacency == "replace" else 1.0
             windows = facts.occurrences if unit == "reading" else 1
             noise, cost = _at_model(section, facts, apart * windows)
         case "sign":
@@ -188,16 +188,16 @@ def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
 def _at_input(section: PrivacySection, facts: DeviceFacts, unit: str) -> tuple[float, float]:
     """Return noise over a stream's range, and over the change by one unit in the same units."""
     mechanism, budget = section.mechanism, section.budget
-    streams = 1 + len(mechanism.ranges)
+    streams = 1 + len(mechanism.stream_ranges)
     days = {"reading": 1, "day": facts.slots_a_day * streams, "device": facts.keep * streams}
     apart = float(days[unit]) if mechanism.name == "laplace" else math.sqrt(days[unit])
     if section.mode == "paper":
-        z = mechanism.multiplier or analytic_gaussian.classical_sigma(
+        z = mechanism.noise_multiplier or analytic_gaussian.classical_sigma(
             budget.epsilon or 1.0, budget.delta
         )
         return z, 0.0
-    if mechanism.multiplier is not None:
-        return mechanism.multiplier, mechanism.multiplier / apart
+    if mechanism.noise_multiplier is not None:
+        return mechanism.noise_multiplier, mechanism.noise_multiplier / apart
     cost = _calibrated(mechanism, budget.epsilon or 0.0, budget.delta)
     return cost * apart, cost
 
@@ -207,13 +207,13 @@ def _at_model(section: PrivacySection, facts: DeviceFacts, apart: float) -> tupl
     mechanism, budget = section.mechanism, section.budget
     draws = facts.max_steps if mechanism.point == "gradient" else 1
     if mechanism.calibration in PAPERS:
-        noise = PAPERS[mechanism.calibration](section) / (mechanism.clip or 1.0)
-    elif mechanism.multiplier is not None:
-        noise = mechanism.multiplier
+        noise = PAPERS[mechanism.calibration](section) / (mechanism.clip_norm or 1.0)
+    elif mechanism.noise_multiplier is not None:
+        noise = mechanism.noise_multiplier
     elif mechanism.epsilon is not None:
         noise = apart * _calibrated(mechanism, mechanism.epsilon, budget.delta)
     else:
-        times = draws * (budget.releases or 1)
+        times = draws * (budget.max_releases or 1)
         grown = times if mechanism.name == "laplace" else math.sqrt(times)
         noise = apart * grown * _calibrated(mechanism, budget.epsilon or 0.0, budget.delta)
     return noise, noise / apart
@@ -225,8 +225,8 @@ def _at_sign(section: PrivacySection, facts: DeviceFacts) -> tuple[float, float]
     if mechanism.name == "sign_flip":
         epsilon = mechanism.epsilon or 0.0
         return epsilon, 1.0 / (facts.shared * epsilon)
-    noise = mechanism.multiplier or 0.0
-    if mechanism.clip is not None:
+    noise = mechanism.noise_multiplier or 0.0
+    if mechanism.clip_norm is not None:
         return noise, noise / 2.0
     return noise, 1.0 / (facts.shared * epsilon_of_sign(1.0, noise))
 
@@ -240,7 +240,7 @@ def _calibrated(mechanism: MechanismSection, epsilon: float, delta: float) -> fl
 
 
 def _nbafl(section: PrivacySection) -> float:
-    told, clip = section.mechanism.paper, section.mechanism.clip or 1.0
+    told, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
     return paper_noise.nbafl_uplink(
         section.mechanism.epsilon or 0.0,
         section.budget.delta,
@@ -251,7 +251,7 @@ def _nbafl(section: PrivacySection) -> float:
 
 
 def _udp(section: PrivacySection) -> float:
-    told, clip = section.mechanism.paper, section.mechanism.clip or 1.0
+    told, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
     reach = paper_noise.udp_sensitivity(
         rate=told["rate"], steps=int(told["steps"]), clip=clip, samples=int(told["samples"])
     )

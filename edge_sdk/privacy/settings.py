@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 from edge_sdk.wire.schema import Between, Length
 
 Positive = Annotated[float, Between(1e-12, 1e12)]
+Ranges = Mapping[str, tuple[float, float]]
+Numbers = Mapping[str, float]
+Releases = Annotated[int, Between(1, 10**9)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +21,16 @@ class MechanismSection:
     name: Literal["none", "gaussian", "laplace", "sign_gaussian", "sign_flip"]  # kind of noise
     point: Literal["none", "input", "gradient", "update", "sign"] = "none"  # where noise is added
     range: Annotated[tuple[float, ...], Length(0, 2)] = ()  # public range of the target's readings
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of other streams
-    public: tuple[str, ...] = ()  # streams that are not secret: they stay unchanged
-    clip: Positive | None = None  # largest norm of an update, or of one window's gradient
-    bound: Positive | None = None  # largest size of one coordinate, for sign_gaussian without clip
-    multiplier: Positive | None = None  # noise over clip (or over the range); else from the budget
+    stream_ranges: Ranges = field(default_factory=dict)  # public ranges of other streams
+    public_streams: tuple[str, ...] = ()  # streams that are not secret: they stay unchanged
+    clip_norm: Positive | None = None  # largest norm of an update, or of one window's gradient
+    coordinate_bound: Positive | None = None  # largest coordinate, instead of clip_norm, for signs
+    noise_multiplier: Positive | None = None  # noise over clip_norm or range; else from the budget
     epsilon: float | None = None  # of one release; at the input: the present one
     calibration: Literal["analytic", "classical", "nbafl", "udp"] = "analytic"  # of Gaussian noise
-    neighbours: Literal["replace", "add-remove"] = "replace"  # definition of neighbouring inputs
+    adjacency: Literal["replace", "add-remove"] = "replace"  # definition of neighbouring inputs
     grid: bool = False  # round to a grid of 2^-20 of the sensitivity
-    paper: Mapping[str, float] = field(default_factory=dict)  # numbers of the nbafl or udp formula
+    formula: Numbers = field(default_factory=dict)  # parameters of the nbafl or udp formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,9 @@ class BudgetSection:
     epsilon: float | None = None  # per unit, over all releases
     delta: float = 1e-5  # below 1 / (number of stored readings)
     unit: Literal["reading", "window", "day", "device"] | None = None  # unit of the claim
-    releases: Annotated[int, Between(1, 1_000_000_000)] | None = None  # largest number of updates
-    outside: Annotated[int, Between(0, 1_000_000_000)] = 0  # first releases outside the claim
-    at_start: Annotated[int, Between(0, 8)] = 0  # releases charged at every program start
+    max_releases: Releases | None = None  # largest number of updates
+    unclaimed_releases: Annotated[int, Between(0, 10**9)] = 0  # first releases outside the claim
+    releases_per_start: Annotated[int, Between(0, 8)] = 0  # releases charged at every program start
     amplification: bool = False  # sampling earns no amplification here: true is refused
 
 
@@ -50,4 +53,4 @@ class PrivacySection:
     mechanism: MechanismSection
     mode: Literal["none", "honest", "paper"] = "none"  # paper: nothing is claimed
     budget: BudgetSection = field(default_factory=BudgetSection)
-    metrics: Literal["auto", "told", "withheld"] = "auto"  # loss and counts sent with an update
+    metrics: Literal["auto", "sent", "withheld"] = "auto"  # loss and counts sent with an update

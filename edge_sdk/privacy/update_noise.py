@@ -20,7 +20,7 @@ class UpdateNoise(NoMechanism):
     def release(self, update: Update) -> Update:
         """Return the update clipped and noisy."""
         mechanism, kept = self.plan.mechanism, NoMechanism.release(self, update)
-        reach = mechanism.clip or 0.0
+        reach = mechanism.clip_norm or 0.0
         is_laplace = mechanism.name == "laplace"
         order: float = 1 if is_laplace else 2
         vector = _clipped(np.asarray(update.vector, np.float64), reach, order)
@@ -45,7 +45,7 @@ class SignNoise(NoMechanism):
         return replace(kept, vector=self._signs(vector) * np.where(true, 1.0, -1.0))
 
     def _blurred(self, vector: Floats) -> Floats:
-        clip, bound = self.plan.mechanism.clip, self.plan.mechanism.bound
+        clip, bound = self.plan.mechanism.clip_norm, self.plan.mechanism.coordinate_bound
         reach = clip or bound or 0.0
         kept = _clipped(vector, reach, 2) if clip else np.clip(np.nan_to_num(vector), -reach, reach)
         return kept + self.plan.noise * reach * noise.normal(vector.size, self.entropy)

@@ -34,15 +34,31 @@ _KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "none": frozenset(),
         "input": frozenset(
-            {"range", "ranges", "public", "multiplier", "epsilon", "calibration", "grid"}
+            {
+                "range",
+                "stream_ranges",
+                "public_streams",
+                "noise_multiplier",
+                "epsilon",
+                "calibration",
+                "grid",
+            }
         ),
         "gradient": frozenset(
-            {"range", "clip", "multiplier", "epsilon", "calibration", "neighbours"}
+            {"range", "clip_norm", "noise_multiplier", "epsilon", "calibration", "adjacency"}
         ),
         "update": frozenset(
-            {"clip", "multiplier", "epsilon", "calibration", "neighbours", "grid", "paper"}
+            {
+                "clip_norm",
+                "noise_multiplier",
+                "epsilon",
+                "calibration",
+                "adjacency",
+                "grid",
+                "formula",
+            }
         ),
-        "sign": frozenset({"clip", "bound", "multiplier", "epsilon"}),
+        "sign": frozenset({"clip_norm", "coordinate_bound", "noise_multiplier", "epsilon"}),
     }
 )
 
@@ -129,7 +145,7 @@ def _numbers(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]
         yield (
             "budget.delta",
             (
-                f"{budget.delta:g} is not below 1/{facts.keep} (learn.keep): it would allow to "
+                f"{budget.delta:g} is not below 1/{facts.keep} (training.history_slots): it would allow to "
                 "tell one reading in full"
             ),
         )
@@ -143,23 +159,23 @@ def _numbers(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]
 def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
     """Yield complaints unless the amount of noise is configured exactly once."""
     mechanism, budget = section.mechanism, section.budget
-    if mechanism.multiplier is not None and mechanism.epsilon is not None:
-        yield "mechanism.multiplier", "stands beside epsilon; say one of them"
-    has_own = mechanism.multiplier is not None or mechanism.epsilon is not None
+    if mechanism.noise_multiplier is not None and mechanism.epsilon is not None:
+        yield "mechanism.noise_multiplier", "stands beside epsilon; say one of them"
+    has_own = mechanism.noise_multiplier is not None or mechanism.epsilon is not None
     match mechanism.point:
-        case "input" if mechanism.multiplier is None and budget.epsilon is None:
+        case "input" if mechanism.noise_multiplier is None and budget.epsilon is None:
             yield "budget.epsilon", "missing; the noise of a reading is calibrated from it"
         case "input" if mechanism.epsilon is not None:
             yield from _moving(section, mechanism.epsilon)
-        case "gradient" | "update" if not has_own and budget.releases is None:
+        case "gradient" | "update" if not has_own and budget.max_releases is None:
             yield (
-                "budget.releases",
-                "missing; say how many updates the budget is for, or mechanism.multiplier",
+                "budget.max_releases",
+                "missing; say how many updates the budget is for, or mechanism.noise_multiplier",
             )
         case "sign" if mechanism.name == "sign_flip" and mechanism.epsilon is None:
             yield "mechanism.epsilon", "missing; it is what one coordinate's sign may tell"
-        case "sign" if mechanism.name == "sign_gaussian" and mechanism.multiplier is None:
-            yield "mechanism.multiplier", "missing; noise over clip, or over bound"
+        case "sign" if mechanism.name == "sign_gaussian" and mechanism.noise_multiplier is None:
+            yield "mechanism.noise_multiplier", "missing; noise over clip, or over bound"
 
 
 def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
@@ -179,32 +195,41 @@ def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Compla
     if needs_range and not _is_range(mechanism.range):
         unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
         yield "mechanism.range", f"give [low, high] for {stream} in {unit}, known to everybody"
-    if mechanism.point in {"gradient", "update"} and mechanism.clip is None:
-        yield "mechanism.clip", "missing; without a largest norm no noise hides anything"
-    if mechanism.name == "sign_gaussian" and (mechanism.clip is None) == (mechanism.bound is None):
-        yield "mechanism.clip", "say clip (a norm), or bound (of each coordinate), not both"
-    if mechanism.name == "sign_flip" and _said(mechanism) & {"clip", "bound", "multiplier"}:
-        yield "mechanism.clip", "a flipped sign needs epsilon and nothing else"
+    if mechanism.point in {"gradient", "update"} and mechanism.clip_norm is None:
+        yield "mechanism.clip_norm", "missing; without a largest norm no noise hides anything"
+    if mechanism.name == "sign_gaussian" and (mechanism.clip_norm is None) == (
+        mechanism.coordinate_bound is None
+    ):
+        yield "mechanism.clip_norm", "say clip (a norm), or bound (of each coordinate), not both"
+    if mechanism.name == "sign_flip" and _said(mechanism) & {
+        "clip_norm",
+        "coordinate_bound",
+        "noise_multiplier",
+    }:
+        yield "mechanism.clip_norm", "a flipped sign needs epsilon and nothing else"
     if mechanism.point == "input" and section.mode != "paper":
         yield from _streams(mechanism, facts)
 
 
 def _streams(mechanism: MechanismSection, facts: DeviceFacts) -> Iterator[Complaint]:
     target, *others = facts.streams
-    for stream, span in mechanism.ranges.items():
+    for stream, span in mechanism.stream_ranges.items():
         if stream not in others:
-            yield f"mechanism.ranges.{stream}", "the bundle does not read this stream beside target"
-        if not _is_range(span):
-            yield f"mechanism.ranges.{stream}", "give [low, high] with low below high"
-    if target in mechanism.public:
-        yield "mechanism.public", f"{target} is what is to be hidden"
-    for stream in others:
-        if (stream in mechanism.ranges) == (stream in mechanism.public):
             yield (
-                "mechanism.public",
+                f"mechanism.stream_ranges.{stream}",
+                "the bundle does not read this stream beside target",
+            )
+        if not _is_range(span):
+            yield f"mechanism.stream_ranges.{stream}", "give [low, high] with low below high"
+    if target in mechanism.public_streams:
+        yield "mechanism.public_streams", f"{target} is what is to be hidden"
+    for stream in others:
+        if (stream in mechanism.stream_ranges) == (stream in mechanism.public_streams):
+            yield (
+                "mechanism.public_streams",
                 (
                     f"{stream} is read too: list it here if it is nobody's secret, "
-                    "or give its range in mechanism.ranges, not both"
+                    "or give its range in mechanism.stream_ranges, not both"
                 ),
             )
 
@@ -224,8 +249,8 @@ def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Comp
         if section.budget.epsilon is not None:
             why = f"{kind} bounds nothing; its own epsilon goes into mechanism"
             yield "budget.epsilon", why
-    elif mechanism.paper:
-        yield "mechanism.paper", f"means nothing with calibration {kind!r}"
+    elif mechanism.formula:
+        yield "mechanism.formula", f"means nothing with calibration {kind!r}"
     epsilon = mechanism.epsilon
     if mechanism.point == "input":
         epsilon = section.budget.epsilon
@@ -244,20 +269,20 @@ def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Comp
 
 def _formula(mechanism: MechanismSection) -> Iterator[Complaint]:
     needed, allowed = PAPER_KEYS[mechanism.calibration]
-    for key in sorted(needed - set(mechanism.paper)):
-        yield f"mechanism.paper.{key}", f"missing; {mechanism.calibration} needs it"
-    for key in sorted(set(mechanism.paper) - needed - allowed):
-        yield f"mechanism.paper.{key}", f"unknown; known: {', '.join(sorted(needed | allowed))}"
-    for key, value in mechanism.paper.items():
+    for key in sorted(needed - set(mechanism.formula)):
+        yield f"mechanism.formula.{key}", f"missing; {mechanism.calibration} needs it"
+    for key in sorted(set(mechanism.formula) - needed - allowed):
+        yield f"mechanism.formula.{key}", f"unknown; known: {', '.join(sorted(needed | allowed))}"
+    for key, value in mechanism.formula.items():
         if not (value > 0.0 and math.isfinite(value)):
-            yield f"mechanism.paper.{key}", f"must be above 0, got {value}"
+            yield f"mechanism.formula.{key}", f"must be above 0, got {value}"
     if mechanism.epsilon is None:
         yield "mechanism.epsilon", "missing; it is the paper's own epsilon"
 
 
 def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
     point = section.mechanism.point
-    if section.metrics == "told" and point in {"gradient", "update", "sign"}:
+    if section.metrics == "sent" and point in {"gradient", "update", "sign"}:
         yield (
             "metrics",
             (
@@ -269,9 +294,9 @@ def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint
 
 def _minibatches(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
     mechanism, is_honest = section.mechanism, section.mode == "honest"
-    if is_honest and mechanism.point == "gradient" and mechanism.neighbours == "add-remove":
+    if is_honest and mechanism.point == "gradient" and mechanism.adjacency == "add-remove":
         yield (
-            "mechanism.neighbours",
+            "mechanism.adjacency",
             (
                 "one window more or less changes which windows are drawn for a minibatch, so no "
                 "clip bounds what it moves; say 'replace'"
@@ -321,7 +346,7 @@ def _clashes(plan: NoisePlan, contract: Contract) -> Iterator[Complaint]:
         yield "mechanism.point", why
     every = (number for one in contract.values() for number in one.report)
     withheld = [n.name for n in every if n.measured and n.needed]
-    if withheld and not plan.tells:
+    if withheld and not plan.sends_metrics:
         yield "metrics", f"needs {withheld[0]!r}, a measured number that stays here"
 
 

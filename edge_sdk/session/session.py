@@ -20,7 +20,7 @@ from edge_sdk.app.settings import seconds
 from edge_sdk.bundle import SDK_VERSION
 from edge_sdk.config import Config
 from edge_sdk.limits.daily_quota import DailyQuota
-from edge_sdk.limits.resource_limits import lesser, means_of
+from edge_sdk.limits.resource_limits import lesser, limits_of
 from edge_sdk.session.announcements import KeyRing
 from edge_sdk.session.command_log import CommandLog
 from edge_sdk.session.poison_messages import SetAside, digest_of, is_defect
@@ -89,7 +89,7 @@ class Session(TaskInbox):
         super().__init__(config, store, clock, post)
         self.set_aside = SetAside(store, self.counts)
         self._ring = replace(ring, announced=filed(store, m.KeysMessage, "keys"))
-        base = seconds(config.pace.answer)
+        base = seconds(config.timeouts.reply)
         self.up = Outbox(
             numbers=store.numbers(),
             entries=tuple(map(post.owned, store.outbox())),
@@ -105,7 +105,7 @@ class Session(TaskInbox):
         self._started = self._hour = self.heard_at = self.now
         self._lost_at, self._lost_wait = self.now + _LOST, _LOST
         self._allowance, self._booked = DailyQuota(store.fact("day"), store.fact("used")), 0
-        self._own_quota = means_of(config.means).link
+        self._own_quota = limits_of(config.limits).daily_link_bytes
         self._conn_said = self._said_down = False
         self.forbidden, self.lost = "", False
         self.mail: deque[VerifiedMessage] = deque()

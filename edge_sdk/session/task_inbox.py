@@ -311,7 +311,7 @@ class TaskInbox:
         if isinstance(self._fetch and self._fetch.manifest, m.BundleMessage):
             return  # one transfer at a time; considered again when the bundle is in force
         opens = self.now + self._rng.random() * manifest.spread / 1000
-        patience = seconds(self._config.pace.fetch)
+        patience = seconds(self._config.timeouts.retained_model)
         self._begin(BodyDownload.of(manifest, opens=opens, patience=patience, rng=self._rng))
 
     def _begin(self, fetch: BodyDownload) -> None:

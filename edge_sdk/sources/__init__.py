@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from edge_sdk.app.settings import refuse_renamed
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.sources.csvfile import csv_file
 from edge_sdk.sources.factory import INTERFACES, replay
+from edge_sdk.sources.renamed import RENAMED
 from edge_sdk.sources.threaded_source import ThreadedSource
 
 
@@ -51,6 +53,7 @@ def open_source(section: Mapping[str, Any], where: str) -> Source:
         Failure: An unknown type, or invalid keys.
     """
     kind = str(section.get("type", ""))
+    refuse_renamed(RENAMED.get(kind, {}), section, where)
     if kind in SOURCES:
         return SOURCES[kind](section)
     from importlib.metadata import entry_points  # noqa: PLC0415 - 15 ms, and rare

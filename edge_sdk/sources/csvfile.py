@@ -27,26 +27,26 @@ class CsvFile:
     Attributes:
         path: File; one whose name ends in ``.gz`` is decompressed.
         columns: Canonical stream by column.
-        time: Name of the time column.
-        form: ``iso`` (a date and time, with or without an offset) or ``epoch`` (Unix seconds).
-        zone: Time zone of times without an offset.
+        time_column: Name of the time column.
+        time_format: ``iso`` (a date and time, with or without an offset) or ``epoch`` (Unix seconds).
+        time_zone: Time zone of times without an offset.
         start: First moment to read, Unix seconds.
         until: End of the span to read, exclusive.
-        seconds: Length of the interval of each row, where it is shorter than the bundle's step.
-        where: Required text by column, for a file with several devices.
+        interval_seconds: Length of the interval of each row, where it is shorter than the bundle's step.
+        filter: Required text by column, for a file with several devices.
         delimiter: Separator of fields.
         rejected: Rows and fields dropped, by reason.
     """
 
     path: Path
     columns: Mapping[str, str]
-    time: str = "time"
-    form: Literal["iso", "epoch"] = "iso"
-    zone: tzinfo = UTC
+    time_column: str = "time"
+    time_format: Literal["iso", "epoch"] = "iso"
+    time_zone: tzinfo = UTC
     start: float = -math.inf
     until: float = math.inf
-    seconds: float | None = None
-    where: Mapping[str, str] = field(default_factory=dict)
+    interval_seconds: float | None = None
+    filter: Mapping[str, str] = field(default_factory=dict)
     delimiter: str = ","
     rejected: Counter[str] = field(default_factory=Counter)
 
@@ -71,11 +71,11 @@ class CsvFile:
     def _readings(self, rows: Iterator[list[str]]) -> Iterator[Reading]:
         header = next(rows, [])
         at = {name: place for place, name in enumerate(header)}
-        if missing := {self.time, *self.columns, *self.where} - set(at):
+        if missing := {self.time_column, *self.columns, *self.filter} - set(at):
             self.rejected[f"no column {min(missing)}"] += 1
             return
-        when, width = at[self.time], len(header)
-        where = [(at[column], text) for column, text in self.where.items()]
+        when, width = at[self.time_column], len(header)
+        where = [(at[column], text) for column, text in self.filter.items()]
         streams = [(at[column], stream) for column, stream in self.columns.items()]
         before = -math.inf
         for row in rows:
@@ -93,7 +93,7 @@ class CsvFile:
                 for place, stream in streams:
                     value = self._value(row[place])
                     if value is not None:
-                        yield Reading(stream, moment, value, 0, self.seconds)
+                        yield Reading(stream, moment, value, 0, self.interval_seconds)
 
     def _value(self, text: str) -> float | None:
         """Parse a number; count an invalid one."""
@@ -109,13 +109,13 @@ class CsvFile:
     def _moment(self, text: str, before: float) -> float | None:
         """Parse a time. In the repeated hour of a clock change, the later follows the earlier."""
         try:
-            if self.form == "epoch":
+            if self.time_format == "epoch":
                 moment = float(text)
                 return moment if math.isfinite(moment) else None
             read = datetime.fromisoformat(text.strip())
             if read.tzinfo is not None:
                 return read.timestamp()
-            first, second = (read.replace(tzinfo=self.zone, fold=fold) for fold in (0, 1))
+            first, second = (read.replace(tzinfo=self.time_zone, fold=fold) for fold in (0, 1))
             early, late = first.timestamp(), second.timestamp()
         except (ValueError, OverflowError, OSError):
             return None
@@ -125,8 +125,9 @@ class CsvFile:
 def csv_file(section: Mapping[str, Any]) -> CsvFile:
     """Build a CSV source from its section of a configuration.
 
-    Keys: ``path``, ``columns`` (column to stream; or ``column`` and ``stream`` for one), ``time``,
-    ``form``, ``zone``, ``from``, ``until``, ``seconds``, ``where``, ``delimiter``.
+    Keys: ``path``, ``columns`` (column to stream; or ``column`` and ``stream`` for one),
+    ``time_column``, ``time_format``, ``time_zone``, ``from``, ``until``, ``interval_seconds``,
+    ``filter``, ``delimiter``.
 
     Raises:
         ConfigError: A missing, unknown or invalid key, or a missing file.
@@ -140,12 +141,14 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
         raise ConfigError(f"source csv: unknown key {min(unknown)!r}")
     if not keys.get("columns") or "path" not in keys:
         raise ConfigError("source csv: needs 'path', and 'columns' that map a column to its stream")
-    if keys.get("form", "iso") not in ("iso", "epoch"):
-        raise ConfigError(f"source csv: form must be 'iso' or 'epoch', not {keys['form']!r}")
+    if keys.get("time_format", "iso") not in ("iso", "epoch"):
+        raise ConfigError(
+            f"source csv: time_format must be 'iso' or 'epoch', not {keys['time_format']!r}"
+        )
     keys["path"] = Path(keys["path"])
     if not keys["path"].is_file():
         raise ConfigError(f"source csv: there is no file {str(keys['path'])!r}")
-    keys["zone"] = zone = _zone(keys.get("zone", "UTC"))
+    keys["time_zone"] = zone = _zone(keys.get("time_zone", "UTC"))
     keys["start"] = _bound(keys["start"], zone)
     keys["until"] = _bound(keys.get("until", math.inf), zone)
     return CsvFile(**keys)

@@ -34,9 +34,9 @@ class LiveSection:
     type: str  # kind of source
     map: Mapping[str, Any] = field(default_factory=dict)  # streams by name, added to the table
     step: Duration | None = None  # grid of the registers; unset: the bundle's
-    gap: Duration | None = None  # longest interpolated gap; unset: a step
-    most: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest accepted power, kW
-    modulus: Annotated[float, Between(0, 1e12)] = 0.0  # value at which registers wrap; 0 is never
+    max_gap: Duration | None = None  # longest interpolated gap; unset: a step
+    max_power: Annotated[float, Between(1e-6, 1e9)] = 250.0  # largest accepted power, kW
+    rollover: Annotated[float, Between(0, 1e12)] = 0.0  # value at which registers wrap; 0 is never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,10 @@ class ModbusSection(LiveSection):
     """``type = "modbus"``: registers of a meter or a power supply, read-only."""
 
     url: str  # tcp://host:502 or serial:///dev/ttyUSB0?baud=9600
-    unit: Annotated[int, Between(0, 255)] = 1  # unit identifier
+    unit_id: Annotated[int, Between(0, 255)] = 1  # unit identifier
     framing: Literal["auto", "rtu"] = "auto"  # rtu: serial framing, also behind a TCP converter
-    every: Duration = "10s"  # polling interval
-    patience: Duration = "2s"  # longest wait for a reply
+    poll_interval: Duration = "10s"  # polling interval
+    timeout: Duration = "2s"  # longest wait for a reply
     sunspec: bool = False  # discover the points by SunSpec, instead of point
     point: Annotated[tuple[RegisterPoint, ...], Length(0, 256)] = ()  # registers to read
 
@@ -67,8 +67,8 @@ class PmSection(LiveSection):
     folder: str = ""  # folder in which the element manager drops files
     pattern: str = "*.xml*"  # shell pattern of file names
     objects: str = "*"  # measured objects to read, by distinguished name
-    every: Duration = "5s"  # scan interval; a file must be unchanged for so long
-    history: Duration = "7d"  # largest age of a file
+    poll_interval: Duration = "5s"  # scan interval; a file must be unchanged for so long
+    max_age: Duration = "7d"  # largest age of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class OcppSection(LiveSection):
     spool: str = ""  # folder of the tap's recordings, read by this source
     spool_bytes: Annotated[int, Between(1 << 19, 1 << 32)] = 4 << 20  # maximum size of the folder
     listen: str = "tcp://127.0.0.1:9000"  # address at which the charger connects
-    office: str = ""  # back office: wss://backoffice.example/ocpp
+    csms: str = ""  # back office: wss://backoffice.example/ocpp
     ca_file: str = ""  # authority that signed the back office's certificate
     cert_file: str = ""  # certificate of the tap, for chargers that use TLS
     key_file: str = ""  # private key of that certificate
@@ -130,8 +130,8 @@ class Interface(Generic[S]):
     def _with(self, section: S, feed: FramedLink) -> ThreadedSource:
         table = names(self.name, section.map, f"source {self.name}")
         step = 0.0 if section.step is None else seconds(section.step)
-        gap = 0.0 if section.gap is None else seconds(section.gap)
-        normaliser = Normaliser(table, step, gap, section.most, section.modulus)
+        gap = 0.0 if section.max_gap is None else seconds(section.max_gap)
+        normaliser = Normaliser(table, step, gap, section.max_power, section.rollover)
         decode = self.decoder(section)
         made = ThreadedSource(self.name, feed, decode, normaliser, ahead=self.ahead)
         return replace(made, is_retold=self.is_retold)
@@ -151,19 +151,19 @@ def _modbus_feed(section: ModbusSection) -> FramedLink:
         raise ConfigError("source modbus: needs either [[source.point]] or sunspec = true")
     address = SourceAddress.parse(section.url)
     is_serial = section.framing == "rtu" or address.scheme == "serial"
-    every, patience = seconds(section.every), seconds(section.patience)
-    return PollingFeed(address, section.unit, is_serial, every, patience, section.point)
+    interval, timeout = seconds(section.poll_interval), seconds(section.timeout)
+    return PollingFeed(address, section.unit_id, is_serial, interval, timeout, section.point)
 
 
 def _modbus_decoder(section: ModbusSection) -> Decoder:
-    return lambda frame: block(frame, section.point, f"{section.unit}")
+    return lambda frame: block(frame, section.point, f"{section.unit_id}")
 
 
 def _pm_feed(section: PmSection) -> FramedLink:
     if not section.folder:
         raise ConfigError("source pm3gpp: needs 'folder', where files are dropped")
-    every, history = seconds(section.every), seconds(section.history)
-    return DropFolder(Path(section.folder), section.pattern, every, history)
+    interval, max_age = seconds(section.poll_interval), seconds(section.max_age)
+    return DropFolder(Path(section.folder), section.pattern, interval, max_age)
 
 
 def _pm_decoder(section: PmSection) -> Decoder:
@@ -204,16 +204,16 @@ INTERFACES: dict[str, Interface[Any]] = {
 
 
 def replay(table: Mapping[str, Any]) -> ThreadedSource:
-    """Build a source from a recording: ``path``, its type in ``of``, and the keys of that type.
+    """Build a source from a recording: ``path``, its type in ``recorded_type``, and the keys of that type.
 
     Raises:
         Failure: A missing, unknown or invalid key, or a missing file.
     """
-    keys = {key: value for key, value in table.items() if key not in ("of", "path")}
-    kind, path = str(table.get("of", "")), Path(str(table.get("path", "")))
+    keys = {key: value for key, value in table.items() if key not in ("recorded_type", "path")}
+    kind, path = str(table.get("recorded_type", "")), Path(str(table.get("path", "")))
     if kind not in INTERFACES:
         known = ", ".join(sorted(INTERFACES))
-        raise ConfigError(f"source replay: of what? {kind!r} is none of {known}")
+        raise ConfigError(f"source replay: recorded_type: unknown {kind!r}; known: {known}")
     if not path.is_file():
         raise ConfigError(f"source replay: there is no file {str(path)!r}")
     return INTERFACES[kind].replayed(keys, path)

@@ -134,11 +134,11 @@ def sunspec(read: Callable[[Table, int, int], list[int]]) -> list[RegisterPoint]
 
 def _meter(at: int) -> list[RegisterPoint]:
     """Return the points of a meter model that begins at a register."""
-    energy = {"form": "u32", "unit": "Wh", "scale_at": at + 54, "zero_is_absent": True}
+    energy = {"data_type": "u32", "unit": "Wh", "scale_address": at + 54, "zero_is_absent": True}
     return [
         RegisterPoint("export.energy", at + 38, **energy),  # type: ignore[arg-type]
         RegisterPoint("import.energy", at + 46, **energy),  # type: ignore[arg-type]
-        RegisterPoint("power", at + 18, "i16", unit="W", scale_at=at + 22),
+        RegisterPoint("power", at + 18, "i16", unit="W", scale_address=at + 22),
     ]
 
 

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from edge_sdk.forecasting.series import Flag
 from edge_sdk.sources.base import RawFrame, Rejected, SourceSample
@@ -37,30 +37,30 @@ class RegisterPoint:
 
     Attributes:
         name: Key in the table of names.
-        at: Address of its first register, from 0.
-        form: Coding of the value.
+        address: Address of its first register, from 0.
+        data_type: Coding of the value.
         table: Register table: ``holding`` (function 3) or ``input`` (4).
-        words: Word order: ``big`` or ``little`` end first.
+        word_order: Word order: ``big`` or ``little`` end first.
         unit: Unit of the scaled value.
         scale: Factor.
-        scale_at: Register with an additional power of ten, which may change at run time.
+        scale_address: Register with an additional power of ten, which may change at run time.
         zero_is_absent: True if 0 means that nothing is counted (SunSpec's accumulators).
     """
 
     name: str
-    at: Annotated[int, Between(0, 65535)]
-    form: Literal["u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"] = "u16"
+    address: Annotated[int, Between(0, 65535)]
+    data_type: Literal["u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"] = "u16"
     table: Table = "holding"
-    words: Literal["big", "little"] = "big"
+    word_order: Literal["big", "little"] = "big"
     unit: str = ""
     scale: float = 1.0
-    scale_at: Annotated[int, Between(0, 65535)] | None = None
+    scale_address: Annotated[int, Between(0, 65535)] | None = None
     zero_is_absent: bool = False
 
     @property
     def length(self) -> int:
         """Number of registers that it occupies."""
-        return struct.calcsize(_FORMS[self.form]) // 2
+        return struct.calcsize(_FORMS[self.data_type]) // 2
 
     def read(self, registers: Mapping[int, int]) -> float | None:
         """Return its value; None if the device marks it as not available.
@@ -69,21 +69,21 @@ class RegisterPoint:
             LookupError: A register that was not read.
 
         Example:
-            >>> energy = RegisterPoint("import.energy", 10, "u32", words="little", unit="Wh")
+            >>> energy = RegisterPoint("import.energy", 10, "u32", word_order="little", unit="Wh")
             >>> energy.read({10: 0x0001, 11: 0x0002})
             131073.0
             >>> print(energy.read({10: 0xFFFF, 11: 0xFFFF}))
             None
         """
-        words = [registers[self.at + offset] for offset in range(self.length)]
-        if self.words == "little":
+        words = [registers[self.address + offset] for offset in range(self.length)]
+        if self.word_order == "little":
             words.reverse()
-        value = struct.unpack(_FORMS[self.form], struct.pack(f">{len(words)}H", *words))[0]
-        if value == _ABSENT.get(self.form) or (self.zero_is_absent and not value):
+        value = struct.unpack(_FORMS[self.data_type], struct.pack(f">{len(words)}H", *words))[0]
+        if value == _ABSENT.get(self.data_type) or (self.zero_is_absent and not value):
             return None
         factor = self.scale
-        if self.scale_at is not None:
-            power = registers[self.scale_at]
+        if self.scale_address is not None:
+            power = registers[self.scale_address]
             power -= (power & 0x8000) << 1
             if not -10 <= power <= 10:
                 return None
@@ -99,9 +99,9 @@ def spans(points: Iterable[RegisterPoint]) -> list[tuple[Table, int, int]]:
     """
     wanted: set[tuple[Table, int, int]] = set()
     for point in points:
-        wanted.add((point.table, point.at, point.at + point.length))
-        if point.scale_at is not None:
-            wanted.add((point.table, point.scale_at, point.scale_at + 1))
+        wanted.add((point.table, point.address, point.address + point.length))
+        if point.scale_address is not None:
+            wanted.add((point.table, point.scale_address, point.scale_address + 1))
     merged: list[tuple[Table, int, int]] = []
     for table, start, end in sorted(wanted):
         if merged:
@@ -146,7 +146,7 @@ def block(
     samples = []
     for point in points or told:
         held = registers[point.table]
-        if point.at not in held:
+        if point.address not in held:
             continue
         value = point.read(held)
         if value is not None and math.isfinite(value):
@@ -160,15 +160,17 @@ def block(
 
 def described(point: RegisterPoint) -> str:
     """Format a discovered point as a line of the recording."""
-    scale = "-" if point.scale_at is None else point.scale_at
-    return (
-        f"point {point.name} {point.at} {point.form} {point.unit} {scale} {point.zero_is_absent:d}"
-    )
+    scale = "-" if point.scale_address is None else point.scale_address
+    return f"point {point.name} {point.address} {point.data_type} {point.unit} {scale} {point.zero_is_absent:d}"
 
 
 def _point(words: list[str]) -> RegisterPoint:
-    name, at, form, unit, scale_at, zero = words
-    if form not in _FORMS:
+    name, address, data_type, unit, scale_address, zero = words
+    if data_type not in _FORMS:
         raise Rejected("not registers")
-    scale = None if scale_at == "-" else int(scale_at)
-    return RegisterPoint(name, int(at), form, unit=unit, scale_at=scale, zero_is_absent=zero == "1")  # type: ignore[arg-type]
+    scale = None if scale_address == "-" else int(scale_address)
+    kind: Any = data_type
+    is_absent = zero == "1"
+    return RegisterPoint(
+        name, int(address), kind, unit=unit, scale_address=scale, zero_is_absent=is_absent
+    )

@@ -158,7 +158,7 @@ def plan(config: Config, manifest: Manifest, method: str, shared: int) -> NoiseP
     Raises:
         ConfigError: There is none; the message names the key.
     """
-    facts = DeviceFacts(manifest, config.learn.keep, config.accept.max_steps, shared)
+    facts = DeviceFacts(manifest, config.training.history_slots, config.accept.max_steps, shared)
     made = plan_of(config.privacy, facts)
     refuse_method(made, method, CONTRACTS[method])
     return made
@@ -184,7 +184,7 @@ def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
     told = store.fact("releases allowed", -1)
     most = plan.most(told if told >= 0 else None)
     return PrivacyAccount.of(
-        store.ledger(), plan.limit, outside=plan.section.budget.outside, most=most
+        store.ledger(), plan.limit, outside=plan.section.budget.unclaimed_releases, most=most
     )
 
 
@@ -211,8 +211,8 @@ def check_limits(config: Config, manifest: Manifest) -> None:
     """
     limits = manifest.training.limits
     for key, name, value in (
-        ("pace.alone_rate", "rate", config.pace.alone_rate),
-        ("pace.alone_steps", "steps", config.pace.alone_steps),
+        ("local_rounds.rate", "rate", config.local_rounds.rate),
+        ("local_rounds.steps", "steps", config.local_rounds.steps),
         ("neighbours.rate", "rate", config.neighbours.rate if config.neighbours.keys else None),
     ):
         if value is not None and value > limits[name]:

@@ -34,14 +34,14 @@ class FlushScheduler:
     """Flushes readings in batches, and applies the resource limits of the device."""
 
     def __init__(
-        self, means: LimitsSection, store: DeviceStore, session: Session, clock: Clock
+        self, limits: LimitsSection, store: DeviceStore, session: Session, clock: Clock
     ) -> None:
         """Continue from the counters of the previous process."""
         self._store, self._session, self._clock = store, session, clock
         self._flushed = self._booked = session.now
         flash = DailyQuota(store.fact("flash day"), store.fact("flash"))
         wake = DailyQuota(store.fact("wake day"), store.fact("wake"))
-        self._thrift = ResourceGovernor(means, flash, wake, now=session.now)
+        self._governor = ResourceGovernor(limits, flash, wake, now=session.now)
         self._kept: SavedCalibration | None = None
         self._oldest: int | None = None  # slot of the oldest reading on flash; None: not read yet
 
@@ -49,7 +49,7 @@ class FlushScheduler:
 
     def flush_in_time(self, learner: ModelRuntime) -> None:
         """Flush readings that have waited long, even if none follow them for an hour."""
-        overdue = self._session.now - self._flushed > self._thrift.patience
+        overdue = self._session.now - self._flushed > self._governor.patience
         waiting = learner.series.unsaved
         if waiting >= _READINGS_AT_ONCE or (waiting and overdue):
             self.flush(learner)
@@ -103,8 +103,8 @@ class FlushScheduler:
 
     def book(self) -> None:
         """Save the bytes written today and the peak memory, for the report."""
-        self._thrift.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
-        flash, wake = self._thrift.flash, self._thrift.wake
+        self._governor.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
+        flash, wake = self._governor.flash, self._governor.wake
         told = {"flash day": flash.day, "flash": flash.used}
         told |= {"wake day": wake.day, "wake": wake.used}
         with contextlib.suppress(StoreFull):
@@ -126,12 +126,12 @@ class FlushScheduler:
 
     def live(self, *, awake: bool) -> None:
         """Record how the time since the last call was spent."""
-        self._thrift.live(self._session.now, self._session.time_for_days, awake=awake)
+        self._governor.live(self._session.now, self._session.time_for_days, awake=awake)
 
     def held(self) -> str:
         """Return which resource limit forbids training now; empty if none does."""
-        session, before = self._session, self._thrift.held
-        held = self._thrift.look(session.now, self._clock.wall() / 1000, session.time_for_days)
+        session, before = self._session, self._governor.held
+        held = self._governor.look(session.now, self._clock.wall() / 1000, session.time_for_days)
         if held and held != before:
             logger.info("training deferred %s", fields(why=held))
         return held
@@ -139,4 +139,4 @@ class FlushScheduler:
     @property
     def why_held(self) -> str:
         """The last result of ``held``."""
-        return self._thrift.held
+        return self._governor.held

@@ -38,10 +38,10 @@ class LocalRounds:
         is_free = not session.forbidden
         if among_neighbours and is_free:
             return False
-        patience = seconds(self._config.accept.alone_after)
+        patience = seconds(self._config.local_rounds.after)
         if work.shares and is_free and now - session.heard_at < patience:
             return False
-        every = seconds(self._config.pace.alone_every)
+        every = seconds(self._config.local_rounds.interval)
         due = now - self._last >= every and len(work.learner.windows()) > 0
         return due and not self._upkeep.held()
 
@@ -66,11 +66,11 @@ class LocalRounds:
 
     def _task(self, number: int) -> Task:
         """Return the local task with this number: plain SGD steps from the present state."""
-        learner, pace = self._work.learner, self._config.pace
+        learner, local = self._work.learner, self._config.local_rounds
         training = learner.manifest.training
         values = {
-            "steps": float(pace.alone_steps or training.steps),
-            "rate": pace.alone_rate or training.rate,
+            "steps": float(local.steps or training.steps),
+            "rate": local.rate or training.rate,
         }
         w = learner.spec.shared(learner.vector(self._work.latest))
         return Task(self._config.id, OWN + number, TRAIN, values=values, arrays={"w": w})

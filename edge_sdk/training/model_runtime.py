@@ -176,7 +176,7 @@ class ModelRuntime:
 
     def held_back(self) -> Drawable | None:
         """Return the windows held back from training; None without any."""
-        if self.config.learn.part != "train":
+        if self.config.training.split != "train":
             return None
         frame = self._learnable_frame()
         held = Drawable(frame, frame.origins("validation") if len(frame) else np.zeros(0, np.int64))
@@ -374,11 +374,11 @@ class ModelRuntime:
         aim = CoverageTarget.of(
             self.levels,
             said.coverage,
-            gain=said.gain,
+            gain=said.step_size,
             least=least(frame),
             narrowest=NARROWEST * frame.scale.width,
         )
-        return IntervalTracker(aim, said.warm, self.manifest.digest)
+        return IntervalTracker(aim, said.calibration_windows, self.manifest.digest)
 
     def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
         """Return the function that forecasts quantiles from origins, without the server's z."""
@@ -407,7 +407,7 @@ class ModelRuntime:
             self.manifest,
             site=self.config.site,
             scale=self.scale,
-            part=self.config.learn.part,
+            part=self.config.training.split,
         )
 
     def _learnable_frame(self) -> ChannelFrame:
@@ -419,7 +419,7 @@ class ModelRuntime:
     def _drawable(self, frame: ChannelFrame) -> Drawable:
         if not len(frame):
             return Drawable(frame, np.zeros(0, np.int64))
-        return Drawable(frame, frame.origins(self.config.learn.part))
+        return Drawable(frame, frame.origins(self.config.training.split))
 
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
         """Return the parameter vector to forecast with: the half's, or that of the local rounds."""

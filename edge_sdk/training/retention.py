@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.limits.resource_limits import means_of
+from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.wire.contract.manifest import Manifest
 
 ROW = 80
 """Maximum bytes of flash per row: name, slot, value, and pages that are half full."""
 
 _DAY = 86_400
-_TRAINED_ON = 0.8  # share of the history that ``learn.part = "train"`` trains on
+_TRAINED_ON = 0.8  # share of the history that ``training.split = "train"`` trains on
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class KeptHistory:
     slots: int
     step: int
     rows: int
-    limit: str = "learn.keep"
+    limit: str = "training.history_slots"
 
     @property
     def days(self) -> float:
@@ -62,21 +62,27 @@ def history_of(config: Config, manifest: Manifest) -> KeptHistory:
     """
     streams = {manifest.target.stream} | {f.stream for f in manifest.features if f.stream}
     rows = len(streams) * (3 if config.privacy.mechanism.point == "input" else 1)
-    step, means = manifest.window.step_seconds, means_of(config.means)
-    allowed = [(config.learn.keep, "learn.keep", float(config.learn.keep))]
-    if config.learn.keep_days is not None:
-        days = config.learn.keep_days
-        allowed.append((int(days * _DAY / step), "learn.keep_days", days))
-    if means.readings is not None:
-        fit = int(means.readings * 64 / 65 / (rows * ROW))
-        allowed.append((fit, "means.readings", float(means.readings)))
+    step, limits = manifest.window.step_seconds, limits_of(config.limits)
+    allowed = [
+        (
+            config.training.history_slots,
+            "training.history_slots",
+            float(config.training.history_slots),
+        )
+    ]
+    if config.training.history_days is not None:
+        days = config.training.history_days
+        allowed.append((int(days * _DAY / step), "training.history_days", days))
+    if limits.history_bytes is not None:
+        fit = int(limits.history_bytes * 64 / 65 / (rows * ROW))
+        allowed.append((fit, "limits.history_bytes", float(limits.history_bytes)))
     slots, limit, said = min(allowed)
     found, needed = KeptHistory(max(slots, 1), step, rows, limit), slots_needed(config, manifest)
     if slots < needed:
         least = {
-            "learn.keep": f"{needed}",
-            "learn.keep_days": f"{math.ceil(100 * needed * step / _DAY) / 100:g}",
-            "means.readings": f"{math.ceil(needed * rows * ROW * 65 / 64) + 64}",
+            "training.history_slots": f"{needed}",
+            "training.history_days": f"{math.ceil(100 * needed * step / _DAY) / 100:g}",
+            "limits.history_bytes": f"{math.ceil(needed * rows * ROW * 65 / 64) + 64}",
         }
         raise ConfigError(
             f"{limit}: {said:.12g} keeps {slots} slots of {step} s, and bundle {manifest.name} "
@@ -91,4 +97,4 @@ def slots_needed(config: Config, manifest: Manifest) -> int:
     lag = max((f.lag_steps or 0 for f in manifest.features), default=0)
     window = manifest.window
     span = lag + window.lookback + window.horizon + manifest.training.batch
-    return span if config.learn.part == "all" else math.ceil(span / _TRAINED_ON)
+    return span if config.training.split == "all" else math.ceil(span / _TRAINED_ON)

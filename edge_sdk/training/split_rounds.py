@@ -105,7 +105,7 @@ class SplitRounds:
     def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
         """Adopt an unsaved state, and send the signals that came with it."""
         self._work.state = state
-        told = self._work.spending.mechanism.plan.tells
+        told = self._work.spending.mechanism.plan.sends_metrics
         enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
         for effect in effects:
             if not isinstance(effect, Signal):

@@ -15,7 +15,7 @@ from firmware_sim.fleet.processes import command, run
 from firmware_sim.samples import DeviceReadings, SampleSet
 from firmware_sim.scenario import UNPROTECTED, Learning, Scenario
 
-FAST = {"answer": "2s", "fetch": "2s"}
+FAST = {"reply": "2s", "retained_model": "2s"}
 """Short timeouts of a simulated device beside its broker."""
 
 FEW = 16
@@ -184,15 +184,15 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
     """Return the configuration that all devices share."""
     told = chosen.learning.settings
     steps = int(told.get("steps", 0))
-    alone = {"alone_every": "0s", "alone_steps": steps or None, "alone_rate": told.get("rate")}
+    local = {"interval": "0s", "steps": steps or None, "rate": told.get("rate")}
     return {
         "fleet": fleet,
         "bundle": chosen.bundle,
         "broker": {"url": broker, "reconnect_max": "5s"},
         "root": root.absolute(),
         "accept": {"max_steps": max(64, steps)},
-        "pace": (FAST if chosen.devices <= FEW else {})
-        | (alone if chosen.learning.shared == () else {}),
+        "timeouts": FAST if chosen.devices <= FEW else {},
+        "local_rounds": local if chosen.learning.shared == () else {},
         "privacy": dict(chosen.privacy),
     }
 

@@ -63,14 +63,13 @@ state = "state"
 bundle = "load-lstm-week"
 broker = { url = "mqtt://127.0.0.1:9" }
 keys = { device = "meter.key", root = "root.pub" }
-accept = { alone_after = "0s" }
-pace = { alone_every = "0s", alone_steps = 2 }
+local_rounds = { after = "0s", interval = "0s", steps = 2 }
 privacy = { mechanism = { name = "none" } }
 
 [[source]]
 type = "csv"
 path = "readings.csv"
-form = "epoch"
+time_format = "epoch"
 columns = { load = "elec.import.energy", warm = "weather.temperature", wind = "weather.wind_speed" }
 """
 

@@ -22,10 +22,10 @@ PLAN = Plan()
 
 
 def test_the_budgets_are_within_what_the_class_allows():
-    allowed, means = budgets("B"), CLASSES["B"]
-    assert allowed["data"] == means.memory == 128 * 2**20
-    assert allowed["flash"] <= means.flash
-    assert allowed["link"] <= means.link
+    allowed, limits = budgets("B"), CLASSES["B"]
+    assert allowed["data"] == limits.memory == 128 * 2**20
+    assert allowed["flash"] <= limits.daily_flash_bytes
+    assert allowed["link"] <= limits.daily_link_bytes
 
 
 def test_a_whole_day_and_its_rounds_stay_within_the_budgets(tmp_path):
@@ -42,7 +42,7 @@ def test_a_whole_day_and_its_rounds_stay_within_the_budgets(tmp_path):
 
 
 def _counts_what_is_seen_from_outside(day, config):
-    told = json.loads(run(command("gridfed-edge", "budget", str(config), "--json")))["means"]
+    told = json.loads(run(command("gridfed-edge", "budget", str(config), "--json")))["limits"]
     counts = day.told["counts"]
     payload = counts["bytes_up"] + counts["bytes_down"]
     assert 0.6 * (day.up + day.down) < payload < day.up + day.down

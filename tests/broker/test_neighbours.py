@@ -104,7 +104,7 @@ class Block:
 
     def configure(self, name, url):
         columns = {stream.rsplit(".", 1)[1]: stream for stream in STREAMS}
-        source = {"type": "csv", "path": f"{name}.csv", "form": "epoch", "columns": columns}
+        source = {"type": "csv", "path": f"{name}.csv", "time_format": "epoch", "columns": columns}
         self.street.url, self.street.source = url, [source]
         self.street.write(name)
 
@@ -172,7 +172,14 @@ def block(tmp_path):
     with ExitStack() as stack:
         family = stack.enter_context(ProcessGroup(tmp_path / "logs"))
         one = Block(
-            tmp_path, family, url, "dfl_sgd", every="500ms", deadline="5s", last=LAST, rate=0.02
+            tmp_path,
+            family,
+            url,
+            "dfl_sgd",
+            interval="500ms",
+            deadline="5s",
+            total_steps=LAST,
+            rate=0.02,
         )
         for name in NAMES:
             one.configure(name, wire.url if name == CUT else url)

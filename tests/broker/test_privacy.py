@@ -40,7 +40,7 @@ class Programs:
             table["broker"] = {"url": url}
             if path.name.startswith("home-"):
                 table["privacy"] = privacy
-                table["pace"] = {"answer": "1s", "fetch": "1s"}
+                table["timeouts"] = {"reply": "1s", "retained_model": "1s"}
             path.write_text(toml(table))
         self.daemon = Daemon(AggregatorConfig.load(one.config))
         self.daemon.open()

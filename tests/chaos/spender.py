@@ -33,7 +33,12 @@ BETWEEN = ("after the charge", "before the send")
 AROUND = ("in the transaction", "after the send", "any time")
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 PRIVACY = {
-    "mechanism": {"name": "gaussian", "point": "update", "clip": 1.0, "multiplier": 50.0},
+    "mechanism": {
+        "name": "gaussian",
+        "point": "update",
+        "clip_norm": 1.0,
+        "noise_multiplier": 50.0,
+    },
     "mode": "honest",
     "budget": {"epsilon": 100.0, "delta": 1e-6},
 }

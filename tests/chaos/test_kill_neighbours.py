@@ -26,7 +26,7 @@ def test_a_storm_of_kills_changes_no_bit(tmp_path, method):
     with ExitStack() as stack:
         family = stack.enter_context(ProcessGroup(tmp_path / "logs"))
         url = start_broker(family, tmp_path / "broker", "mosquitto")
-        numbers = {"every": "1s", "deadline": "60s", "last": LAST, "rate": 0.02}
+        numbers = {"interval": "1s", "deadline": "60s", "total_steps": LAST, "rate": 0.02}
         one = Block(tmp_path, family, url, method, names=NAMES, reach=1, **numbers)
         for name in NAMES:
             one.configure(name, url)

@@ -342,7 +342,7 @@ def device_config(folder: Path, **changes) -> Config:
         "broker": {"url": "mqtt://127.0.0.1"},
         "keys": {"device": str(folder / "meter.key"), "root": str(folder / "root.pub")},
         "privacy": {"mechanism": {"name": "none"}},
-        "pace": {"answer": "1s"},
+        "timeouts": {"reply": "1s"},
         **changes,
     }
     return from_table(Config, table, "meter.toml")

@@ -243,7 +243,7 @@ def test_an_entry_that_no_message_can_carry_is_not_sent_for_ever(fleet):
 
 
 def budgeted(make):
-    mechanism = {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 1.0}
+    mechanism = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 1.0}
     budget = {"epsilon": 50.0, "delta": 1e-6}
     return make(privacy={"mode": "honest", "mechanism": mechanism, "budget": budget})
 

@@ -62,7 +62,7 @@ def numpy_bundle(numpy_bundle, monkeypatch):
     "privacy", [{"mechanism": {"name": "none"}}, NOISE], ids=["plain", "noise"]
 )
 def test_a_year_of_a_device_stays_within_its_bytes(make, numpy_bundle, privacy):
-    fleet = make(learn={"keep_days": 45.0}, privacy=privacy, accept={"max_steps": 3})
+    fleet = make(training={"history_days": 45.0}, privacy=privacy, accept={"max_steps": 3})
     client = fleet.device.start()
     client._store._db.execute("PRAGMA synchronous = OFF")  # what is written is the same
     history = history_of(fleet.device.config, numpy_bundle.manifest)

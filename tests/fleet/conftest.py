@@ -61,7 +61,7 @@ class World:
     run: dict = field(default_factory=dict)
     faults: LinkFaults = field(default_factory=LinkFaults)
     seed: int = 0
-    pace: dict = field(default_factory=dict)
+    local_rounds: dict = field(default_factory=dict)
     admission: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -105,7 +105,8 @@ class World:
             "bundle": "load-mlp",
             "broker": {"url": "mqtt://127.0.0.1:1"},
             "keys": {"device": f"{name}.key", "root": "aggregator/root.pub"},
-            "pace": {"answer": "2s", "fetch": "2s"} | self.pace,
+            "timeouts": {"reply": "2s", "retained_model": "2s"},
+            "local_rounds": self.local_rounds,
             "privacy": {"mechanism": {"name": "none"}},
         }
         (self.folder / f"{name}.toml").write_text(toml(table))

@@ -52,7 +52,11 @@ class Street:
     def write(self, name, near=None, **changes):
         """Write one device's configuration."""
         near = self.graph[name] if near is None else near
-        numbers = {"rate": 0.05, "every": "1s", "deadline": "4s", "last": 6} | self.say | changes
+        numbers = (
+            {"rate": 0.05, "interval": "1s", "deadline": "4s", "total_steps": 6}
+            | self.say
+            | changes
+        )
         table = {
             "id": name,
             "fleet": "street",
@@ -61,7 +65,7 @@ class Street:
             "broker": {"url": self.url, "keepalive": 10, "reconnect_max": "2s"},
             "keys": {"device": f"{name}.key", "root": "root.pub"},
             "accept": {"methods": [self.method]},
-            "pace": {"answer": "1s"},
+            "timeouts": {"reply": "1s"},
             "privacy": {"mechanism": {"name": "none"}},
             "neighbours": {**numbers, "keys": {one: self.keys[one].public.hex() for one in near}},
         }
@@ -97,7 +101,7 @@ class Street:
                 states[name] = client.learner.play(states[name], told)[0]
 
         each(BEGIN, 0)
-        for step in range(hood.last):
+        for step in range(hood.total_steps):
             if step % hood.steps:
                 each(ALONE, step)
                 continue

@@ -105,7 +105,10 @@ def test_half_of_the_fleet_fires_and_a_lost_store_begins_anew(world):
 @pytest.mark.parametrize("name", ["sign_flip", "sign_gaussian"])
 def test_signs_are_made_noisy_by_the_device_and_take_a_bit_each(world, name):
     one = world(run={"method": "dp_rsa", "quorum": 3, "rounds": 4, "settings": SETTINGS["rsa"]})
-    noise = {"sign_flip": {"epsilon": 3.0}, "sign_gaussian": {"clip": 1.0, "multiplier": 0.5}}[name]
+    noise = {
+        "sign_flip": {"epsilon": 3.0},
+        "sign_gaussian": {"clip_norm": 1.0, "noise_multiplier": 0.5},
+    }[name]
     mechanism = {"name": name, "point": "sign"} | noise
     for path in one.folder.glob("home-*.toml"):
         table = tomllib.loads(path.read_text("utf-8"))

@@ -98,12 +98,17 @@ def test_noise_on_the_way_down_is_the_same_again_when_the_journal_is_folded_agai
 
 
 PAPER = {
-    "nbafl": {"clip": 30.0, "epsilon": 50.0, "calibration": "nbafl", "paper": {"samples": 300}},
+    "nbafl": {
+        "clip_norm": 30.0,
+        "epsilon": 50.0,
+        "calibration": "nbafl",
+        "formula": {"samples": 300},
+    },
     "udp": {
-        "clip": 0.5,
+        "clip_norm": 0.5,
         "epsilon": 10.0,
         "calibration": "udp",
-        "paper": {"samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
+        "formula": {"samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
     },
 }
 

@@ -71,7 +71,7 @@ class Block:
         pytest.fail(str({n: c.status()["neighbours"] for n, c in self.clients.items()}))
 
     def finish(self):
-        last = self.street.config(NAMES[0]).neighbours.last
+        last = self.street.config(NAMES[0]).neighbours.total_steps
         self.until(lambda: all(self.step(name) >= last for name in self.clients))
 
     def close(self):
@@ -110,7 +110,7 @@ def everybody(street, exchanges):
     ("method", "say"),
     [
         ("dfl_sgd", {}),
-        ("dfl_sgd", {"order": "atc", "steps": 2, "fading": True}),
+        ("dfl_sgd", {"order": "atc", "steps": 2, "rate_decay": True}),
         ("dfl_gt", {}),
         ("dfl_gt", {"order": "atc"}),
     ],
@@ -125,7 +125,9 @@ def test_over_the_wire_it_is_what_the_halves_come_to(block, method, say):
     assert any((found[NAMES[0]] != found[name]).any() for name in NAMES[1:])
 
 
-STRICT = pytest.mark.parametrize(("method", "say"), [("dfl_gt", {}), ("dfl_sgd", {"insist": True})])
+STRICT = pytest.mark.parametrize(
+    ("method", "say"), [("dfl_gt", {}), ("dfl_sgd", {"wait_for_neighbours": True})]
+)
 
 
 def check_that_all_agreed(one, caplog):
@@ -142,7 +144,7 @@ def check_that_all_agreed(one, caplog):
 @STRICT
 def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say):
     bad = LinkFaults(drop=0.1, duplicate=0.2, reorder=0.3, delay=0.3)
-    one = block(method, bad, seed=5, last=5, **say)
+    one = block(method, bad, seed=5, total_steps=5, **say)
     one.finish()
     check_that_all_agreed(one, caplog)
 
@@ -150,7 +152,7 @@ def test_a_bad_link_changes_nothing_where_one_insists(block, caplog, method, say
 @STRICT
 def test_who_is_held_up_in_its_first_exchange_has_not_lost_its_store(block, caplog, method, say):
     """The decider counts the link, goes on, and is heard two exchanges ahead before its word is."""
-    one = block(method, last=5, **say)
+    one = block(method, total_steps=5, **say)
     publish, mute = one.broker.publish, topics.peer("street", "home-1", "home-2")
 
     def lossy(topic, payload, *, retain):
@@ -166,7 +168,7 @@ def test_who_is_held_up_in_its_first_exchange_has_not_lost_its_store(block, capl
 
 
 def test_who_comes_late_joins_where_its_neighbours_are(block):
-    one = block(deadline="1s", last=20)
+    one = block(deadline="1s", total_steps=20)
     one.die("home-2")
     one.until(lambda: one.step("home-1") >= 8)
     one.start("home-2")
@@ -179,7 +181,7 @@ def test_who_comes_late_joins_where_its_neighbours_are(block):
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
 def test_a_device_that_is_switched_off_goes_on_where_it_stood(block, method):
-    one = block(method, deadline="30s", last=8)
+    one = block(method, deadline="30s", total_steps=8)
     for at, name in ((2, "home-0"), (4, "home-3"), (5, "home-4")):
         one.until(lambda at=at, name=name: one.step(name) >= at)
         one.die(name)
@@ -194,7 +196,7 @@ def test_a_device_that_is_switched_off_goes_on_where_it_stood(block, method):
 
 
 def test_who_lost_its_store_has_all_trackers_started_anew(block):
-    one = block("dfl_gt", deadline="2s", last=14)
+    one = block("dfl_gt", deadline="2s", total_steps=14)
     one.until(lambda: one.step("home-2") >= 4)
     one.die("home-2")
     for file in (one.street.folder / "home-2").iterdir():
@@ -208,7 +210,7 @@ def test_who_lost_its_store_has_all_trackers_started_anew(block):
 
 
 def test_a_stranger_is_not_heard(block, tmp_path):
-    one = block(last=3)
+    one = block(total_steps=3)
     other = one.street.keys["home-1"]
     one.street.keys["home-1"] = one.street.keys["home-4"]
     assert other is not one.street.keys["home-1"]
@@ -293,9 +295,9 @@ def hostile(tmp_path):
 
 def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
     graph = {"home-0": ["home-1"], "home-1": ["home-0"]}
-    street = Street(tmp_path, graph, say={"last": 8, "deadline": "1s"})
+    street = Street(tmp_path, graph, say={"total_steps": 8, "deadline": "1s"})
     path = street.path("home-0")
-    spare = '"mechanism" = { "name" = "none" }, "budget" = { "releases" = 3 }'
+    spare = '"mechanism" = { "name" = "none" }, "budget" = { "max_releases" = 3 }'
     path.write_text(path.read_text().replace('"mechanism" = { "name" = "none" }', spare))
     one = Block(street, SOUND)
     one.until(lambda: one.step("home-1") >= 8)
@@ -310,7 +312,7 @@ def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
 
 def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path):
     graph = {"home-0": ["home-1"], "home-1": ["home-0"]}
-    street = Street(tmp_path, graph, say={"last": 8, "deadline": "1s"})
+    street = Street(tmp_path, graph, say={"total_steps": 8, "deadline": "1s"})
     one = Block(street, SOUND)
     one.until(lambda: one.step("home-0") >= 2)
     one.die("home-1")

@@ -41,7 +41,7 @@ def wanted(tmp_path_factory):
     found = {}
     for method in ("dfl_sgd", "dfl_gt"):
         folder = tmp_path_factory.mktemp(method)
-        street = Street(folder, ring(NAMES), method, say={"last": LAST, "deadline": "60s"})
+        street = Street(folder, ring(NAMES), method, say={"total_steps": LAST, "deadline": "60s"})
         found[method] = street.by_hand(everybody(street, LAST), Block.observe)
     return found
 
@@ -52,7 +52,7 @@ def wanted(tmp_path_factory):
 def test_it_ends_where_it_would_have_ended(tmp_path, wanted, method, name, first):
     """Each process of this device lives a little longer than the one before it, until one ends."""
     assert HOURS > 48
-    street = Street(tmp_path, ring(NAMES), method, say={"last": LAST, "deadline": "60s"})
+    street = Street(tmp_path, ring(NAMES), method, say={"total_steps": LAST, "deadline": "60s"})
     block = Block(street, SOUND)
     fragile(block.clients[name], first)
     deaths = 0

@@ -25,7 +25,7 @@ def personal(world, devices=4, rounds=ROUNDS, settings=None, part="train", **mor
     run = {"method": "pfl", "quorum": devices, "rounds": rounds, "settings": settings}
     one = world(devices=devices, run=run | {"deadline": "600s"} | more)
     for path in one.folder.glob("home-*.toml"):
-        table = tomllib.loads(path.read_text("utf-8")) | {"learn": {"part": part}}
+        table = tomllib.loads(path.read_text("utf-8")) | {"training": {"split": part}}
         path.write_text(toml(table))
     return one
 
@@ -190,7 +190,7 @@ def test_a_file_that_is_missing_is_refused_before_anything_connects(world, tmp_p
 
 def test_with_noise_at_the_update_held_back_losses_stay_where_they_are(world):
     one = personal(world, settings={"choice": "fleet"})
-    noisy = {"name": "gaussian", "point": "update", "clip": 30.0, "epsilon": 1.0}
+    noisy = {"name": "gaussian", "point": "update", "clip_norm": 30.0, "epsilon": 1.0}
     for path in one.folder.glob("home-*.toml"):
         table = tomllib.loads(path.read_text("utf-8"))
         path.write_text(toml(table | {"privacy": {"mode": "paper", "mechanism": noisy}}))

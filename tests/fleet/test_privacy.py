@@ -19,12 +19,17 @@ from tests.fleet.test_split import HOURS, sites, start_all
 PUBLIC = ["weather.temperature", "weather.wind_speed"]
 INPUT = {
     "mode": "honest",
-    "mechanism": {"name": "gaussian", "point": "input", "range": [0.0, 10.0], "public": PUBLIC},
+    "mechanism": {
+        "name": "gaussian",
+        "point": "input",
+        "range": [0.0, 10.0],
+        "public_streams": PUBLIC,
+    },
     "budget": {"epsilon": 30.0, "delta": 1e-5},
 }
 UPDATE = {
     "mode": "honest",
-    "mechanism": {"name": "gaussian", "point": "update", "clip": 0.1, "multiplier": 1.0},
+    "mechanism": {"name": "gaussian", "point": "update", "clip_norm": 0.1, "noise_multiplier": 1.0},
     "budget": {"epsilon": 12.0, "delta": 1e-5},
 }
 
@@ -72,7 +77,7 @@ def test_perturbed_readings_are_learned_from_and_stay_as_they_are_over_power_cut
 
 
 def test_who_has_spent_his_budget_leaves_the_round_and_the_others_go_on(world):
-    one = world(run={"rounds": 8, "quorum": 2, "deadline": "20s"}, pace={"alone_every": "1s"})
+    one = world(run={"rounds": 8, "quorum": 2, "deadline": "20s"}, local_rounds={"interval": "1s"})
     hide(one, UPDATE, numbers=[0])
     one.start_all()
     one.until(lambda: one.version >= 8)
@@ -137,7 +142,7 @@ def observed(one, number=0):
 
 
 def test_a_spent_budget_keeps_the_newest_window_at_home_when_the_run_is_over_too(world, caplog):
-    spent = {**DEMAND, "budget": {**DEMAND["budget"], "releases": 1}}
+    spent = {**DEMAND, "budget": {**DEMAND["budget"], "max_releases": 1}}
     one, line = split(world, spent)
     client = one.clients[0]
     assert not client.status()["budget"]["left"]
@@ -169,7 +174,7 @@ def test_a_window_with_readings_from_before_a_lost_store_is_not_served(world, ca
 def test_a_papers_noise_at_the_input_plays_split_turns(world):
     paper = {
         "mode": "paper",
-        "mechanism": {"name": "gaussian", "point": "input", "multiplier": 0.1},
+        "mechanism": {"name": "gaussian", "point": "input", "noise_multiplier": 0.1},
     }
     one, line = split(world, paper)
     one.until(lambda: one.clients[0].forecast().source == "model")

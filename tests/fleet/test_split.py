@@ -343,7 +343,7 @@ def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
     """Over the wire: a daemon is killed on the way, and what is served is the chosen round's."""
     one = sites(world, rounds=3, turns={"judge": 2}, choice="fleet", tune=True)
     for path in one.folder.glob("home-*.toml"):
-        table = tomllib.loads(path.read_text("utf-8")) | {"learn": {"part": "train"}}
+        table = tomllib.loads(path.read_text("utf-8")) | {"training": {"split": "train"}}
         path.write_text(toml(table))
     start_all(one)
     one.until(lambda: one.daemon.state.version == 1)

@@ -26,7 +26,7 @@ from tools.chaos.crew import HISTORY_UNTIL
 
 FLEET = "storm"
 CREW = 10
-_PACE = 'pace = { "answer" = "500ms", "fetch" = "1s" }\n'
+_TIMEOUTS = 'timeouts = { reply = "500ms", retained_model = "1s" }\n'
 _MEBI = 2**20
 
 
@@ -140,7 +140,7 @@ class World:
         config = self.prepared.aggregator
         config.write_text(config.read_text().replace(broker, self._via("aggregator")))
         for number, device in enumerate(self.prepared.devices):
-            text = _PACE + device.config.read_text().replace("pace = {  }\n", "")
+            text = _TIMEOUTS + device.config.read_text().replace("timeouts = {  }\n", "")
             if number < CREW and not self.crew_disk.why_not:
                 own = f'state = "{self.crew_disk.folder.absolute() / device.id}"'
                 text = text.replace(f'state = "{device.id}"', own)

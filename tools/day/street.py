@@ -31,7 +31,7 @@ class Plan:
 
     Attributes:
         bundle: What the device works with.
-        kind: Its class of ``[means]``.
+        kind: Its class of ``[limits]``.
         every: Seconds between two telegrams of its meter.
         rounds: Of learning; then its run is over.
         spread: Its fleet's answers are spread over so long.
@@ -79,8 +79,8 @@ class Street:
         config, meter = ready.devices[0].config, free_port()
         sources = [{"type": "p1", "url": f"tcp://127.0.0.1:{meter}"}, _weather(folder, town)]
         # Learning takes this machine's time, at the town's pace: of wake time nothing is measured.
-        means = {"kind": plan.kind, "wake": "1d"}
-        _rewrite(config, broker=_at(line), pace=None, means=means, source=sources)
+        limits = {"device_class": plan.kind, "daily_wake_time": "1d"}
+        _rewrite(config, broker=_at(line), timeouts=None, limits=limits, source=sources)
         federation = Federation(ready, plan.rounds, family)
         street = cls(folder, family, town, plan, federation, config, lines)
         street._look_back()
@@ -140,7 +140,7 @@ def _weather(folder: Path, town: Town) -> dict[str, Any]:
         rows.writerow(("time", "temperature", "wind"))
         rows.writerows(_skies(town.now))
     columns = {"temperature": "weather.temperature", "wind": "weather.wind_speed"}
-    return {"type": "csv", "path": path.absolute(), "form": "epoch", "columns": columns}
+    return {"type": "csv", "path": path.absolute(), "time_format": "epoch", "columns": columns}
 
 
 def _at(line: Counted) -> dict[str, str]:

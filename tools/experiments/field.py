@@ -139,15 +139,22 @@ def _paper(
 ) -> PrivacySection:
     """Noise on an update as a paper calibrates it: a label, and no claim."""
     at_update = MechanismSection(
-        "gaussian", point="update", clip=clip, epsilon=30.0, calibration=calibration, paper=told
+        "gaussian",
+        point="update",
+        clip_norm=clip,
+        epsilon=30.0,
+        calibration=calibration,
+        formula=told,
     )
-    return PrivacySection(at_update, "paper", metrics="told")
+    return PrivacySection(at_update, "paper", metrics="sent")
 
 
 def _noisy_signs(_: Case) -> PrivacySection:
     """DP-RSA's signs of ``z - w`` under noise as large as the largest difference that counts."""
-    at_sign = MechanismSection("sign_gaussian", point="sign", bound=0.01, multiplier=1.0)
-    return PrivacySection(at_sign, "paper", metrics="told")
+    at_sign = MechanismSection(
+        "sign_gaussian", point="sign", coordinate_bound=0.01, noise_multiplier=1.0
+    )
+    return PrivacySection(at_sign, "paper", metrics="sent")
 
 
 def _bafdp(case: Case) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ privacy = { mechanism = { name = "none" } }
 [[source]]
 type = "csv"
 path = "load.csv"
-form = "epoch"
+time_format = "epoch"
 columns = { kwh = "elec.import.energy", t = "weather.temperature", w = "weather.wind_speed" }
 """
 
@@ -114,8 +114,8 @@ def test_what_is_wrong_is_said_in_one_sentence(config, capsys, change, blame):
 PRIVACY = """
 [privacy]
 mode = "honest"
-mechanism = { name = "gaussian", point = "update", clip = 1.0 }
-budget = { epsilon = 8.0, delta = 1e-5, releases = 50 }
+mechanism = { name = "gaussian", point = "update", clip_norm = 1.0 }
+budget = { epsilon = 8.0, delta = 1e-5, max_releases = 50 }
 """
 
 

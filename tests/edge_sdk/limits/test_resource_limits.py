@@ -14,18 +14,18 @@ from edge_sdk.limits.resource_limits import (
     MachineState,
     held_by,
     is_open,
-    means_of,
+    limits_of,
 )
 
 NOW = 20_000 * DAY
 
 
 def test_a_class_fills_in_what_is_left_out_and_nothing_else():
-    assert means_of(LimitsSection()) == CLASSES[""]
-    assert means_of(LimitsSection()).memory is None
-    own = means_of(LimitsSection("B", memory=200, flash=0, commit_after="2m"))
-    assert (own.memory, own.flash, own.commit_after) == (200 * 2**20, 0, 120.0)
-    assert own.link == CLASSES["B"].link
+    assert limits_of(LimitsSection()) == CLASSES[""]
+    assert limits_of(LimitsSection()).memory is None
+    own = limits_of(LimitsSection("B", memory_mb=200, daily_flash_bytes=0, commit_interval="2m"))
+    assert (own.memory, own.daily_flash_bytes, own.commit_interval) == (200 * 2**20, 0, 120.0)
+    assert own.daily_link_bytes == CLASSES["B"].daily_link_bytes
 
 
 @given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
@@ -42,11 +42,15 @@ def test_a_window_and_its_complement_share_the_day(begin, end, now):
     ("section", "present", "why"),
     [
         (LimitsSection(), MachineState(0.0, load=9.0, on_battery=True), ""),
-        (LimitsSection(learn="idle"), MachineState(0.0, load=0.9), "busy"),
-        (LimitsSection(learn="idle"), MachineState(0.0, load=0.1), ""),
-        (LimitsSection(learn="mains"), MachineState(0.0, on_battery=False), ""),
-        (LimitsSection(learn="mains"), MachineState(0.0, on_battery=None), ""),
-        (LimitsSection(upload=("01:00-02:00",)), MachineState(0.0), "outside the upload windows"),
+        (LimitsSection(train_when="idle"), MachineState(0.0, load=0.9), "busy"),
+        (LimitsSection(train_when="idle"), MachineState(0.0, load=0.1), ""),
+        (LimitsSection(train_when="mains"), MachineState(0.0, on_battery=False), ""),
+        (LimitsSection(train_when="mains"), MachineState(0.0, on_battery=None), ""),
+        (
+            LimitsSection(upload_windows=("01:00-02:00",)),
+            MachineState(0.0),
+            "outside the upload windows",
+        ),
     ],
 )
 def test_what_forbids_learning_is_named(section, present, why):
@@ -56,7 +60,9 @@ def test_what_forbids_learning_is_named(section, present, why):
 def test_flash_is_booked_by_the_day_and_holds_back_when_it_is_spent():
     written = [1000]
     booked = DailyQuota(20_000, 300)  # of the process before
-    thrift = ResourceGovernor(LimitsSection(flash=500), booked, now=0.0, written=lambda: written[0])
+    thrift = ResourceGovernor(
+        LimitsSection(daily_flash_bytes=500), booked, now=0.0, written=lambda: written[0]
+    )
     assert thrift.look(0.0, 0.0, NOW) == ""
     assert thrift.patience == 60.0
     written[0] += 250
@@ -71,7 +77,7 @@ def test_flash_is_booked_by_the_day_and_holds_back_when_it_is_spent():
 def test_time_awake_is_booked_by_the_day_and_holds_back_when_it_is_over():
     woken = DailyQuota(20_000, 20_000)  # ms, of the process before
     thrift = ResourceGovernor(
-        LimitsSection(wake="30s"), DailyQuota(), woken, now=0.0, written=lambda: 0
+        LimitsSection(daily_wake_time="30s"), DailyQuota(), woken, now=0.0, written=lambda: 0
     )
     thrift.live(100.0, NOW, awake=False)
     thrift.live(104.0, NOW, awake=True)

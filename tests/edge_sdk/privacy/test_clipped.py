@@ -27,8 +27,8 @@ def lent(bundle, multiplier, entropy=None):
         "mechanism": {
             "name": "gaussian",
             "point": "gradient",
-            "clip": CLIP,
-            "multiplier": multiplier,
+            "clip_norm": CLIP,
+            "noise_multiplier": multiplier,
             "range": [0.0, 100.0],
         },
         "mode": "honest",

@@ -24,9 +24,9 @@ from edge_sdk.wire.protocol import messages as m
 
 STREAM = "elec.import.energy"
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
-UPDATE = {"name": "gaussian", "point": "update", "clip": 1.0, "multiplier": 20.0}
+UPDATE = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "noise_multiplier": 20.0}
 INPUT = {"name": "gaussian", "point": "input", "range": [0.0, 4.0]}
-GRADIENT = {"name": "gaussian", "point": "gradient", "clip": 1.0, "multiplier": 200.0}
+GRADIENT = {"name": "gaussian", "point": "gradient", "clip_norm": 1.0, "noise_multiplier": 200.0}
 GRADIENT["range"] = [0.0, 4.0]
 
 
@@ -162,7 +162,7 @@ def test_noise_that_does_not_fit_beside_what_left_before_lets_nothing_leave(make
 def test_no_loss_without_noise_chooses_a_model_at_the_gradient(make):
     """What is chosen is learned on from, so the choice would leave with every later update."""
     for name, mechanism in (("gradient", GRADIENT), ("update", UPDATE), ("input", INPUT)):
-        said = {"privacy": privacy(mechanism, epsilon=50.0), "learn": {"part": "train"}}
+        said = {"privacy": privacy(mechanism, epsilon=50.0), "training": {"split": "train"}}
         fleet = make(name, accept={"max_steps": 3}, **said)
         fleet.device.start()
         fleet.device.observe()
@@ -180,7 +180,7 @@ def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
     rounds(fleet, [0])
     fleet.device.kill()
     for outside, holds in ((0, False), (1, True)):
-        said = noisy_section(privacy(INPUT, **({"outside": outside} if outside else {})))
+        said = noisy_section(privacy(INPUT, **({"unclaimed_releases": outside} if outside else {})))
         config = replace(fleet.device.config, privacy=said)
         text = inspect.budget(config)["text"]
         assert ("this does not hold for what has left already" in text) is not holds
@@ -255,7 +255,7 @@ def test_layers_that_learned_clean_readings_are_not_taken_over(make):
     rounds(fleet, [0])
     head = fleet.device.client.state.p[4]
     fleet.device.kill()
-    said = privacy(INPUT, outside=1)
+    said = privacy(INPUT, unclaimed_releases=1)
     fleet.device.config = replace(fleet.device.config, privacy=noisy_section(said))
     client = fleet.device.start()
     assert client.state.p[4] != head
@@ -275,7 +275,8 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
         "spent",
         privacy=privacy(UPDATE, epsilon=0.75),
         accept={"max_steps": 3},
-        pace={"answer": "1s", "alone_every": "1s"},
+        timeouts={"reply": "1s"},
+        local_rounds={"interval": "1s"},
     )
     fleet.device.start()
     fleet.device.observe()
@@ -302,13 +303,13 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
 
 
 def test_so_many_updates_and_no_more(make):
-    fleet = started(make, UPDATE, epsilon=50.0, releases=2)
+    fleet = started(make, UPDATE, epsilon=50.0, max_releases=2)
     rounds(fleet, range(4))
     assert len(fleet.server.updates) == 2
 
 
 def test_an_operator_may_stop_earlier_but_not_later(make):
-    fleet = started(make, UPDATE, epsilon=50.0, releases=3)
+    fleet = started(make, UPDATE, epsilon=50.0, max_releases=3)
     rounds(fleet, [0])
     fleet.server.tell(m.CommandMessage(1, "budget", {"releases": 2.0}))
     fleet.run(10)
@@ -382,7 +383,7 @@ def test_after_a_lost_store_no_older_reading_is_perturbed_again(make):
 
 
 def test_a_restored_image_is_paid_for_at_every_start(make):
-    fleet = started(make, UPDATE, epsilon=50.0, at_start=2)
+    fleet = started(make, UPDATE, epsilon=50.0, releases_per_start=2)
     rounds(fleet, [0])
     assert fleet.server.updates[0].spent == 3
     fleet.device.kill()
@@ -456,7 +457,8 @@ def test_releases_without_noise_count_against_a_budget_unless_they_are_left_out_
     assert fleet.device.client.status()["stopped"] == "budget"
     fleet.device.kill()
     fleet.device.config = replace(
-        fleet.device.config, privacy=noisy_section(privacy(UPDATE, epsilon=50.0, outside=1))
+        fleet.device.config,
+        privacy=noisy_section(privacy(UPDATE, epsilon=50.0, unclaimed_releases=1)),
     )
     fleet.device.start()
     rounds(fleet, [2])

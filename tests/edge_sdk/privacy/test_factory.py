@@ -86,7 +86,7 @@ def series(values, first=100):
 # --- the update -----------------------------------------------------------------------------------
 
 
-UPDATE = {"name": "gaussian", "point": "update", "clip": 1.0, "multiplier": 2.0}
+UPDATE = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "noise_multiplier": 2.0}
 
 
 def test_nothing_takes_nothing_away(make):
@@ -98,10 +98,10 @@ def test_nothing_takes_nothing_away(make):
 
 
 def test_an_update_is_clipped_before_noise_and_never_after(make):
-    quiet = make(UPDATE | {"multiplier": 1e-9})
+    quiet = make(UPDATE | {"noise_multiplier": 1e-9})
     assert quiet.release(answer(3.0, 4.0, 0.0)).vector == pytest.approx([0.6, 0.8, 0.0], abs=1e-6)
     assert quiet.release(answer(0.3, 0.4, 0.0)).vector == pytest.approx([0.3, 0.4, 0.0], abs=1e-6)
-    loud = make(UPDATE | {"multiplier": 100.0})
+    loud = make(UPDATE | {"noise_multiplier": 100.0})
     assert np.linalg.norm(loud.release(answer(3.0, 4.0, 0.0)).vector) > 10.0
 
 
@@ -126,7 +126,7 @@ def test_update_noise_has_the_size_that_was_booked(make):
 
 
 def test_laplace_clips_the_sum_of_sizes(make):
-    quiet = make(UPDATE | {"name": "laplace", "multiplier": 1e-9})
+    quiet = make(UPDATE | {"name": "laplace", "noise_multiplier": 1e-9})
     assert quiet.release(answer(3.0, -1.0)).vector == pytest.approx([0.75, -0.25], abs=1e-6)
     loud = make(UPDATE | {"name": "laplace"})
     drawn = loud.release(Update("m", 0, 0, np.zeros(200_000, np.float32))).vector
@@ -145,8 +145,8 @@ def test_two_releases_are_never_the_same(make):
 
 
 def test_papers_say_that_nothing_is_claimed(make):
-    paper = {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 10.0}
-    paper |= {"calibration": "nbafl", "paper": {"samples": 1000}}
+    paper = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 10.0}
+    paper |= {"calibration": "nbafl", "formula": {"samples": 1000}}
     assert "no formal DP claim" in make(paper, mode="paper", epsilon=None).says
     assert "no formal DP claim" in make({"name": "gaussian", "point": "input"}, mode="paper").says
 
@@ -162,9 +162,11 @@ def test_a_flipped_sign_is_true_as_often_as_it_says(make):
     assert (signs.mean() * 2.16395341) == pytest.approx(-1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("reach", ["bound", "clip"])
+@pytest.mark.parametrize("reach", ["coordinate_bound", "clip_norm"])
 def test_a_noisy_sign_without_noise_is_the_sign_and_of_zero_a_coin(make, reach):
-    mechanism = make({"name": "sign_gaussian", "point": "sign", reach: 1.0, "multiplier": 1e-12})
+    mechanism = make(
+        {"name": "sign_gaussian", "point": "sign", reach: 1.0, "noise_multiplier": 1e-12}
+    )
     signs = mechanism.release(answer(0.5, -0.1, 9.0)).vector
     np.testing.assert_array_equal(signs, [1.0, -1.0, 1.0])
     coins = make({"name": "sign_flip", "point": "sign", "epsilon": 30.0}).release(
@@ -174,7 +176,9 @@ def test_a_noisy_sign_without_noise_is_the_sign_and_of_zero_a_coin(make, reach):
 
 
 def test_a_noisy_sign_with_much_noise_says_nothing(make):
-    mechanism = make({"name": "sign_gaussian", "point": "sign", "bound": 1.0, "multiplier": 1e6})
+    mechanism = make(
+        {"name": "sign_gaussian", "point": "sign", "coordinate_bound": 1.0, "noise_multiplier": 1e6}
+    )
     signs = mechanism.release(Update("m", 0, 0, np.full(100_000, 1.0, np.float32))).vector
     assert abs(signs.mean()) < 0.02
 
@@ -182,7 +186,7 @@ def test_a_noisy_sign_with_much_noise_says_nothing(make):
 # --- the gradient ---------------------------------------------------------------------------------
 
 
-GRADIENT = {"name": "gaussian", "point": "gradient", "clip": 2.0, "multiplier": 1e-9}
+GRADIENT = {"name": "gaussian", "point": "gradient", "clip_norm": 2.0, "noise_multiplier": 1e-9}
 GRADIENT["range"] = [0.0, 5.0]
 
 
@@ -225,7 +229,7 @@ def test_steps_that_are_kept_but_not_sent_are_charged_and_those_given_up_are_not
 
 
 def test_gradient_noise_is_drawn_every_step_and_of_the_size_that_was_booked(make):
-    mechanism = make(GRADIENT | {"multiplier": 3.0})
+    mechanism = make(GRADIENT | {"noise_multiplier": 3.0})
     lent = mechanism.graphs(graphs([]))
     x = np.zeros((8, 100_000, 1), np.float32)
     first, second = (lent["gradient"](p=0, x=x, y=0)[1] for _ in range(2))
@@ -238,7 +242,7 @@ def test_gradient_noise_is_drawn_every_step_and_of_the_size_that_was_booked(make
 
 
 INPUT = {"name": "gaussian", "point": "input", "range": [0.0, 5.0]}
-INPUT["public"] = ["weather.temperature"]
+INPUT["public_streams"] = ["weather.temperature"]
 
 
 def test_readings_are_perturbed_once_and_public_streams_are_not(make):
@@ -345,7 +349,7 @@ def looks(release, direction):
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_who_sees_an_update_does_not_beat_the_claim(make, name, epsilon):
     mechanism = make(
-        {"name": name, "point": "update", "clip": 1.0, "epsilon": epsilon}, epsilon=epsilon
+        {"name": name, "point": "update", "clip_norm": 1.0, "epsilon": epsilon}, epsilon=epsilon
     )
     worst = np.array([5.0, 0.0, 0.0])  # opposite answers, as far apart as clipping leaves them
     found = told_apart(
@@ -356,7 +360,7 @@ def test_who_sees_an_update_does_not_beat_the_claim(make, name, epsilon):
 
 
 def test_the_attack_catches_noise_that_is_too_small(make):
-    mechanism = make({"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 3.0})
+    mechanism = make({"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 3.0})
     weak = dataclasses.replace(mechanism, plan=halved(mechanism.plan))
     found = told_apart(
         *looks(lambda sign: weak.release(answer(sign * 5.0, 0.0)).vector, np.array([1.0, 0.0])),
@@ -380,8 +384,8 @@ def test_who_sees_a_noised_reading_does_not_beat_the_claim(make, name):
 
 
 def test_who_sees_a_step_does_not_beat_the_claim(make):
-    gradient = GRADIENT | {"clip": 1.0, "epsilon": 1.0}
-    del gradient["multiplier"]
+    gradient = GRADIENT | {"clip_norm": 1.0, "epsilon": 1.0}
+    del gradient["noise_multiplier"]
     mechanism = make(gradient, epsilon=3.0)
     run = mechanism.graphs(graphs([]))["gradient"]
     rest = np.zeros((4, 2, 1), np.float32)

@@ -42,11 +42,11 @@ POINTS = ("input", "gradient", "update", "sign")
 MECHANISMS = {
     "input": {"name": "gaussian", "point": "input", "range": [0.0, 5.0]},
     "gradient": {
-        "name": "gaussian", "point": "gradient", "clip": 1.0, "multiplier": 300.0,
+        "name": "gaussian", "point": "gradient", "clip_norm": 1.0, "noise_multiplier": 300.0,
         "range": [0.0, 5.0],
     },
-    "update": {"name": "gaussian", "point": "update", "clip": 1.0, "multiplier": 20.0},
-    "sign": {"name": "sign_gaussian", "point": "sign", "clip": 1.0, "multiplier": 20.0},
+    "update": {"name": "gaussian", "point": "update", "clip_norm": 1.0, "noise_multiplier": 20.0},
+    "sign": {"name": "sign_gaussian", "point": "sign", "clip_norm": 1.0, "noise_multiplier": 20.0},
 }  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def learner_of(folder, method, seed, mechanism, known=()):
         "bundle": "chargers-1" if method in PERISHABLE else "cells-mlp-1",
         "broker": {"url": "mqtt://127.0.0.1:1"},
         "keys": {"device": "meter.key", "root": "root.pub"},
-        "accept": {"methods": [method]}, "learn": {"part": "train"},
+        "accept": {"methods": [method]}, "training": {"split": "train"},
         "privacy": {"mechanism": {"name": "none"}},
     }  # fmt: skip
     config = from_table(Config, table, "meter.toml")

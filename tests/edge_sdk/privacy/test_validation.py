@@ -66,12 +66,12 @@ def section(mechanism, mode="honest", budget=None, **others):
 
 NONE = {"name": "none"}
 INPUT = {"name": "gaussian", "point": "input", "range": [0.0, 5.0]}
-UPDATE = {"name": "gaussian", "point": "update", "clip": 1.0, "multiplier": 8.0}
-GRADIENT = {"name": "gaussian", "point": "gradient", "clip": 1.0, "multiplier": 64.0}
+UPDATE = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "noise_multiplier": 8.0}
+GRADIENT = {"name": "gaussian", "point": "gradient", "clip_norm": 1.0, "noise_multiplier": 64.0}
 GRADIENT["range"] = [0.0, 5.0]
 FLIP = {"name": "sign_flip", "point": "sign", "epsilon": 0.001}
-NBAFL = {"name": "gaussian", "point": "update", "clip": 1.0, "calibration": "nbafl"}
-NBAFL |= {"epsilon": 10.0, "paper": {"samples": 1000}}
+NBAFL = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "calibration": "nbafl"}
+NBAFL |= {"epsilon": 10.0, "formula": {"samples": 1000}}
 WEATHER = Feature("t", "stream", "°C", stream="weather.temperature", low=-20.0, high=40.0)
 
 REFUSED = {
@@ -95,17 +95,17 @@ REFUSED = {
     ),
     "classical above 1 for an update": (
         section(
-            {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 2.0}
+            {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 2.0}
             | {"calibration": "classical"}
         ),
         "privacy.mechanism.calibration",
     ),
     "measured numbers beside update noise": (
-        section(UPDATE, metrics="told"),
+        section(UPDATE, metrics="sent"),
         "privacy.metrics",
     ),
     "numbers beside gradient noise": (
-        section(GRADIENT, metrics="told"),
+        section(GRADIENT, metrics="sent"),
         "privacy.metrics",
     ),
     "laplace at the gradient": (
@@ -114,26 +114,26 @@ REFUSED = {
     ),
     "signs of an update": (section(FLIP | {"point": "update"}), "privacy.mechanism.point"),
     "gaussian nowhere": (section({"name": "gaussian"}), "privacy.mechanism.point"),
-    "clip at the input": (section(INPUT | {"clip": 1.0}), "privacy.mechanism.clip"),
+    "clip at the input": (section(INPUT | {"clip_norm": 1.0}), "privacy.mechanism.clip_norm"),
     "range at the update": (section(UPDATE | {"range": [0.0, 1.0]}), "privacy.mechanism.range"),
     "noise with none": (
-        section(NONE | {"multiplier": 1.0}, "none"),
-        "privacy.mechanism.multiplier",
+        section(NONE | {"noise_multiplier": 1.0}, "none"),
+        "privacy.mechanism.noise_multiplier",
     ),
     "mode with none": (section(NONE, "honest"), "privacy.mode"),
     "no mode": (section(INPUT, "none"), "privacy.mode"),
     "no clip": (
-        section({"name": "gaussian", "point": "update", "multiplier": 1.0}),
-        "privacy.mechanism.clip",
+        section({"name": "gaussian", "point": "update", "noise_multiplier": 1.0}),
+        "privacy.mechanism.clip_norm",
     ),
     "no range": (section({"name": "gaussian", "point": "input"}), "privacy.mechanism.range"),
     "a range upside down": (section(INPUT | {"range": [5.0, 0.0]}), "privacy.mechanism.range"),
     "no range at the gradient": (section(GRADIENT | {"range": []}), "privacy.mechanism.range"),
     "a range without end": (section(INPUT | {"range": [0.0, math.inf]}), "privacy.mechanism.range"),
-    "two amounts": (section(UPDATE | {"epsilon": 1.0}), "privacy.mechanism.multiplier"),
+    "two amounts": (section(UPDATE | {"epsilon": 1.0}), "privacy.mechanism.noise_multiplier"),
     "no amount": (
-        section({"name": "gaussian", "point": "update", "clip": 1.0}),
-        "privacy.budget.releases",
+        section({"name": "gaussian", "point": "update", "clip_norm": 1.0}),
+        "privacy.budget.max_releases",
     ),
     "an epsilon beyond its end": (section(INPUT | {"epsilon": 11.0}), "privacy.mechanism.epsilon"),
     "laplace that becomes less": (
@@ -149,21 +149,21 @@ REFUSED = {
         "privacy.budget.unit",
     ),
     "one release above the budget": (
-        section(UPDATE | {"multiplier": 0.1}),
+        section(UPDATE | {"noise_multiplier": 0.1}),
         "privacy.budget.epsilon",
     ),
     "one round above the budget": (
-        section(GRADIENT | {"multiplier": 0.5}),
+        section(GRADIENT | {"noise_multiplier": 0.5}),
         "privacy.budget.epsilon",
     ),
     "a paper's noise in honest mode": (section(NBAFL), "privacy.mechanism.calibration"),
     "a paper's formula without its numbers": (
-        section(NBAFL | {"paper": {}}, "paper"),
-        "privacy.mechanism.paper.samples",
+        section(NBAFL | {"formula": {}}, "paper"),
+        "privacy.mechanism.formula.samples",
     ),
     "a number that the paper does not know": (
-        section(NBAFL | {"paper": {"samples": 9, "round": 3}}, "paper"),
-        "privacy.mechanism.paper.round",
+        section(NBAFL | {"formula": {"samples": 9, "round": 3}}, "paper"),
+        "privacy.mechanism.formula.round",
     ),
     "a budget where nothing is claimed": (section(NBAFL, "paper"), "privacy.budget.epsilon"),
 }
@@ -183,24 +183,24 @@ def test_a_bundle_that_cannot_clip_window_by_window_is_refused():
 
 
 def test_a_second_stream_must_be_public_or_have_a_range():
-    with pytest.raises(ConfigError, match=r"mechanism.public: weather.temperature"):
+    with pytest.raises(ConfigError, match=r"mechanism.public_streams: weather.temperature"):
         plan_of(section(INPUT), facts(features=(WEATHER,)))
-    public = INPUT | {"public": ["weather.temperature"]}
+    public = INPUT | {"public_streams": ["weather.temperature"]}
     assert set(plan_of(section(public), facts(features=(WEATHER,))).ranges) == {
         "elec.import.energy"
     }
-    hidden = INPUT | {"ranges": {"weather.temperature": [-20.0, 40.0]}}
+    hidden = INPUT | {"stream_ranges": {"weather.temperature": [-20.0, 40.0]}}
     assert len(plan_of(section(hidden), facts(features=(WEATHER,))).ranges) == 2
     with pytest.raises(ConfigError, match=r"not both"):
         plan_of(section(public | hidden), facts(features=(WEATHER,)))
     with pytest.raises(ConfigError, match=r"what is to be hidden"):
-        plan_of(section(INPUT | {"public": ["elec.import.energy"]}), facts())
+        plan_of(section(INPUT | {"public_streams": ["elec.import.energy"]}), facts())
     with pytest.raises(ConfigError, match=r"ranges.cell.x: the bundle does not read"):
-        plan_of(section(INPUT | {"ranges": {"cell.x": [0.0, 1.0]}}), facts())
+        plan_of(section(INPUT | {"stream_ranges": {"cell.x": [0.0, 1.0]}}), facts())
 
 
 def test_the_section_knows_its_keys():
-    with pytest.raises(SettingsError, match="unknown key; did you mean 'multiplier'"):
+    with pytest.raises(SettingsError, match="unknown key; did you mean 'noise_multiplier'"):
         section(UPDATE | {"multiplyer": 1.0})
     with pytest.raises(SettingsError, match=r"mechanism: missing"):
         from_table(PrivacySection, {}, "meter.toml")
@@ -215,7 +215,7 @@ def test_input_noise_is_for_the_unit_that_is_claimed(unit, readings):
 
 
 def test_input_noise_by_its_size_tells_what_it_is_worth():
-    plan = plan_of(section(INPUT | {"multiplier": 0.1}, budget={"epsilon": 92.0}), facts())
+    plan = plan_of(section(INPUT | {"noise_multiplier": 0.1}, budget={"epsilon": 92.0}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge()).epsilon()
     assert worth == pytest.approx(91.817, rel=1e-4)
 
@@ -228,23 +228,23 @@ def test_laplace_at_the_input_needs_noise_for_the_sum_of_what_it_hides():
 
 
 def test_minibatches_that_change_with_the_count_of_windows_are_not_claimed_for():
-    fewer = GRADIENT | {"neighbours": "add-remove"}
-    with pytest.raises(ConfigError, match=r"privacy\.mechanism\.neighbours: .* say 'replace'"):
+    fewer = GRADIENT | {"adjacency": "add-remove"}
+    with pytest.raises(ConfigError, match=r"privacy\.mechanism\.adjacency: .* say 'replace'"):
         plan_of(section(fewer), facts())
     assert plan_of(section(GRADIENT, budget={"epsilon": 50.0}), facts()).cost == 32.0
 
 
 @pytest.mark.parametrize(("neighbours", "epsilon"), [("add-remove", 9.9973), ("replace", 24.382)])
 def test_a_hundred_updates_cost_what_they_cost(neighbours, epsilon):
-    update = UPDATE | {"multiplier": 5.0, "neighbours": neighbours}
+    update = UPDATE | {"noise_multiplier": 5.0, "adjacency": neighbours}
     plan = plan_of(section(update, budget={"epsilon": 30.0}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=100)).epsilon()
     assert worth == pytest.approx(epsilon, rel=1e-4)
 
 
 def test_noise_for_so_many_updates_is_just_enough():
-    update = {"name": "gaussian", "point": "update", "clip": 2.0}
-    plan = plan_of(section(update, budget={"epsilon": 8.0, "releases": 50}), facts())
+    update = {"name": "gaussian", "point": "update", "clip_norm": 2.0}
+    plan = plan_of(section(update, budget={"epsilon": 8.0, "max_releases": 50}), facts())
     assert PrivacyAccount(limit=plan.limit).left(plan.charge(releases=1)) == 50
 
 
@@ -257,8 +257,8 @@ def test_the_gradient_costs_a_window_or_all_windows_of_a_reading():
 
 
 def test_noise_for_so_many_rounds_counts_their_steps():
-    gradient = {k: v for k, v in GRADIENT.items() if k != "multiplier"}
-    plan = plan_of(section(gradient, budget={"epsilon": 8.0, "releases": 25}), facts())
+    gradient = {k: v for k, v in GRADIENT.items() if k != "noise_multiplier"}
+    plan = plan_of(section(gradient, budget={"epsilon": 8.0, "max_releases": 25}), facts())
     worth = PrivacyAccount(limit=plan.limit).plus(plan.charge(count=25 * 4)).epsilon()
     assert worth == pytest.approx(8.0, rel=1e-6)
 
@@ -266,10 +266,15 @@ def test_noise_for_so_many_rounds_counts_their_steps():
 def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
     flip = plan_of(section(FLIP, budget={"epsilon": 2.0}), facts())
     assert 1.0 / flip.cost == pytest.approx(1000 * 0.001)
-    bound = {"name": "sign_gaussian", "point": "sign", "bound": 1.0, "multiplier": 10.0}
+    bound = {
+        "name": "sign_gaussian",
+        "point": "sign",
+        "coordinate_bound": 1.0,
+        "noise_multiplier": 10.0,
+    }
     pure = plan_of(section(bound, budget={"epsilon": 200.0}), facts())
     assert 1.0 / pure.cost == pytest.approx(1000 * 0.15965, rel=1e-4)
-    clip = {"name": "sign_gaussian", "point": "sign", "clip": 1.0, "multiplier": 10.0}
+    clip = {"name": "sign_gaussian", "point": "sign", "clip_norm": 1.0, "noise_multiplier": 10.0}
     normal = plan_of(section(clip, budget={"epsilon": 2.0}), facts())
     assert (normal.booked, normal.cost) == ("gaussian", 5.0)
 
@@ -282,7 +287,7 @@ def test_papers_are_labels_and_the_ledger_books_what_was_really_added():
     assert worth == pytest.approx(epsilon_of(9.68961e-4 / 2, 1e-5), rel=1e-4)
     assert worth > 2e6  # the paper calls this 10
     udp = NBAFL | {"calibration": "udp"}
-    udp["paper"] = {"samples": 1000, "rate": 0.01, "steps": 5, "rounds": 25}
+    udp["formula"] = {"samples": 1000, "rate": 0.01, "steps": 5, "rounds": 25}
     assert plan_of(section(udp, "paper", {}), facts()).noise == pytest.approx(2.399263e-4, rel=1e-6)
 
 

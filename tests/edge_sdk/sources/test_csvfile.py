@@ -40,26 +40,28 @@ def test_times_with_an_offset_mean_themselves(source, name):
 def test_times_without_one_are_utc_unless_a_zone_is_named(source):
     text = "time,kwh\n2024-07-01 00:00,1\n"
     assert pairs(source(text))[0][0] == 1_719_792_000
-    assert pairs(source(text, zone="Europe/Amsterdam"))[0][0] == 1_719_792_000 - 7200
+    assert pairs(source(text, time_zone="Europe/Amsterdam"))[0][0] == 1_719_792_000 - 7200
 
 
 def test_the_hour_that_a_clock_shows_twice_becomes_two_hours(source):
     rows = "".join(f"2024-10-27 {h:02d}:00,{i}\n" for i, h in enumerate([1, 2, 2, 3]))
-    times = [t for t, _ in pairs(source("time,kwh\n" + rows, zone="Europe/Amsterdam"))]
+    times = [t for t, _ in pairs(source("time,kwh\n" + rows, time_zone="Europe/Amsterdam"))]
     assert [b - a for a, b in itertools.pairwise(times)] == [3600] * 3
 
 
 def test_seconds_since_1970(source):
-    assert pairs(source("t,kwh\n3600,1\nx,2\nnan,3\n", time="t", form="epoch")) == [(3600.0, 1.0)]
+    assert pairs(source("t,kwh\n3600,1\nx,2\nnan,3\n", time_column="t", time_format="epoch")) == [
+        (3600.0, 1.0)
+    ]
 
 
 def test_several_columns_and_only_the_rows_of_one_device(source):
     csv = source(
         "id;time;kwh;temp\na;2024-01-01;1;20\nb;2024-01-01;9;9\n",
         delimiter=";",
-        where={"id": "a"},
+        filter={"id": "a"},
         columns={"kwh": LOAD, "temp": "weather.temperature"},
-        seconds=900,
+        interval_seconds=900,
     )
     readings = list(csv)
     assert [(r.stream, r.value) for r in readings] == [(LOAD, 1.0), ("weather.temperature", 20.0)]
@@ -115,7 +117,7 @@ def test_a_torn_gzip_file_gives_what_came_before_the_tear(tmp_path):
     rows = "".join(f"{t},{t % 97}\n" for t in range(0, 3600 * 20000, 3600))
     path = tmp_path / "torn.csv.gz"
     path.write_bytes(gzip.compress(f"time,kwh\n{rows}".encode())[:30_000])
-    csv = SOURCES["csv"]({"path": path, "columns": {"kwh": LOAD}, "form": "epoch"})
+    csv = SOURCES["csv"]({"path": path, "columns": {"kwh": LOAD}, "time_format": "epoch"})
     assert len(list(csv)) > 1000
     assert csv.rejected["unreadable file"] == 1
 
@@ -131,8 +133,8 @@ def test_bytes_of_no_encoding_and_a_mark_at_the_start_do_no_harm(source):
     [
         ({"colums": {}}, "colums"),
         ({"columns": {}}, "columns"),
-        ({"form": "excel"}, "excel"),
-        ({"zone": "Mars/Olympus"}, "Mars"),
+        ({"time_format": "excel"}, "excel"),
+        ({"time_zone": "Mars/Olympus"}, "Mars"),
         ({"from": "yesterday"}, "yesterday"),
         ({"until": [1]}, "neither"),
         ({"path": "/nowhere/at/all.csv"}, "no file"),
@@ -151,6 +153,6 @@ def test_a_file_can_be_read_again_from_the_start(source):
 
 
 def test_a_short_row_under_a_header_that_repeats_a_name_lacks_its_value(source):
-    csv = source("note,note,time,kwh\na,b,0,1\nc,d,3600\n", form="epoch")
+    csv = source("note,note,time,kwh\na,b,0,1\nc,d,3600\n", time_format="epoch")
     assert pairs(csv) == [(0.0, 1.0)]
     assert csv.rejected == {"no value": 1}

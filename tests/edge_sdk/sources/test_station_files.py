@@ -19,7 +19,12 @@ BEGIN = 1_767_571_200
 
 
 def _source(folder: Path, **more: object) -> ThreadedSource:
-    section = {"type": "pm3gpp", "folder": str(folder), "every": "0.02s", "history": "9999d"}
+    section = {
+        "type": "pm3gpp",
+        "folder": str(folder),
+        "poll_interval": "0.02s",
+        "max_age": "9999d",
+    }
     source = open_source(section | more, "source[0]")
     assert isinstance(source, ThreadedSource)
     return source

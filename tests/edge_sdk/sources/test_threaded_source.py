@@ -105,7 +105,7 @@ def test_an_address_that_is_none_is_a_mistake_of_the_configuration(url):
             "url": "tcp://h:1",
             "map": {"x": {"stream": "y", "kind": "register", "z": 1}},
         },
-        {"type": "modbus", "url": "tcp://h:1", "point": [{"name": "a", "at": 70_000}]},
+        {"type": "modbus", "url": "tcp://h:1", "point": [{"name": "a", "address": 70_000}]},
     ],
 )
 def test_a_section_that_cannot_be_meant_is_refused(section):
@@ -122,7 +122,7 @@ def test_what_was_recorded_is_replayed(tmp_path, is_plain):
     else:
         frames = [RawFrame(text[:-6], BEGIN + n) for n, text in enumerate(telegrams)]
         path.write_bytes(title("p1") + b"".join(map(record, frames)) + b"torn")
-    source = SOURCES["replay"]({"type": "replay", "of": "p1", "path": str(path)})
+    source = SOURCES["replay"]({"type": "replay", "recorded_type": "p1", "path": str(path)})
     values = [r.value for r in source if r.stream == "elec.import.energy"]
     assert values == [0.25] * 4
     assert source.health()["rejected"] == ({} if is_plain else {"torn recording": 1})
@@ -295,7 +295,7 @@ def test_the_command_prints_what_a_meter_says(device, tmp_path, capsys):
     assert streams["1-0:1.8.1"] == "elec.import.energy"
     assert streams["1-0:32.7.0"] is None
     assert any(r["stream"] == "elec.import.energy" for r in found["readings"])
-    replayed = device(f'type = "replay"\nof = "p1"\npath = "{kept.name}"\nstep = "15m"')
+    replayed = device(f'type = "replay"\nrecorded_type = "p1"\npath = "{kept.name}"\nstep = "15m"')
     assert cli.main(["source", "test", str(replayed)]) == 0
     assert "elec.import" in capsys.readouterr().out
 

@@ -8,7 +8,7 @@ W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 
 
 def test_with_nothing_shared_the_device_learns_alone_and_says_nothing(make):
-    fleet = make(pace={"answer": "1s", "alone_every": "1s"})
+    fleet = make(timeouts={"reply": "1s"}, local_rounds={"interval": "1s"})
     fleet.server.publish_bundle(serial=2, shared=())
     client = fleet.device.start()
     fleet.device.observe()
@@ -21,7 +21,7 @@ def test_with_nothing_shared_the_device_learns_alone_and_says_nothing(make):
 
 
 def test_without_an_aggregator_it_learns_on_a_copy_and_forgets_it_after(make):
-    fleet = make(accept={"alone_after": "60s"}, pace={"answer": "1s", "alone_every": "10s"})
+    fleet = make(timeouts={"reply": "1s"}, local_rounds={"after": "60s", "interval": "10s"})
     client = fleet.device.start()
     fleet.device.observe()
     fleet.run()
@@ -38,7 +38,7 @@ def test_without_an_aggregator_it_learns_on_a_copy_and_forgets_it_after(make):
 
 
 def test_it_learns_alone_no_oftener_than_it_is_told_and_counts_on_over_a_restart(make):
-    fleet = make(accept={"alone_after": "60s"}, pace={"answer": "1s", "alone_every": "100s"})
+    fleet = make(timeouts={"reply": "1s"}, local_rounds={"after": "60s", "interval": "100s"})
     fleet.device.start()
     fleet.device.observe()
     fleet.device.client.flush()
@@ -53,9 +53,9 @@ def test_it_learns_alone_no_oftener_than_it_is_told_and_counts_on_over_a_restart
 
 def test_a_device_that_cannot_spare_it_does_not_learn_alone_either(make):
     fleet = make(
-        accept={"alone_after": "60s"},
-        pace={"answer": "1s", "alone_every": "10s"},
-        means={"upload": ["03:00-03:01"]},
+        timeouts={"reply": "1s"},
+        local_rounds={"after": "60s", "interval": "10s"},
+        limits={"upload_windows": ["03:00-03:01"]},
     )
     client = fleet.device.start()
     fleet.device.observe()

@@ -11,7 +11,7 @@ from edge_sdk.privacy.ledger import BudgetSpent
 
 
 def budgeted(make, **budget):
-    mechanism = {"name": "gaussian", "point": "update", "clip": 1.0, "epsilon": 1.0}
+    mechanism = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 1.0}
     budget = {"epsilon": 50.0, "delta": 1e-6, **budget}
     return make(privacy={"mode": "honest", "mechanism": mechanism, "budget": budget})
 
@@ -42,7 +42,7 @@ def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round
 
 
 def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothing(make):
-    spending, _ = parts(started(make, releases=1))
+    spending, _ = parts(started(make, max_releases=1))
     _, account = spending.cost(1)
     spending.paid(replace(account, most=1))
     with pytest.raises(BudgetSpent, match="1 of 1 releases"):
@@ -68,7 +68,7 @@ def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make
 
 
 def test_every_start_is_charged_where_an_image_may_have_been_restored(make):
-    fleet = budgeted(make, at_start=2)
+    fleet = budgeted(make, releases_per_start=2)
     for starts in (1, 2):
         client = fleet.device.start()
         assert client._work.spending.account.told == 2 * starts

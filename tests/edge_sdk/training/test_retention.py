@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.commands import inspect
-from edge_sdk.config import LearnSection
+from edge_sdk.config import TrainingSection
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_limits import LimitsSection
@@ -22,7 +22,7 @@ from tests.edge_sdk.test_client import W0
 HOUR, DAY = 3600, 24
 STREAM = "elec.import.energy"
 START = 1_700_000_000 // (DAY * HOUR) * DAY  # a slot
-KEEP = {"learn": {"keep_days": 20.0}}
+KEEP = {"training": {"history_days": 20.0}}
 NOISE = {
     "mechanism": {"name": "gaussian", "point": "input", "range": [0.0, 5.0]},
     "mode": "honest",
@@ -73,12 +73,12 @@ def test_status_and_check_tell_what_is_kept(make):
         "days": 5.0,
         "days at most": 20.0,
         "bytes at most": 487 * 80,
-        "limit": "learn.keep_days",
+        "limit": "training.history_days",
     }
 
 
 def test_bytes_bound_the_ring_too(make):
-    fleet = make(means={"readings": 20_000})
+    fleet = make(limits={"history_bytes": 20_000})
     client = fleet.device.start()
     observe(client, START, 1000)
     client.flush()
@@ -113,9 +113,9 @@ def test_nothing_is_dropped_while_the_newest_slots_hold_too_little(make):
 @pytest.mark.parametrize(
     ("section", "key"),
     [
-        ({"learn": LearnSection(keep=10)}, "learn.keep = "),
-        ({"learn": LearnSection(keep_days=0.3)}, "learn.keep_days = "),
-        ({"means": LimitsSection(readings=500)}, "means.readings = "),
+        ({"training": TrainingSection(history_slots=10)}, "training.history_slots = "),
+        ({"training": TrainingSection(history_days=0.3)}, "training.history_days = "),
+        ({"limits": LimitsSection(history_bytes=500)}, "limits.history_bytes = "),
     ],
 )
 def test_less_than_the_model_needs_is_refused_with_the_number_needed(fleet, section, key):
@@ -132,7 +132,7 @@ def test_less_than_the_model_needs_is_refused_with_the_number_needed(fleet, sect
 
 def test_a_device_does_not_start_with_less_than_the_model_needs(make):
     with pytest.raises(ConfigError, match="needs"):
-        make(learn={"keep": 5}).device.start()
+        make(training={"history_slots": 5}).device.start()
 
 
 def test_a_batch_is_a_day_or_a_small_share_of_a_short_history():
@@ -178,7 +178,7 @@ def test_a_store_that_is_over_its_bounds_comes_within_them_with_the_first_readin
     assert len(on_flash(fleet)) == 200 * DAY
     size = (fleet.device.config.state / FILE).stat().st_size
     config = fleet.device.config
-    fleet.device.config = replace(config, learn=replace(config.learn, keep_days=20.0))
+    fleet.device.config = replace(config, training=replace(config.training, history_days=20.0))
     client = fleet.device.start()
     observe(client, START + 200 * DAY, 1)
     client.flush()

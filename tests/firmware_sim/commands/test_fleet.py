@@ -104,7 +104,7 @@ def test_a_method_of_noisy_signs_runs_with_a_mechanism_for_all_devices(tmp_path)
     noise = tmp_path / "noise.toml"
     noise.write_text(
         '[privacy]\nmode = "honest"\nbudget = { epsilon = 8.0 }\n'
-        'mechanism = { name = "sign_gaussian", point = "sign", clip = 1.0, multiplier = 20.0 }\n'
+        'mechanism = { name = "sign_gaussian", point = "sign", clip_norm = 1.0, noise_multiplier = 20.0 }\n'
     )
     options = ["--like", "cells", "--bundle", "cells-mlp-1", "--method", "dp_rsa", "--devices", "3"]
     files = ["--privacy", str(noise)]

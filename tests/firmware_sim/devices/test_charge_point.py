@@ -66,7 +66,7 @@ def config(tmp_path):
             type = "ocpp"
             spool = "spool"
             listen = "tcp://127.0.0.1:{port or free_port()}"
-            office = "ws://127.0.0.1:{back_office}/ocpp"
+            csms = "ws://127.0.0.1:{back_office}/ocpp"
             """,
             "utf-8",
         )

@@ -170,7 +170,7 @@ def test_a_link_that_flaps_and_a_power_that_fails_cost_no_energy(tmp_path, line,
     told, source, ready = [], [], threading.Event()
 
     def say(found):
-        source.append(SOURCES["p1"]({"type": "p1", "url": found["p1"], "gap": "1h"}))
+        source.append(SOURCES["p1"]({"type": "p1", "url": found["p1"], "max_gap": "1h"}))
         ready.set()
 
     thread = threading.Thread(target=lambda: told.append(run(order, say)), daemon=True)
@@ -217,17 +217,39 @@ def test_registers_are_read_by_pymodbus_and_by_the_sdk():
         assert bytes.fromhex("".join(f"{word:04x}" for word in marker.registers)) == b"SunS"
         assert client.write_register(40_000, 1).isError()
         client.close()
-        section = {"type": "modbus", "url": where["modbus"], "every": "100ms", "sunspec": True}
+        section = {
+            "type": "modbus",
+            "url": where["modbus"],
+            "poll_interval": "100ms",
+            "sunspec": True,
+        }
         sunspec = _first(SOURCES["modbus"](section))
         assert sunspec["import.energy"] == pytest.approx(wh, abs=50)
         points = [
-            {"name": "import.energy", "at": 1000, "form": "u32", "table": "input", "unit": "Wh"},
-            {"name": "export.energy", "at": 1002, "form": "u32", "table": "input", "unit": "Wh"}
-            | {"words": "little"},
-            {"name": "power", "at": 1004, "form": "i16", "table": "input", "unit": "W"},
-            {"name": "weather", "at": 1005, "form": "i16", "table": "input"},
+            {
+                "name": "import.energy",
+                "address": 1000,
+                "data_type": "u32",
+                "table": "input",
+                "unit": "Wh",
+            },
+            {
+                "name": "export.energy",
+                "address": 1002,
+                "data_type": "u32",
+                "table": "input",
+                "unit": "Wh",
+            }
+            | {"word_order": "little"},
+            {"name": "power", "address": 1004, "data_type": "i16", "table": "input", "unit": "W"},
+            {"name": "weather", "address": 1005, "data_type": "i16", "table": "input"},
         ]
-        section = {"type": "modbus", "url": where["modbus"], "every": "100ms", "point": points}
+        section = {
+            "type": "modbus",
+            "url": where["modbus"],
+            "poll_interval": "100ms",
+            "point": points,
+        }
         own = _first(SOURCES["modbus"](section))
         assert own["import.energy"] == pytest.approx(wh, abs=50)
         assert own["export.energy"] == sunspec["export.energy"]

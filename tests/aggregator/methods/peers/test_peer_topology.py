@@ -180,7 +180,12 @@ def test_a_device_reads_what_the_aggregator_says():
     values = DflSgd(robust="clip", radius=2.0, every=60.0, last=7, order="atc").values
     task = m.TaskMessage(1, 4, 0, "begin", bytes(16), vals=values, peers=("b",), keys=(b"k" * 32,))
     hood = of_task(task)
-    assert (hood.epoch, hood.every, hood.last, hood.keys) == (4, 60.0, 7, {"b": b"k" * 32})
+    assert (hood.epoch, hood.interval, hood.total_steps, hood.keys) == (
+        4,
+        60.0,
+        7,
+        {"b": b"k" * 32},
+    )
     assert hood.values["radius"] == 2.0
     assert hood.weight({"b": 3}, "b") == 0.25
     told = of_task(
@@ -190,14 +195,16 @@ def test_a_device_reads_what_the_aggregator_says():
 
 
 def test_a_device_reads_its_own_configuration():
-    section = NeighboursSection(keys={"b": "ab" * 32}, robust="trim", trim=2, order="atc", last=5)
+    section = NeighboursSection(
+        keys={"b": "ab" * 32}, robust="trim", trim=2, order="atc", total_steps=5
+    )
     hood = of_section(section, "dfl_sgd")
     assert hood.values | {"rate": 0.0} == {
         "steps": 1.0, "rate": 0.0, "fading": 0.0, "order": 1.0, "robust": 2.0, "trim": 2.0,
     }  # fmt: skip
     with pytest.raises(SchemaError, match=r"robust.*no longer add up"):
         of_section(section, "dfl_gt")
-    insists = NeighboursSection(keys={"b": "ab" * 32}, insist=True)
+    insists = NeighboursSection(keys={"b": "ab" * 32}, wait_for_neighbours=True)
     assert of_section(insists, "dfl_sgd").values["insist"] == 1.0
     assert "insist" not in of_section(insists, "dfl_gt").values  # it does so anyway
     with pytest.raises(SchemaError, match="weights"):
