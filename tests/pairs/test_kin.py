@@ -352,7 +352,7 @@ class TestRecurrent:
         with pytest.raises(SchemaError, match=r"^run\.bundle: expected a model with a layer"):
             half_of(method, 2, ParamSpec.of([("body.weight", (2,))]))
         row = SERVERS[method]
-        with pytest.raises(SchemaError, match=r"^run\.share: expected from 0\.1 to 1"):
+        with pytest.raises(SchemaError, match=r"^run\.client_fraction: expected from 0\.1 to 1"):
             row.half(Setup(bind("mean"), row.settings(), share=0.05))
 
 
