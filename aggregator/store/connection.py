@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from aggregator.store.errors import DatabaseBusyError, DatabaseError
 from aggregator.store.schema import prepare, put_fact
-from edge_sdk.app.permissions import make_private_file, make_private_folder, tighten
+from edge_sdk.app import sqlite_file
+from edge_sdk.app.permissions import make_private_file, make_private_folder
 
 RESTORED = "restored"
 """Fact that marks a backup copy until it is adopted."""
@@ -33,18 +32,15 @@ def alone(path: Path) -> Iterator[None]:
         aggregator.store.errors.DatabaseBusyError: ...fleet.db: another process holds this database
     """
     make_private_folder(path.parent)
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            held.enter_context(sqlite_file.locked(path.with_name(f"{path.name}.lock")))
+        except BlockingIOError as error:
             raise DatabaseBusyError(
                 f"{path}: another process holds this database",
                 hint="one aggregator per state folder; stop the other one first",
             ) from error
         yield
-    finally:
-        os.close(lock)
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -62,13 +58,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         DatabaseError: It is no aggregator database, or cannot be opened.
         PermissionsError: Other users can read it, and its mode cannot be changed.
     """
-    mode = "ro" if read_only else "rwc"
-    if not read_only:
-        make_private_file(path)  # SQLite gives its log and index the same mode
-        tighten_all(path)
     try:
-        uri = f"{path.resolve().as_uri()}?mode={mode}"
-        db = sqlite3.connect(uri, uri=True, isolation_level=None)
+        db = sqlite_file.connect(path, read_only=read_only)
         try:
             prepare(db, path, read_only=read_only)
         except BaseException:
@@ -91,16 +82,6 @@ def copy(db: sqlite3.Connection, path: Path) -> None:
     beside.replace(path)
 
 
-def tighten_all(path: Path) -> None:
-    """Remove the permissions of other users from a database and its accompanying files.
-
-    Raises:
-        PermissionsError: They cannot be changed.
-    """
-    for file in (path, *path.parent.glob(f"{path.name}[-.]*")):
-        tighten(file)
-
-
 def faults(db: sqlite3.Connection) -> list[str]:
     """Return the faults that SQLite finds in the file; empty if it is sound."""
     try:
@@ -108,9 +89,3 @@ def faults(db: sqlite3.Connection) -> list[str]:
     except sqlite3.DatabaseError as error:  # too damaged to check
         return [str(error)]
     return [line for line in found if line != "ok"]
-
-
-def size(path: Path) -> int:
-    """Return the size of the file and of its write-ahead log, in bytes."""
-    log = path.with_name(f"{path.name}-wal")
-    return sum(p.stat().st_size for p in (path, log) if p.exists())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edge_sdk.app.cli import MIGRATION, TEMPORARY, Failure
+from edge_sdk.app.sqlite_file import primary_code
 
 
 class DatabaseError(Failure):
@@ -31,19 +32,18 @@ class DatabaseFullError(DatabaseError):
     exit_code: ClassVar[int] = TEMPORARY
 
 
-def spoken(error: sqlite3.Error, path: Path) -> DatabaseError:
+def database_error(error: sqlite3.Error, path: Path) -> DatabaseError:
     """Return the error to raise instead of an SQLite error.
 
     Example:
         >>> full = sqlite3.OperationalError("database or disk is full")
         >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
-        >>> type(spoken(full, Path("fleet.db"))).__name__
+        >>> type(database_error(full, Path("fleet.db"))).__name__
         'DatabaseFullError'
-        >>> type(spoken(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
+        >>> type(database_error(sqlite3.OperationalError("no such table"), Path("fleet.db"))).__name__
         'DatabaseError'
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+    if primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return DatabaseFullError(
             f"{path}: the disk is full or failing: {error}",
             hint="free some space; devices keep what they have not yet been receipted",

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from aggregator.store.errors import DatabaseError, DatabaseNewerError
+from edge_sdk.app import sqlite_file
 
 APPLICATION = 0x47464147  # "GFAG"
 SCHEMA = 3
@@ -55,6 +56,8 @@ CREATE TABLE commands (device TEXT NOT NULL, num INTEGER NOT NULL, op TEXT NOT N
     PRIMARY KEY (device, num)) WITHOUT ROWID;
 """
 
+_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{_TABLES}{_TASKS}{_PRUNED}")
+
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
     """Create the tables of an empty file, or upgrade those of an older one.
@@ -68,26 +71,16 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool = False) -> N
         DatabaseNewerError: A newer version wrote it; it is unchanged.
         DatabaseError: It is no aggregator database; it is unchanged.
     """
-    application = db.execute("PRAGMA application_id").fetchone()[0]
-    schema = db.execute("PRAGMA user_version").fetchone()[0]
-    is_empty = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if application != APPLICATION and not (is_empty and not read_only):
-        raise DatabaseError(f"{path}: not an aggregator's database")
-    if schema > SCHEMA:
+    try:
+        schema = sqlite_file.prepare(db, _FORMAT, read_only=read_only)
+    except sqlite_file.ForeignFileError as error:
+        raise DatabaseError(f"{path}: not an aggregator's database") from error
+    except sqlite_file.NewerFileError as error:
         raise DatabaseNewerError(
-            f"{path}: written by a newer version (schema {schema}, ours is {SCHEMA})",
+            f"{path}: written by a newer version (schema {error.schema}, ours is {SCHEMA})",
             hint="run that version, or restore a backup from before it",
-        )
-    if read_only:
-        return
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    if is_empty:
-        db.executescript(
-            f"BEGIN IMMEDIATE; {_TABLES}{_TASKS}{_PRUNED}"
-            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
-        )
-    elif schema < SCHEMA:  # schema 2 added tasks of single devices, schema 3 the pruned updates
+        ) from error
+    if schema < SCHEMA and not read_only:  # schema 2 added tasks of single devices, 3 the pruned
         db.executescript(
             f"BEGIN IMMEDIATE; {_TASKS}{_PRUNED} PRAGMA user_version = {SCHEMA}; COMMIT;"
         )

@@ -26,7 +26,7 @@ from aggregator.store import (
     states,
     tasks,
 )
-from aggregator.store.errors import DatabaseError, spoken
+from aggregator.store.errors import DatabaseError, database_error
 from aggregator.store.runs import Reach
 from aggregator.store.schema import fact, put_fact
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
@@ -43,6 +43,7 @@ from aggregator.store.types import (
     Timer,
     Version,
 )
+from edge_sdk.app import sqlite_file
 from edge_sdk.wire.contract.method import Event, Update
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import envelope
@@ -128,13 +129,12 @@ class SqliteStore:
             except BaseException:
                 self._serials = iter(range(0))  # serials reserved inside may not be on disk
                 self._kept = None  # measured again
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                sqlite_file.roll_back(self._db)
                 raise
             finally:
                 self._is_joined = False
         except sqlite3.Error as error:
-            raise spoken(error, self.path) from error
+            raise database_error(error, self.path) from error
 
     def _commit(self) -> None:
         if self._lost is not None:
@@ -150,16 +150,10 @@ class SqliteStore:
                 yield db
             return
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            with sqlite_file.transaction(self._db) as db:
+                yield db
         except sqlite3.Error as error:
-            raise spoken(error, self.path) from error
+            raise database_error(error, self.path) from error
 
     @contextmanager
     def _joining(self) -> Iterator[sqlite3.Connection]:
@@ -182,7 +176,7 @@ class SqliteStore:
                     self._db.execute("RELEASE part")
                 raise
         except sqlite3.Error as error:
-            told = spoken(error, self.path)
+            told = database_error(error, self.path)
             if not self._db.in_transaction:
                 self._lost = told
             raise told from error
@@ -219,7 +213,7 @@ class SqliteStore:
 
     def size(self) -> int:
         """Return the size of the file and of its write-ahead log, in bytes."""
-        return connection.size(self.path)
+        return sqlite_file.size(self.path)
 
     # --- devices and their numbers
 

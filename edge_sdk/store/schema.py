@@ -1,22 +1,17 @@
-"""Open a device's store file: lock, tables, migrations and bounds of stored values."""
+"""Open a device's store file: tables, migrations and bounds of stored values."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edge_sdk.app.permissions import (
-    PermissionsError,
-    make_private_file,
-    make_private_folder,
-    tighten,
-)
+from edge_sdk.app import sqlite_file
+from edge_sdk.app.permissions import make_private_file, make_private_folder
 from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
 from edge_sdk.privacy.event import BOUNDLESS, PrivacyCharge
 from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP, RELEASES_LIMIT, TIME_LIMIT
@@ -53,6 +48,8 @@ CREATE TABLE noised (stream TEXT NOT NULL, slot INTEGER NOT NULL, value REAL NOT
     PRIMARY KEY (stream, slot)) WITHOUT ROWID;
 """
 """Tables since schema 2: the charges, and the perturbed readings, each perturbed only once."""
+
+_FORMAT = sqlite_file.FileFormat(APPLICATION, SCHEMA, f"{_TABLES} {_PRIVACY}")
 
 SET_ASIDE = "unusable rows"
 """Name of the stored record that lists unusable values found on disk."""
@@ -179,11 +176,11 @@ CHARGE = "time, unit, point, mechanism, multiplier, rate, count, releases"
 """The columns of the ledger, as ``PrivacyCharge`` has them."""
 
 
-def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, int | None]:
+def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, ExitStack]:
     """Open the file in a folder; create both if they are missing.
 
     Returns:
-        The connection, the file's path, and the lock that guards it; None if read-only.
+        The connection, the file's path, and what closes it and releases its lock.
 
     Raises:
         StoreBusy: Another process uses this folder.
@@ -192,32 +189,47 @@ def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, 
         PermissionsError: Other users can read it, and that cannot be changed.
     """
     path = folder / FILE
-    lock = None
     if read_only and not path.exists():
         raise StoreError(
             f"{folder}: no state of a device yet", hint="start it: gridfed-edge run CONFIG"
         )
-    try:
-        if read_only:
-            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-        else:
+    with _refusing(path), ExitStack() as held:
+        if not read_only:
             make_private_folder(folder)
-            lock = _hold(folder)
-            _keep_private(path)
-            db = sqlite3.connect(path, isolation_level=None)
-        _prepare(db, path, read_only=read_only)
+            held.enter_context(sqlite_file.locked(folder / "lock"))
+        db = held.enter_context(closing(sqlite_file.connect(path, read_only=read_only)))
+        schema = sqlite_file.prepare(db, _FORMAT, read_only=read_only)
+        if schema < SCHEMA and not read_only:
+            _migrate(db, path, schema)
+        return db, path, held.pop_all()
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Translate the reasons for which a file cannot be opened."""
+    try:
+        yield
+    except BlockingIOError as error:
+        raise StoreBusy(
+            f"{path.parent} is in use by another process",
+            hint="two processes must not share one device's state; stop the other one",
+        ) from error
+    except sqlite_file.ForeignFileError as error:
+        raise StoreError(
+            f"{path} is not a device's state", hint="check 'state' in the config"
+        ) from error
+    except sqlite_file.NewerFileError as error:
+        raise StoreNewer(
+            f"{path} was written by a newer version "
+            f"(schema {error.schema}, this one knows {SCHEMA})",
+            hint="install that version again, or restore a backup from before the upgrade",
+        ) from error
     except sqlite3.Error as error:
-        let_go(lock)
         raise StoreError(
             f"{path}: {error}", hint="is there a state of this device, and may we read it?"
         ) from error
     except OSError as error:
-        let_go(lock)
-        raise StoreError(f"{folder}: {error.strerror or error}") from error
-    except (StoreError, PermissionsError):
-        let_go(lock)
-        raise
-    return db, path, lock
+        raise StoreError(f"{path.parent}: {error.strerror or error}") from error
 
 
 def write_charges(db: sqlite3.Connection, charges: Iterable[PrivacyCharge]) -> None:
@@ -232,59 +244,6 @@ def before_the_ledger(spent: int) -> list[PrivacyCharge]:
     if not spent:
         return []
     return [PrivacyCharge(0, "device", "none", "none", 0.0, count=spent, releases=spent)]
-
-
-def _hold(folder: Path) -> int:
-    """Take the folder's lock; the system releases it when the process ends."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise StoreBusy(
-            f"{folder} is in use by another process",
-            hint="two processes must not share one device's state; stop the other one",
-        ) from error
-    return lock
-
-
-def _keep_private(path: Path) -> None:
-    """Create the file for its owner only; SQLite gives its log and its index the same mode."""
-    make_private_file(path)
-    for beside in (*path.parent.glob(f"{FILE}?*"), path.parent / "lock"):
-        tighten(beside)
-
-
-def let_go(lock: int | None) -> None:
-    """Release the folder's lock."""
-    if lock is not None:
-        os.close(lock)
-
-
-def _prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    """Check that the file is a device store of a known schema; create the tables in a new one."""
-    db.execute("PRAGMA busy_timeout = 5000")
-    application = db.execute("PRAGMA application_id").fetchone()[0]
-    schema = db.execute("PRAGMA user_version").fetchone()[0]
-    is_new = application == 0 and schema == 0 and not read_only
-    if is_new and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.executescript(
-            f"BEGIN IMMEDIATE; {_TABLES} {_PRIVACY} PRAGMA application_id = {APPLICATION};"
-            f" PRAGMA user_version = {SCHEMA}; COMMIT;"
-        )
-        return
-    if application != APPLICATION:
-        raise StoreError(f"{path} is not a device's state", hint="check 'state' in the config")
-    if schema > SCHEMA:
-        raise StoreNewer(
-            f"{path} was written by a newer version (schema {schema}, this one knows {SCHEMA})",
-            hint="install that version again, or restore a backup from before the upgrade",
-        )
-    db.execute("PRAGMA synchronous = FULL")
-    if schema < SCHEMA and not read_only:
-        _migrate(db, path, schema)
 
 
 def _migrate(db: sqlite3.Connection, path: Path, schema: int) -> None:

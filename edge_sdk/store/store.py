@@ -9,22 +9,21 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from edge_sdk.app import sqlite_file
 from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.privacy.event import BOUNDLESS, PrivacyCharge
 from edge_sdk.store.schema import (
-    FILE,
     SCHEMA,
     SET_ASIDE,
     before_the_ledger,
     charges,
     instead_of,
-    let_go,
     opened,
     unusable_lines,
     usable_charge,
@@ -72,10 +71,10 @@ class DeviceStore:
         (7, True)
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int | None) -> None:
-        """Take an open connection and the lock that guards it; use ``open``."""
+    def __init__(self, connection: sqlite3.Connection, path: Path, held: ExitStack) -> None:
+        """Take an open connection and what closes it; use ``open``."""
         self._db = connection
-        self._lock = lock
+        self._held = held
         self.path = path
         self.found: dict[str, str] = {}
 
@@ -400,14 +399,11 @@ class DeviceStore:
 
     def size(self) -> int:
         """Size on disk in bytes, including the log."""
-        files = (self.path, self.path.with_name(FILE + "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        return sqlite_file.size(self.path)
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        self._db.close()
-        let_go(self._lock)
-        self._lock = None
+        self._held.close()
 
     def __enter__(self) -> Self:
         """Return the store itself, for a ``with`` block."""
@@ -421,24 +417,15 @@ class DeviceStore:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Run one transaction: all of it is on disk afterwards, or none of it."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
-            self._db.execute("COMMIT")
+            with sqlite_file.transaction(self._db) as db:
+                yield db
         except sqlite3.Error as error:
-            self._undo()
-            if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
+            if sqlite_file.primary_code(error) == sqlite3.SQLITE_FULL:
                 raise StoreFull(
                     f"{self.path}: no space left; nothing was changed",
                     hint="free some space; updates that wait for a receipt are kept",
                 ) from error
             raise StoreError(f"{self.path}: {error}") from error
-        except BaseException:
-            self._undo()
-            raise
-
-    def _undo(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
 
 
 def _can_be_sent(entry: OutboxEntry) -> bool:

@@ -1,0 +1,162 @@
+"""Open the SQLite file of a program: its lock, file modes, identity, durability and transactions.
+
+Devices and the aggregator keep their state in one file each. What is on disk after a power cut, who
+may read it, and which file is refused, is decided here for both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.app.permissions import make_private_file, tighten
+
+BUSY_TIMEOUT = 5.0  # s, longest wait for another connection to the same file
+
+
+class ForeignFileError(Exception):
+    """A file of another program, or none that this one may create."""
+
+
+class NewerFileError(Exception):
+    """A file with a newer schema.
+
+    Attributes:
+        schema: Number of its schema.
+    """
+
+    def __init__(self, schema: int) -> None:
+        """Keep the number of the schema."""
+        super().__init__(f"schema {schema}")
+        self.schema = schema
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """Identity of a program's files.
+
+    Attributes:
+        application: SQLite's ``application_id``.
+        schema: Newest known schema, SQLite's ``user_version``.
+        tables: Statements that create its tables.
+    """
+
+    application: int
+    schema: int
+    tables: str
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Hold a lock file against other processes; the system releases it when the process ends.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: It cannot be created.
+    """
+    tighten(lock)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open a file without implicit transactions; create it unless it is opened to be read only.
+
+    The file is readable by its owner only, and so are those beside it: SQLite gives its log and its
+    index the mode of the file.
+
+    Raises:
+        PermissionsError: Other users can read it, and its mode cannot be changed.
+        sqlite3.Error: It cannot be opened.
+    """
+    if not read_only:
+        make_private_file(path)
+        for beside in path.parent.glob(f"{path.name}[-.]*"):
+            tighten(beside)
+    uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rw'}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT)
+
+
+def prepare(db: sqlite3.Connection, form: FileFormat, *, read_only: bool = False) -> int:
+    """Check the identity of a file, make its commits durable, and create the tables of an empty one.
+
+    Returns:
+        The schema of the file, which may be older.
+
+    Raises:
+        ForeignFileError: It belongs to another program; it is unchanged.
+        NewerFileError: It has a newer schema; it is unchanged.
+
+    Example:
+        >>> db, form = sqlite3.connect(":memory:", isolation_level=None), FileFormat(7, 2, "")
+        >>> prepare(db, form), prepare(db, FileFormat(7, 3, ""))
+        (2, 2)
+        >>> prepare(db, FileFormat(7, 1, ""))
+        Traceback (most recent call last):
+        edge_sdk.app.sqlite_file.NewerFileError: schema 2
+    """
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    schema = int(db.execute("PRAGMA user_version").fetchone()[0])
+    is_empty = application == schema == 0 and _is_empty(db)
+    if application != form.application and (read_only or not is_empty):
+        raise ForeignFileError
+    if schema > form.schema:
+        raise NewerFileError(schema)
+    if not read_only:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    if not is_empty:
+        return schema
+    db.executescript(
+        f"BEGIN IMMEDIATE; {form.tables} PRAGMA application_id = {form.application};"
+        f" PRAGMA user_version = {form.schema}; COMMIT;"
+    )
+    return form.schema
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Run one transaction: all of it is on disk afterwards, or none of it."""
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        roll_back(db)
+        raise
+
+
+def roll_back(db: sqlite3.Connection) -> None:
+    """Roll back the open transaction, unless SQLite has done so itself."""
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code of an error; 0 if it has none.
+
+    >>> full = sqlite3.OperationalError("database or disk is full")
+    >>> full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    >>> primary_code(full) == sqlite3.SQLITE_FULL, primary_code(sqlite3.OperationalError())
+    (True, 0)
+    """
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def size(path: Path) -> int:
+    """Return the size of a file and of its write-ahead log, in bytes."""
+    log = path.with_name(f"{path.name}-wal")
+    return sum(file.stat().st_size for file in (path, log) if file.exists())
