@@ -10,16 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
-from edge_sdk.analytic.solve import predicted, ridge
+from edge_sdk.analytic.solve import RidgePath, predicted, ridge
 from edge_sdk.analytic.statistics import Statistic, gather
 
 Floats = NDArray[np.float64]
 
-STRENGTHS = (0.0, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, math.inf)
-"""Values of λ that a device tries: 0 is alone, infinity is the fleet's model."""
+STRENGTHS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, math.inf)
+"""Values of λ that a device tries: towards 0 it goes its own way, infinity is the fleet's model."""
+
+ALONE = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
+"""Ridge penalties per window of the models without a fleet that a device tries beside them."""
 
 TAIL = 0.15
-"""Share of a device's record that is held back to choose λ: its newest windows."""
+"""Share of a device's record that is held back to choose: its newest windows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,11 +32,13 @@ class PersonalModel:
     Attributes:
         coefficients: Shape ``(outputs, P)``.
         strengths: λ of every output, chosen on held-back windows, shape ``(outputs,)``.
-        losses: Held-back loss of every λ that was tried, shape ``(tried, outputs)``.
+        is_alone: Outputs whose model is drawn towards zero and owes nothing to the fleet.
+        losses: Least held-back loss, shape ``(outputs,)``; not a number if nothing was held back.
     """
 
     coefficients: Floats
     strengths: Floats
+    is_alone: NDArray[np.bool_]
     losses: Floats
 
 
@@ -68,15 +73,18 @@ def fit_personal(
     *,
     shape: Floats | None = None,
     strengths: Sequence[float] = STRENGTHS,
+    alone: Sequence[float] = ALONE,
     tail: float = TAIL,
     passes: int = 2,
 ) -> PersonalModel:
-    """Choose λ on the newest windows, then solve on all of them.
+    """Choose a model on the newest windows, then solve it on all of them.
 
-    Every λ is tried twice: under the weights of the fleet's residuals, and unweighted, which is the
-    better start where the fleet's model does not fit. The final passes start from the best
-    candidate. Every output chooses for itself. A record with fewer than two windows on either side
-    of the cut keeps the fleet's model.
+    Candidates are drawn towards the fleet's model (``strengths``) or towards zero (``alone``), so a
+    fleet of unlike devices does not make a device worse than it is alone. Every candidate is tried
+    twice: under the weights of the fleet's residuals, and unweighted, which is the better start
+    where the fleet's model does not fit. The final passes start from the best candidate. Every
+    output chooses for itself. A record with fewer than two windows on either side of the cut keeps
+    the fleet's model.
 
     Args:
         design: The device's rows, oldest first, shape ``(n, P)``.
@@ -85,37 +93,56 @@ def fit_personal(
         loss: The loss of the choice and of the solution.
         shape: As for ``drawn``.
         strengths: Values of λ to try.
+        alone: Penalties towards zero to try; none if empty.
         tail: Share of the windows to hold back.
         passes: Re-weighted passes of the final solution.
     """
     cut = len(design) - max(1, round(tail * len(design)))
     outputs = len(fleet)
     if cut < 2 or len(design) - cut < 2:
-        return PersonalModel(fleet, np.full(outputs, math.inf), np.empty((0, outputs)))
+        nothing = np.full(outputs, math.nan)
+        return PersonalModel(
+            fleet, np.full(outputs, math.inf), np.zeros(outputs, np.bool_), nothing
+        )
+    candidates = [*((s, False) for s in strengths), *((s, True) for s in alone)]
     early, late = design[:cut], design[cut:]
     weights = loss.weights(targets[:cut] - predicted(early, fleet))
     known = [gather(early, targets[:cut], w) for w in (weights, None)]
-    tried = np.stack([[drawn(one, fleet, s, shape) for s in strengths] for one in known])
-    losses = np.stack(
-        [[loss.objective(targets[cut:] - predicted(late, one)) for one in row] for row in tried]
-    )
-    start, losses = np.argmin(losses, axis=0), losses.min(axis=0)
+    tried = np.concatenate([_tried(one, fleet, shape, strengths, alone) for one in known])
+    losses = np.stack([loss.objective(targets[cut:] - predicted(late, one)) for one in tried])
     best = np.argmin(losses, axis=0)
-    each = np.arange(outputs)
-    begin = tried[start[best, each], best, each]
-    chosen = np.asarray(strengths)[best]
+    chosen = best % len(candidates)
+    levels = np.broadcast_to(np.asarray(loss.levels, np.float64), (outputs,))
     relative = np.ones(design.shape[1]) if shape is None else shape
     found = fleet.copy()
-    for strength in np.unique(chosen[np.isfinite(chosen)]):
-        mine = np.flatnonzero(chosen == strength)
-        levels = np.broadcast_to(np.asarray(loss.levels, np.float64), (outputs,))[mine]
-        found[mine] = reweighted(
-            design,
-            targets[:, mine],
-            QuantileLoss(levels.tolist(), loss.floor),
-            begin[mine],
-            penalty=float(strength) * len(design) * relative,
-            towards=fleet[mine],
-            passes=passes,
-        )
-    return PersonalModel(found, chosen, losses)
+    for number in np.unique(chosen):
+        strength, own = candidates[number]
+        mine = np.flatnonzero(chosen == number)
+        if not math.isinf(strength):
+            found[mine] = reweighted(
+                design,
+                targets[:, mine],
+                QuantileLoss(levels[mine].tolist(), loss.floor),
+                tried[best[mine], mine],
+                penalty=strength * len(design) * (np.ones_like(relative) if own else relative),
+                towards=None if own else fleet[mine],
+                passes=passes,
+            )
+    picked = np.array([candidates[number][0] for number in chosen])
+    is_alone = np.array([candidates[number][1] for number in chosen])
+    return PersonalModel(found, picked, is_alone, losses[best, np.arange(outputs)])
+
+
+def _tried(
+    known: Statistic,
+    fleet: Floats,
+    shape: Floats | None,
+    strengths: Sequence[float],
+    alone: Sequence[float],
+) -> Floats:
+    """Return all candidates of one statistic, shape ``(candidates, outputs, P)``."""
+    path = RidgePath.of(known, shape)
+    plain = path if shape is None else RidgePath.of(known)
+    count, zero = known.count, np.zeros_like(fleet)
+    towards = [fleet if math.isinf(s) else path.solution(s * count, fleet) for s in strengths]
+    return np.stack([*towards, *(plain.solution(s * count, zero) for s in alone)])

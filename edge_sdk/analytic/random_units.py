@@ -7,10 +7,11 @@ arithmetic alone, so every language gets the same bits:
    as two little-endian 64-bit words;
 2. words = Philox4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
    2011), counter 1, 2, 3, …, four words a block, lowest word first (numpy's ``random_raw``);
-3. unit r takes words r(6k + 1) … (r + 1)(6k + 1) - 1, where k is the number of features;
-4. feature j's weight takes six of them: the sum S of their twelve 32-bit halves gives
-   w = (S / 2³² - 6) / √k, nearly normal with variance 1 / k (Irwin-Hall);
-5. the last word u gives b = ⌊u / 2¹¹⌋ · 2⁻⁵² - 1, uniform on [-1, 1).
+3. a unit reads m of the k features. If m < k, it takes k words first and reads the features of the
+   m smallest, the earlier one of equals;
+4. each feature that it reads, in order, takes six words: the sum S of their twelve 32-bit halves
+   gives w = (S / 2³² - 6) / √m, nearly normal with variance 1 / m (Irwin-Hall);
+5. one more word u gives b = ⌊u / 2¹¹⌋ · 2⁻⁵² - 1, uniform on [-1, 1). The next unit goes on there.
 
 The first R units of a longer draw are the units of a draw of R.
 """
@@ -36,7 +37,7 @@ class RandomUnits:
     """Frozen units.
 
     Attributes:
-        weights: Shape ``(k, R)``.
+        weights: Shape ``(k, R)``; 0 where a unit does not read a feature.
         offsets: Shape ``(R,)``.
     """
 
@@ -44,7 +45,9 @@ class RandomUnits:
     offsets: Floats
 
     @classmethod
-    def draw(cls, name: str, seed: int, features: int, units: int) -> RandomUnits:
+    def draw(
+        cls, name: str, seed: int, features: int, units: int, fan_in: int | None = None
+    ) -> RandomUnits:
         """Draw ``units`` units over ``features`` features.
 
         Args:
@@ -52,6 +55,7 @@ class RandomUnits:
             seed: Any integer.
             features: Number k of standardised features, at least 1.
             units: Number R of units; 0 is allowed.
+            fan_in: Number m of features that a unit reads, from 1; all if left out or not below k.
 
         Example:
             >>> units = RandomUnits.draw("load", 1, 2, 3)
@@ -60,11 +64,18 @@ class RandomUnits:
         """
         digest = hashlib.sha256("\0".join((DOMAIN, name, str(seed))).encode()).digest()
         source = np.random.Philox(key=np.frombuffer(digest[:16], "<u8").astype(np.uint64))
-        length = _WORDS * features + 1
+        reads = features if fan_in is None else min(fan_in, features)
+        chooses = features if reads < features else 0
+        length = chooses + _WORDS * reads + 1
         words = source.random_raw(units * length).reshape(units, length)
-        halves = (words[:, :-1] >> np.uint64(32)) + (words[:, :-1] & np.uint64(0xFFFFFFFF))
-        sums = halves.reshape(units, features, _WORDS).sum(axis=2).astype(np.float64)
-        weights = (sums / 2.0**32 - 6.0) / np.sqrt(float(features))
+        order = np.argsort(words[:, :chooses], axis=1, kind="stable")[:, :reads]
+        places = np.sort(order, axis=1) if chooses else np.tile(np.arange(reads), (units, 1))
+        used = words[:, chooses:-1]
+        halves = (used >> np.uint64(32)) + (used & np.uint64(0xFFFFFFFF))
+        sums = halves.reshape(units, reads, _WORDS).sum(axis=2).astype(np.float64)
+        weights = np.zeros((units, features))
+        drawn = (sums / 2.0**32 - 6.0) / np.sqrt(float(reads))
+        np.put_along_axis(weights, places, drawn, axis=1)
         offsets = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
         return cls(np.ascontiguousarray(weights.T, np.float64), offsets)
 

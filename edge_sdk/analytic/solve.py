@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,8 @@ Floats = NDArray[np.float64]
 
 FLEET_PENALTY = 1e-3
 """κ of the fleet's solution, per window: (Σ A + κ n I) w = Σ b."""
+
+_RANK = 1e-12  # an eigenvalue below this share of the largest is a direction without data
 
 
 def ridge(
@@ -40,6 +44,65 @@ def ridge(
         return _solved(statistic.matrix(0) + np.diag(diagonal), goal.T, definite=definite).T
     matrices = (statistic.matrix(o) + np.diag(diagonal) for o in range(len(goal)))
     return np.stack([_solved(m, b, definite=definite) for m, b in zip(matrices, goal, strict=True)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RidgePath:
+    """Eigendecompositions of a statistic: every further penalty costs O(P²) instead of O(P³).
+
+    Attributes:
+        values: Eigenvalues of each group, shape ``(groups, P)``.
+        vectors: Eigenvectors in columns, shape ``(groups, P, P)``.
+        scale: √d of every coordinate, shape ``(P,)``.
+        cross: Σ w φ y, shape ``(outputs, P)``.
+    """
+
+    values: Floats
+    vectors: Floats
+    scale: Floats
+    cross: Floats
+
+    @classmethod
+    def of(cls, statistic: Statistic, shape: Floats | None = None) -> RidgePath:
+        """Decompose a statistic for penalties of the form ``penalty · shape``.
+
+        Args:
+            statistic: Of a device or a fleet.
+            shape: d, the relative penalty of each coordinate, above 0, shape ``(P,)``; 1 if left
+                out.
+        """
+        scale = np.ones(statistic.width) if shape is None else np.sqrt(shape)
+        groups = (statistic.matrix(g) / scale / scale[:, None] for g in range(len(statistic.gram)))
+        pairs = [np.linalg.eigh(group) for group in groups]
+        return cls(
+            np.stack([pair[0] for pair in pairs]),
+            np.stack([pair[1] for pair in pairs]),
+            scale,
+            statistic.cross,
+        )
+
+    def solution(self, penalty: float, towards: Floats) -> Floats:
+        """Return what ``ridge`` returns for ``penalty · shape``, shape ``(outputs, P)``.
+
+        With a penalty of 0, directions without data keep the value of ``towards``.
+
+        Example:
+            >>> from edge_sdk.analytic.statistics import gather
+            >>> path = RidgePath.of(gather(np.array([[1.0], [1.0]]), np.array([[2.0], [4.0]])))
+            >>> [path.solution(p, np.array([[7.0]])).round(9).item() for p in (0.0, 2.0)]
+            [3.0, 5.0]
+        """
+        found = []
+        for output, (cross, centre) in enumerate(zip(self.cross, towards, strict=True)):
+            group = output if len(self.values) > 1 else 0
+            values, vectors = np.maximum(self.values[group], 0.0), self.vectors[group]
+            seen = values > _RANK * values[-1]
+            inverse = np.where(seen | (penalty > 0.0), 1.0, 0.0)
+            inverse = inverse / np.where(inverse > 0.0, np.maximum(values + penalty, 1e-300), 1.0)
+            own = vectors.T @ (centre * self.scale)
+            rest = vectors.T @ (cross / self.scale) - values * own
+            found.append(vectors @ (own + inverse * rest) / self.scale)
+        return np.stack(found)
 
 
 def fleet_solution(statistic: Statistic, penalty: float = FLEET_PENALTY) -> Floats:

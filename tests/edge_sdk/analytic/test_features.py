@@ -113,18 +113,25 @@ def philox(counter, key):
     return [a, b, c, d]
 
 
-def test_units_are_those_of_the_definition_in_plain_integers():
+@pytest.mark.parametrize("fan_in", [None, 1, 3, 4, 9])
+def test_units_are_those_of_the_definition_in_plain_integers(fan_in):
     name, seed, features, units = "load-analytic", -3, 4, 5
     digest = hashlib.sha256(f"gridfed/1/analytic/units\0{name}\0{seed}".encode()).digest()
     key = [int.from_bytes(digest[i : i + 8], "little") for i in (0, 8)]
-    words = [w for n in range(1, 60) for w in philox((n, 0, 0, 0), key)]
-    drawn = RandomUnits.draw(name, seed, features, units)
+    words = iter([w for n in range(1, 60) for w in philox((n, 0, 0, 0), key)])
+    drawn = RandomUnits.draw(name, seed, features, units, fan_in)
     for r in range(units):
-        own = words[r * (6 * features + 1) : (r + 1) * (6 * features + 1)]
-        for j in range(features):
-            halves = [half for w in own[6 * j : 6 * j + 6] for half in (w >> 32, w & 0xFFFFFFFF)]
-            assert drawn.weights[j, r] == (sum(halves) / 2.0**32 - 6.0) / np.sqrt(features)
-        assert drawn.offsets[r] == (own[-1] >> 11) * 2.0**-52 - 1.0
+        read = list(range(features))
+        if fan_in is not None and fan_in < features:
+            ranks = [next(words) for _ in read]
+            read = sorted(sorted(read, key=ranks.__getitem__)[:fan_in])
+        expected = [0.0] * features
+        for j in read:
+            own = [next(words) for _ in range(6)]
+            total = sum((w >> 32) + (w & 0xFFFFFFFF) for w in own)
+            expected[j] = (total / 2.0**32 - 6.0) / np.sqrt(len(read))
+        assert drawn.weights[:, r].tolist() == expected
+        assert drawn.offsets[r] == (next(words) >> 11) * 2.0**-52 - 1.0
 
 
 def test_units_have_golden_numbers():

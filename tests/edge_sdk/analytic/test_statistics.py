@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edge_sdk.analytic.between_devices import own_variance, relative_penalty
 from edge_sdk.analytic.online import OnlineModel
-from edge_sdk.analytic.personal import STRENGTHS, drawn, fit_personal
+from edge_sdk.analytic.personal import drawn, fit_personal
 from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
-from edge_sdk.analytic.solve import fleet_solution, predicted, ridge
+from edge_sdk.analytic.solve import RidgePath, fleet_solution, predicted, ridge
 from edge_sdk.analytic.statistics import (
     Statistic,
     gather,
@@ -203,8 +203,23 @@ def test_the_choice_of_strength_follows_the_data():
     assert found.strengths[0] >= 0.1
     assert found.strengths[1] <= 0.01
     assert found.coefficients == pytest.approx(own, abs=0.3)
-    assert found.losses.shape == (len(STRENGTHS), 2)
-    assert (found.losses.min(0) <= found.losses[-1]).all()  # the fleet's own model is a candidate
+    assert found.losses == pytest.approx([0.4, 0.4], abs=0.15)  # half of E|N(0, 1)|
+
+
+def test_an_unlike_device_is_served_as_if_it_were_alone():
+    """The fleet's model is far away; few windows, many coefficients: λ = 0 alone would overfit."""
+    draw = np.random.default_rng(9)
+    design = np.concatenate([draw.normal(size=(60, 39)), np.ones((60, 1))], 1)
+    truth = np.zeros((1, 40))
+    truth[0, 0] = 0.3
+    targets = design @ truth.T + draw.normal(size=(60, 1))
+    fleet = 10.0 * draw.normal(size=(1, 40))
+    found = fit_personal(design, targets, fleet, QuantileLoss())
+    drawn_only = fit_personal(design, targets, fleet, QuantileLoss(), alone=())
+    assert found.is_alone.all()
+    assert not drawn_only.is_alone.any()
+    error = [np.linalg.norm(one.coefficients - truth) for one in (found, drawn_only)]
+    assert error[0] < 0.5 * error[1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -231,6 +246,27 @@ def test_devices_that_agree_in_a_coefficient_are_held_to_it():
     assert np.stack(models)[:, 0, 2].var() == pytest.approx(
         np.stack(sampling)[:, 0, 2].mean(), rel=1
     )
+
+
+@given(seeds, st.sampled_from([1e-3, 0.1, 10.0]), st.booleans(), st.booleans())
+def test_a_path_of_penalties_has_the_solutions_of_each(seed, penalty, shaped, own_weights):
+    design, targets = rows(seed)
+    draw = np.random.default_rng(seed)
+    weights = draw.uniform(0.1, 2.0, size=(60, 2 if own_weights else 1))
+    own, centre = gather(design, targets, weights), draw.normal(size=(2, 5))
+    shape = draw.uniform(0.1, 10.0, size=5) if shaped else None
+    expected = ridge(own, penalty * (np.ones(5) if shape is None else shape), centre)
+    found = RidgePath.of(own, shape).solution(penalty, centre)
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-7)
+
+
+def test_directions_without_data_keep_the_fleets_value_on_a_path():
+    design, targets = rows(1, outputs=1)
+    design[:, 2] = 0.0
+    found = RidgePath.of(gather(design, targets)).solution(0.0, np.full((1, 5), 7.0))
+    assert found[0, 2] == pytest.approx(7.0)
+    seen = np.linalg.lstsq(design[:, [0, 1, 3, 4]], targets, rcond=None)[0][:, 0]
+    assert found[0, [0, 1, 3, 4]] == pytest.approx(seen)
 
 
 # --- shapes -------------------------------------------------------------------------------------
