@@ -257,16 +257,20 @@ def _announced(run: config.BoundRun, store: SqliteStore, kind: str, cls: type[M]
 
 
 def _renamed(stored: Mapping[str, object], at: str = "run.") -> dict[str, object]:
-    """Return a stored definition with the present name of every key that was renamed since.
+    """Return a stored definition with its present keys, some of which were renamed or removed.
 
     >>> _renamed({"rule": {"name": "median", "before": ["nnm"]}, "seed": 1})
     {'rule': {'name': 'median', 'preaggregation': ['nnm']}, 'seed': 1}
+    >>> _renamed({"settings": {"damping": "subtracted"}}), _renamed({"settings": {"damping": 0.1}})
+    ({'settings': {}}, {'settings': {'damping': 0.1}})
     """
+    removed = {"run.settings.damping": "subtracted"}  # BAFDP's, when it had a second value
     return {
         config.RENAMED.get(f"{at}{key}", key).rpartition(".")[2]: (
             _renamed(value, f"{at}{key}.") if isinstance(value, dict) else value
         )
         for key, value in stored.items()
+        if removed.get(f"{at}{key}", ...) != value
     }
 
 

@@ -7,7 +7,7 @@ term (RSA, BAFDP), by a quadratic one (ASPIRE-EASE), and by a dual that both end
 Interpretation of BAFDP where its text is inconsistent: (18) prints ``+ psi sign(z - w)``, which
 pushes weights away from the consensus, and applies it beside a gradient that contains the same
 term; here the gradient is of the smooth part alone and the l1 term is taken once, as its proximal
-step or its subgradient (``l1_mode``; ``away`` is the printed sign). Algorithm 1 keeps the dual on
+step or its subgradient (``l1_mode``). Algorithm 1 keeps the dual on
 the devices and leaves it out of every message, although the server's (20) needs it: here both ends
 compute it.
 

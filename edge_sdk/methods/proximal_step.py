@@ -11,7 +11,7 @@ from edge_sdk.shared_math.optim import IDENTITY, Transform, stateless
 from edge_sdk.wire.contract.method import Scalars
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
-PROX, SIGN, AWAY = 0.0, 1.0, 2.0
+PROX, SIGN = 0.0, 1.0
 """Values of a task's ``l1_mode``."""
 
 
@@ -46,7 +46,7 @@ def l1_penalty(spec: ParamSpec, z: Vector, reach: float, mode: float = PROX) -> 
         spec: Layout of the vector; only its shared layers have the penalty.
         z: Consensus, shape ``(shared_size,)``.
         reach: Rate times the weight of the l1 term.
-        mode: ``PROX``, ``SIGN`` or ``AWAY``.
+        mode: ``PROX`` or ``SIGN``.
 
     Example:
         At a distance of 0.03 from the consensus, the proximal step stops there and the subgradient
@@ -65,8 +65,7 @@ def l1_penalty(spec: ParamSpec, z: Vector, reach: float, mode: float = PROX) -> 
         before, w = spec.shared(p), spec.shared(moved)
         if mode == PROX:
             return spec.place(moved, z + soft(w - z, reach))
-        away = np.sign(before - z) * w.dtype.type(reach)
-        return spec.place(moved, w + away if mode == AWAY else w - away)
+        return spec.place(moved, w - np.sign(before - z) * w.dtype.type(reach))
 
     return stateless(placed)
 
@@ -95,5 +94,4 @@ def ascent(asked: Scalars) -> Ascent:
         most=asked.get("cons_max", math.inf),
         least=least if rate * least <= 1.0 else 0.999 / rate,
         fading=asked.get("fading", 0.25),
-        is_damped=asked.get("undamped", 0.0) == 0.0,
     )

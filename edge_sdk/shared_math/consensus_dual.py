@@ -32,15 +32,12 @@ class Ascent:
         least: Floor of the damping (kappa_min).
         fading: Power of the firing's index by which the damping falls: 1/4 in BAFDP, 1/8 in the
             readable text of ASPIRE-EASE.
-        is_damped: Whether the damping is subtracted. False adds it, as BAFDP's (17) prints it,
-            which drives every dual to its bound.
     """
 
     rate: float
     most: float
     least: float = 0.0
     fading: float = 0.25
-    is_damped: bool = True
 
     def __post_init__(self) -> None:
         """Refuse unstable settings."""
@@ -91,10 +88,9 @@ def next_dual(dual: Floats, z: Floats, w: Floats, fired: int, ascent: Ascent) ->
     if ascent.rate == 0.0:
         return dual
     kappa = damping(ascent.rate, fired, ascent.least, ascent.fading)
-    held = ascent.rate * kappa if ascent.is_damped else -ascent.rate * kappa
     scalar = dual.dtype.type
     with np.errstate(over="ignore", invalid="ignore"):
-        climbed = dual * scalar(1.0 - held) + (z - w) * scalar(ascent.rate)
+        climbed = dual * scalar(1.0 - ascent.rate * kappa) + (z - w) * scalar(ascent.rate)
     bounded: Floats = np.clip(climbed, scalar(-ascent.most), scalar(ascent.most))
     return bounded
 

@@ -3,7 +3,8 @@
 The wire builds its messages with it, the programs their configuration. A dataclass is its own
 schema: field types define the accepted values, a default makes a field optional, and ``Annotated``
 rules narrow a type (``Annotated[int, Between(1, 64)]``). A field called ``from_`` reads the key
-``from``.
+``from``. A class attribute ``removed`` maps a former key, or ``key=value``, to the sentence that
+refuses it.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def key_of(name: str) -> str:
 
 
 def _dataclass_reader(cls: Form) -> Reader:
-    hints = get_type_hints(cls, include_extras=True)
+    hints, removed = get_type_hints(cls, include_extras=True), getattr(cls, "removed", {})
     slots = {key_of(f.name): (f, _reader(hints[f.name])) for f in fields(cls) if f.init}
     required = [
         key
@@ -201,6 +202,7 @@ def _dataclass_reader(cls: Form) -> Reader:
     def read(value: object, at: FieldPath) -> object:
         if not isinstance(value, Mapping):
             raise at.misfit("a table", value)
+        _refuse_removed(value, removed, at)
         if not at.lenient:
             _refuse_unknown(value, tuple(slots), at)
         for key in required:
@@ -217,6 +219,13 @@ def _dataclass_reader(cls: Form) -> Reader:
             raise SchemaError(at.path, str(error)) from error
 
     return read
+
+
+def _refuse_removed(value: Mapping[Any, Any], removed: Mapping[str, str], at: FieldPath) -> None:
+    for former, why in removed.items():
+        key, _, only = former.partition("=")
+        if key in value and only in ("", value[key]):
+            raise SchemaError(at.key(key).path, why)
 
 
 def _refuse_unknown(value: Mapping[Any, Any], known: tuple[str, ...], at: FieldPath) -> None:

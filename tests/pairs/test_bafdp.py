@@ -117,7 +117,7 @@ def test_the_budget_alone_climbs_to_its_cap_and_its_dual_stays_at_nothing(consen
 
 
 def test_a_proximal_step_stops_at_the_consensus_where_a_subgradient_passes_it(consensus):
-    for mode, after in (("prox", 0.0), ("sign", -0.02), ("away", 0.08)):
+    for mode, after in (("prox", 0.0), ("sign", -0.02)):
         chosen = PLAIN | {"l1_mode": mode, "rate": 0.1, "l1": 0.5}
         fleet = consensus(server(1, **chosen), pulled, {"a": 0.03})
         fleet.place(0.0, a=0.03)  # at its target: the smooth part rests
@@ -456,6 +456,11 @@ def pulled_without(graph, local, settings):
     ("chosen", "key"),
     [
         ({"l1_mode": "proxy"}, "l1_mode"),
+        ({"l1_mode": "away"}, r"settings\.l1_mode: removed; .* tools/experiments/printed_forms.py"),
+        (
+            {"damping": "added"},
+            r"settings\.damping: removed; .* tools/experiments/printed_forms.py",
+        ),
         ({"l1": -1.0}, "l1"),
         ({"rat": 0.1}, "rat"),
         ({"eps_start": 99.0}, "eps_start"),

@@ -7,7 +7,7 @@ here and bounded, never received. Staleness is recorded and bounded; it is no we
 Departures from BAFDP's text: The server's (20) sums duals over the honest clients, which the server
 cannot identify; with unbounded duals of all clients one Byzantine client at 10^6 moves a consensus
 in [0, 3] to 292 645. Hence the bound, by default the l1 weight itself. The regulariser of (17) has
-a sign error that would drive duals apart; both of its terms are subtracted (``Ascent.is_damped``).
+a sign error that would drive duals apart; both of its terms are subtracted.
 The 1/M of (16) is in the devices' rates, so the server takes means over the clients it knows
 (``normalise``).
 """

@@ -1,7 +1,7 @@
 """RSA, DP-RSA, BAFDP and BSFDP: settings, and the engine that they configure.
 
-Where a paper leaves something open or contains an error, its own form is a value that is not the
-default.
+Where a paper leaves something open, its own form is a value that is not the default. Printed forms
+that cannot converge are in ``tools/experiments/printed_forms.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from aggregator.methods.base.quorum import QuorumSettings
 from aggregator.methods.base.types import Setup, has_no_use
@@ -31,10 +31,11 @@ Share = Annotated[float, Between(1e-12, 1.0)]
 Versions = Annotated[int, Between(1, 2**31)]
 Whole = Annotated[int, Between(0, 2**31)]
 Optimiser = Literal["bundle", "sgd", "adam"]
-L1Mode = Literal["prox", "sign", "away"]
+L1Mode = Literal["prox", "sign"]
 
 _OPTIMISERS: Mapping[Optimiser, float] = {"bundle": 0.0, "sgd": 1.0, "adam": 2.0}
-_MODES: Mapping[L1Mode, float] = {"prox": 0.0, "sign": 1.0, "away": 2.0}
+_MODES: Mapping[L1Mode, float] = {"prox": 0.0, "sign": 1.0}
+_PRINTED = "removed; the form that the paper prints is in tools/experiments/printed_forms.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,11 @@ class Bafdp:
         optimiser: Optimiser of the smooth part of a step.
         l1: Weight of the l1 term (psi).
         l1_mode: ``prox``, stable if ``rate * l1`` is below the length of a step (a device that it
-            stops at the consensus no longer shows its direction); the subgradient ``sign``; or
-            ``away``, the sign that (18) prints.
+            stops at the consensus no longer shows its direction); or the subgradient ``sign``.
         server_rate: Step of the consensus (alpha_z).
         normalise: ``mean`` over the known devices, or the paper's ``sum``.
         dual_rate: Step of the consensus duals (alpha_phi).
         dual_max: Bound of the duals (phi_max); left out: ``l1``. The paper's ``inf`` is not robust.
-        damping: ``subtracted``, or ``added`` as (17) prints it.
         kappa_min: Floor of the damping.
         regulariser: ``gradnorm``, the mean norm of the loss's gradient in the data, which needs a
             second differentiation of the training graph; or ``off``.
@@ -80,6 +79,8 @@ class Bafdp:
         max_staleness: Ingress refuses staler updates; below it updates count at any age.
     """
 
+    removed: ClassVar[Mapping[str, str]] = {"damping": _PRINTED, "l1_mode=away": _PRINTED}
+
     steps: Steps = 1
     rate: Rate = 1e-3
     optimiser: Optimiser = "adam"
@@ -89,7 +90,6 @@ class Bafdp:
     normalise: Literal["mean", "sum"] = "mean"
     dual_rate: Rate = 0.05
     dual_max: Annotated[float, Between(0.0)] | None = None
-    damping: Literal["subtracted", "added"] = "subtracted"
     kappa_min: Weight = 0.0
     regulariser: Literal["gradnorm", "off"] = "gradnorm"
     eps_cap: Annotated[float, Between(1e-9, 1e9)] = 30.0
@@ -142,7 +142,7 @@ class Bafdp:
     def ascent(self) -> Ascent:
         """Return the step settings of the consensus duals."""
         most = self.l1 if self.dual_max is None else self.dual_max
-        return Ascent(self.dual_rate, most, self.kappa_min, is_damped=self.damping == "subtracted")
+        return Ascent(self.dual_rate, most, self.kappa_min)
 
     def numbers(self, _version: int) -> Mapping[str, float]:
         """Return the numbers of a task."""
@@ -324,8 +324,6 @@ def climbing(ascent: Ascent, check_every: int) -> dict[str, float]:
         del kept["kappa_min"]
     if ascent.fading != _FADING:
         kept["fading"] = ascent.fading
-    if not ascent.is_damped:
-        kept["undamped"] = 1.0
     return kept | {"check_every": float(check_every)}
 
 

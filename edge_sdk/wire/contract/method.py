@@ -258,7 +258,7 @@ _PULL = (  # local steps under an l1 penalty, and the dual's ascent, computed at
     RATE,
     Number("optimiser", 0, 2),  # the bundle's, plain steps, Adam
     Number("l1", 0.0, 1e9),
-    Number("l1_mode", 0, 2),  # proximal step, subgradient, or subgradient with reversed sign
+    Number("l1_mode", 0, 1),  # proximal step, or subgradient
     Number("jacobi", *_FLAG),  # the answer holds the weights before the step
 )
 _DUAL = (
@@ -266,7 +266,7 @@ _DUAL = (
     Number("cons_max", 0.0, 3.4e38),  # left out: unbounded
     Number("kappa_min", 0.0, 1e9),
     Number("fading", 0.0, 1.0),
-    Number("undamped", *_FLAG),
+    Number("undamped", 0, 0),  # reserved
     Number("counted", *_FLAG),  # the previous answer was counted: both ends take the dual's step
     Number("check_every", 0, 2**31),
 )

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.methods.proximal_step import (
-    AWAY,
     PROX,
     SIGN,
     ascent,
@@ -34,7 +33,7 @@ def stepped(one, p, g=(0.0, 0.0, 0.0)):
     return step(optimiser, p, np.array(g), optimiser.init(p), after)[0]
 
 
-@pytest.mark.parametrize("mode", [PROX, SIGN, AWAY])
+@pytest.mark.parametrize("mode", [PROX, SIGN])
 def test_a_personal_layer_is_pulled_by_nothing(mode):
     one = pull(sgd(0.1), dual=(0.3, -0.3), reach=0.2, mode=mode, prox=2.0)
     assert stepped(one, (1.0, 1.0, 5.0))[2] == 5.0

@@ -53,13 +53,6 @@ def test_no_rate_is_no_dual_at_all():
     assert next_dual(dual, np.full(3, np.inf), np.zeros(3), 0, Ascent(0.0, 1.0)) is dual
 
 
-def test_the_printed_sign_drives_a_dual_to_its_bound():
-    dual, rest = np.full(1, 0.01), np.zeros(1)
-    for fired in range(60):
-        dual = next_dual(dual, rest, rest, fired, Ascent(0.1, 0.5, is_damped=False))
-    assert dual == [0.5]
-
-
 def test_a_damping_that_overshoots_is_refused():
     with pytest.raises(ValueError, match="at most 1"):
         Ascent(rate=0.5, most=1.0, least=3.0)
