@@ -13,8 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from edge_sdk.app.cli import installed_version
 from edge_sdk.wire.errors import Reason
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 _ROUND_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
 _LAG_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 

@@ -37,7 +37,7 @@ SCHEMA = 1
 
 STALE = 60.0  # s without an iteration of the loop after which the daemon counts as dead
 DEADLINE = 5.0  # s for a whole request, including the header
-POLICY = "default-src 'none'; style-src 'self'; img-src 'self'"
+POLICY = "default-src 'none'; style-src 'self'"
 AT_ONCE = 4  # requests answered concurrently
 MOST = 256  # connections with an incomplete request; as many complete ones may be queued
 LARGEST = 8192  # bytes of a request
@@ -304,9 +304,7 @@ class _Request(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header(
-            "Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'"
-        )
+        self.send_header("Content-Security-Policy", POLICY)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)

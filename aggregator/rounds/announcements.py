@@ -125,14 +125,6 @@ def bundle(root: Ends, message: BundleMessage) -> Publication:
     return Publication(topics.common(root.fleet, "bundle"), root.to_all(message, ROOT))
 
 
-def is_same_run(said: BundleMessage, wanted: BundleMessage) -> bool:
-    """Return whether two bundle announcements describe the same run; serials may differ."""
-    return all(
-        getattr(said, name) == getattr(wanted, name)
-        for name in ("name", "version", "digest", "spec", "method", "shared", "encs")
-    )
-
-
 def body(run: BoundRun, task: Task, *, number: int) -> Body:
     """Encode the model of a task as a content body."""
     content = ContentBody(

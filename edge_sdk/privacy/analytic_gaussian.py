@@ -16,24 +16,6 @@ _ROUNDING = 4.0 * 2.0**-53
 _HALVINGS = 200
 
 
-def delta_of(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
-    """Return the exact δ at which noise of ``sigma`` is (ε, δ)-private.
-
-    The second term is evaluated as exp(ε + log Φ(·)): as a product it overflows from ε = 710 and is
-    wrong long before.
-
-    Raises:
-        ValueError: A sigma or sensitivity that is not positive, or a negative epsilon.
-
-    Example:
-        >>> f"{delta_of(4.844805262605, 1.0):.1e}", f"{delta_of(0.069212, 70.0):.3f}"
-        ('4.1e-08', '0.989')
-    """
-    if not (sigma > 0.0 and sensitivity > 0.0 and epsilon >= 0.0):
-        raise ValueError(f"sigma {sigma}, epsilon {epsilon}, sensitivity {sensitivity}")
-    return _delta(sigma / sensitivity, epsilon)[0]
-
-
 def sigma_for(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """Return the smallest noise that is (ε, δ)-private, rounded up.
 

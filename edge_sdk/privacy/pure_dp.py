@@ -7,24 +7,6 @@ import math
 from edge_sdk.privacy.normal_distribution import log_cdf
 
 
-def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
-    """Return the scale b = Δ₁/ε of Laplace noise that is ε-private.
-
-    Args:
-        epsilon: Above 0.
-        sensitivity: Largest L1 distance of neighbouring inputs: d·Δ for d readings.
-
-    Raises:
-        ValueError: Numbers that are not positive.
-
-    >>> laplace_scale(0.5, 2.0)
-    4.0
-    """
-    if not (epsilon > 0.0 and sensitivity > 0.0):
-        raise ValueError(f"epsilon {epsilon}, sensitivity {sensitivity}")
-    return sensitivity / epsilon
-
-
 def kept_share(epsilon: float) -> float:
     """Return the probability that ``sign_flip`` keeps a sign: e^ε / (1 + e^ε).
 

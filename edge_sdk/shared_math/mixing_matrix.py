@@ -163,22 +163,6 @@ def check(weights: Matrix, *, negative: bool = False) -> None:
         raise TopologyError("differences between devices never fade: not connected, or swapped")
 
 
-def kept_at_home(
-    own: float, theirs: Mapping[str, float], missing: Iterable[str]
-) -> tuple[float, dict[str, float]]:
-    """Return a device's row of a step in which some neighbours were missing.
-
-    Their weight is added to its own model's. Both ends of a link must do so, or the average of all
-    moves; then the matrix is still symmetric, and its rows still sum to 1.
-
-    >>> kept_at_home(0.5, {"a": 0.25, "b": 0.25}, ["b"])
-    (0.75, {'a': 0.25})
-    """
-    gone = frozenset(missing)
-    left = {name: theirs[name] for name in sorted(theirs) if name not in gone}
-    return own + sum(theirs[name] for name in sorted(theirs) if name in gone), left
-
-
 def _with_own(taken: Matrix) -> Matrix:
     """Set the diagonal to 1 minus the rest of the row."""
     out = taken.copy()

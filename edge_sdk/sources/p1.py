@@ -22,7 +22,6 @@ _START = re.compile(rb"/[A-Za-z]{3}[0-9A-Za-z]")
 _LINE = re.compile(r"(\d{1,3}-\d{1,3}:\d{1,3}\.\d{1,3}\.\d{1,3})((?:\([^()]*\))+)")
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?")
 _CLOCK, _SERIALS = "0-0:1.0.0", ("0-0:96.1.1", "0-0:96.1.0")
-_TOTALS = ("1-0:1.8.", "1-0:2.8.")
 _SEALED = re.compile(rb"\xdb\x08[A-Z]{3}.{5}\x82", re.DOTALL)  # AES-GCM: Luxembourg, Austria
 _STARTS = 4  # candidates for a telegram's first byte in a noisy buffer
 

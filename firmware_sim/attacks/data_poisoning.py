@@ -15,8 +15,6 @@ import numpy as np
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.data import Scaled
 
-Spoil = Callable[[Scaled], Scaled]
-
 
 def poisoned(frame: Any, features: Iterable[Any], bound: BoundAttack, seed: int) -> Any:  # noqa: ANN401 - the SDK's own frame
     """Return a frame in which the target is changed by an attack.

@@ -30,7 +30,6 @@ from aggregator.rules import NOTHING, Memory, Rows, Rule, RuleVerdict, TooFewRow
 from edge_sdk.wire.contract.method import Half
 from edge_sdk.wire.schema import Length, Matches, SchemaError
 
-Label = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Members = Annotated[tuple[str, ...], Length(1, 1_000_000)]
 UNLISTED = "unlisted"
 """The cluster of every client that is in no configured cluster."""

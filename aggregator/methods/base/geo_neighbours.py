@@ -46,17 +46,6 @@ class NeighbourGraph:
         return out
 
 
-def haversine(one: Site, other: Site) -> float:
-    """Return the great-circle distance of two sites in km.
-
-    >>> round(haversine((0.0, 0.0), (0.0, 180.0)), 3)  # half around
-    20015.114
-    >>> round(haversine((40.0, -105.0), (40.0, -105.1)), 3)
-    8.518
-    """
-    return float(distances([Place(*one), Place(*other)])[0, 1])
-
-
 def within(sites: Mapping[str, Site], threshold: float | None = None) -> NeighbourGraph:
     """Return the pairs of sites at most ``threshold`` km apart; sites at one place are no pair.
 

@@ -39,7 +39,6 @@ STEP_LEAP = 2**24  # exchanges that a neighbour may be ahead
 SERIAL_LEAP = 2**40  # announcements that one may skip: a restore of a backup leaps by 2^20
 HEADER_LIMIT = 4096
 CHUNK_LIMIT = 32768
-CHUNK_FLOOR = 8192
 BODY_LIMIT = 8 * 1024 * 1024
 CHUNKS_LIMIT = 256
 SCALARS_LIMIT = 2_097_152

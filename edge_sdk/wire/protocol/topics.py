@@ -165,8 +165,3 @@ def aggregator_filters(fleet: str, group: str | None = None) -> tuple[str, ...]:
     """
     uplink = f"{ROOT}/{fleet}/+/up/+"
     return (f"$share/{group}/{uplink}" if group else uplink, f"{ROOT}/{fleet}/+/status")
-
-
-def worker_filter(fleet: str, worker: str) -> str:
-    """Return the filter for chunks that are addressed to one worker."""
-    return f"{ROOT}/{fleet}/+/up/chunk/{worker}"

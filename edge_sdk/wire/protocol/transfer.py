@@ -167,10 +167,6 @@ class Sending:
             self._heard = max(self._heard, now)
         return chosen
 
-    def unsent(self, index: int) -> None:
-        """Undo ``due`` for one chunk: the link had no room for it."""
-        self._flying &= ~(1 << index)
-
     def piece(self, index: int) -> bytes:
         """Return chunk ``index``: exactly ``chunk`` bytes, the last one shorter.
 
@@ -184,10 +180,6 @@ class Sending:
     def is_stalled(self, now: float) -> bool:
         """Return whether no report came within 10 s after the last chunk: time to offer again."""
         return now - self._heard >= SILENCE
-
-    def forget_grant(self) -> None:
-        """Stop sending until a new grant: the link or the receiver is gone."""
-        self._flying = self._window = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.privacy.analytic_gaussian import (
+    _delta,
     classical_sigma,
-    delta_of,
     epsilon_of,
     extra_sigma,
     sigma_for,
 )
 from edge_sdk.privacy.normal_distribution import cdf, log_cdf
-from edge_sdk.privacy.pure_dp import advanced, debias, epsilon_of_sign, kept_share, laplace_scale
+from edge_sdk.privacy.pure_dp import advanced, debias, epsilon_of_sign, kept_share
 
 DELTA = 1e-5
 TABLE = [  # epsilon, classical, analytic, true epsilon and true delta of the classical one
@@ -47,7 +47,7 @@ def test_the_table_of_noise_for_a_guarantee(row):
     assert sigma == pytest.approx(classical, abs=6e-7)
     assert sigma_for(epsilon, DELTA) == pytest.approx(analytic, abs=6e-7)
     assert epsilon_of(sigma, DELTA) == pytest.approx(true_epsilon, rel=1e-4)
-    assert delta_of(sigma, epsilon) == pytest.approx(true_delta, rel=0.05)
+    assert _delta(sigma, epsilon)[0] == pytest.approx(true_delta, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_many_gaussian_releases_are_one_with_less_noise(z, times, epsilon):
 @given(st.floats(1e-3, 300), st.floats(1e-12, 0.4))
 def test_calibration_errs_to_the_safe_side_and_no_further(epsilon, delta):
     sigma = sigma_for(epsilon, delta)
-    assert delta_of(sigma, epsilon) <= delta
-    assert delta_of(sigma * (1 - 1e-6), epsilon) > delta
+    assert _delta(sigma, epsilon)[0] <= delta
+    assert _delta(sigma * (1 - 1e-6), epsilon)[0] > delta
     assert epsilon_of(sigma, delta) == pytest.approx(epsilon, rel=1e-5)
 
 
@@ -144,7 +144,6 @@ def test_what_secret_sampling_would_earn_is_what_we_do_not_claim():
 
 
 def test_pure_mechanisms():
-    assert laplace_scale(0.5, 2.0) == 4.0
     assert advanced(0.1, 100, 1e-5) == pytest.approx(5.85024, abs=1e-5)
     assert kept_share(1.0) == pytest.approx(0.73105858, abs=1e-8)
     assert debias(1.0) == pytest.approx(2.16395341, abs=1e-8)
@@ -172,10 +171,10 @@ def test_more_noise_on_top_of_the_least():
         lambda: sigma_for(1.0, 1.0),
         lambda: epsilon_of(0.0, DELTA),
         lambda: epsilon_of(1.0, DELTA, sensitivity=0.0),
-        lambda: delta_of(1.0, -1.0),
+        lambda: sigma_for(-1.0, DELTA),
         lambda: sigma_for(math.nan, DELTA),
         lambda: sigma_for(math.inf, DELTA),
-        lambda: laplace_scale(0.0),
+        lambda: sigma_for(1.0, -0.1),
     ],
 )
 def test_numbers_without_meaning_are_refused(wrong):

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from edge_sdk.methods.peer_mixing import average
 from edge_sdk.shared_math.mixing_matrix import (
     TopologyError,
     adjacency,
     best_constant,
     check,
-    kept_at_home,
     maximum_degree,
     metropolis,
     metropolis_row,
@@ -112,7 +112,9 @@ def test_missing_links_leave_a_matrix_that_moves_no_average(graph, data):
     for number, row in enumerate(weights):
         theirs = {str(j): float(row[j]) for j in np.flatnonzero(graph[number])}
         gone = [str(b if a == number else a) for a, b in lost if number in (a, b)]
-        own, left = kept_at_home(float(row[number]), theirs, gone)
+        left = {name: weight for name, weight in theirs.items() if name not in gone}
+        shares = np.array([*left.values()])
+        (own,) = average(np.ones(1), np.zeros((len(left), 1)), shares)
         after[number, number] = own
         for name, weight in left.items():
             after[number, int(name)] = weight

@@ -5,16 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.methods.base.geo_neighbours import haversine, read, within
+from aggregator.graph.sites import Site, distances
+from aggregator.methods.base.geo_neighbours import read, within
 from edge_sdk.wire.schema import SchemaError
 
 TOWN = {"a": (40.0, -105.0), "b": (40.01, -105.0), "c": (40.0, -105.03), "d": (41.0, -105.0)}
 
 
 def test_distances_are_those_of_a_sphere():
-    assert haversine((0.0, 179.9), (0.0, -179.9)) == pytest.approx(22.239, abs=1e-3)
-    assert haversine((89.0, 0.0), (89.0, 180.0)) == pytest.approx(222.39, abs=1e-2)
-    assert haversine(TOWN["a"], TOWN["b"]) == haversine(TOWN["b"], TOWN["a"])
+    def apart(one, other):
+        return distances([Site(*one), Site(*other)])[0, 1]
+
+    assert apart((0.0, 0.0), (0.0, 180.0)) == pytest.approx(20015.114, abs=1e-3)  # half around
+    assert apart((40.0, -105.0), (40.0, -105.1)) == pytest.approx(8.518, abs=1e-3)
+    assert apart((0.0, 179.9), (0.0, -179.9)) == pytest.approx(22.239, abs=1e-3)
+    assert apart((89.0, 0.0), (89.0, 180.0)) == pytest.approx(222.39, abs=1e-2)
+    assert apart(TOWN["a"], TOWN["b"]) == apart(TOWN["b"], TOWN["a"])
 
 
 def test_neighbours_lie_within_the_median_distance_or_within_what_is_said():
