@@ -43,7 +43,8 @@ from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import Folded, RoundEngine
 from aggregator.rounds.split_driver import SplitDriver, Words
 from aggregator.rounds.task_dispatch import Asking, Peers
-from aggregator.store import DatabaseFullError, SqliteStore
+from aggregator.store.errors import DatabaseFullError
+from aggregator.store.opener import open_store
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock, SystemClock
@@ -113,7 +114,7 @@ class Daemon:
     ) -> None:
         run, signer = bind(config), run_setup.signer(config)
         self.config, self._clock = config, clock
-        self._store = self._closing.enter_context(SqliteStore.open(config.database))
+        self._store = self._closing.enter_context(open_store(config.database))
         begun = run_setup.check(run, self._store, signer)
         state, saved = run_setup.resumed(run, self._store, begun.run)
         self._registry = Registry(self._store)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire import keys
 from firmware_sim.fleet.run_files import toml
@@ -265,7 +265,7 @@ def test_a_devices_state_is_held_or_newer(meter):
 
 
 def test_an_aggregators_state_is_held_or_newer(fleet):
-    with SqliteStore.open(Path("state/aggregator.db")):
+    with open_store(Path("state/aggregator.db")):
         for word in ("run", "announce"):
             said = sentence("gridfed-aggregator", word, code=TEMPORARY, hint=False)
             assert "another process holds this database" in said

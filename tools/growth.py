@@ -25,9 +25,10 @@ sys.path.insert(0, str(ROOT))
 from aggregator.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
-from aggregator.store import SqliteStore, state_codec
+from aggregator.store import state_codec
 from aggregator.store.sequence_ledger import Ledger
 from aggregator.store.sequence_ledger import LedgerRow as Settled
+from aggregator.store.sqlite import SqliteStore
 from aggregator.store.types import JournalEntry, Retention, RunRecord, Version
 from edge_sdk.forecasting.series import Reading, Series, SeriesRow
 from edge_sdk.privacy.event import PrivacyCharge

@@ -19,7 +19,7 @@ from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig, bind
 from aggregator.operations.enrolment import keys_of
 from aggregator.operations.run_setup import found
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.wire.keys import SigningKey
@@ -49,7 +49,7 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
     """Sign keys and bundle, begin a run if one is due, and report what devices need."""
     root, online = load_keys(args, config)
     bound = bind(config)
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         done = found(
             bound,
             store,

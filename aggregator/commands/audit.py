@@ -19,8 +19,8 @@ from aggregator.audit.delivery_audit import Books, DeliveryVerdict, judge
 from aggregator.audit.recompute import Audit, recompute
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import CommandError, require_database
-from aggregator.store import SqliteStore
-from aggregator.store.types import Horizon
+from aggregator.store.opener import open_store
+from aggregator.store.types import Horizon, Store
 from edge_sdk.app.cli import RUNTIME, CommandResult
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link import link_trace
@@ -42,7 +42,7 @@ def run(args: Namespace) -> CommandResult:
     """
     config = require_database(configs.AggregatorConfig.load(args.config))
     bound = configs.bind(config)
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         horizon = store.horizon()
         found = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
         told = judge(lines(Path(args.devices)), books(store)) if args.devices else None
@@ -77,7 +77,7 @@ def since(found: Audit, horizon: Horizon) -> list[str]:
     return said
 
 
-def books(store: SqliteStore) -> Books:
+def books(store: Store) -> Books:
     """Read the records of every number from a database."""
     return Books(
         store.settled(),

@@ -11,7 +11,7 @@ from pathlib import Path
 from aggregator.commands.arguments import add_config_option
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 
 
@@ -25,7 +25,7 @@ def run(args: Namespace) -> CommandResult:
     """Copy the database while the daemon runs."""
     config = require_database(AggregatorConfig.load(args.config))
     target = Path(args.file)
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         store.backup(target)
         begun = store.run()
         after = store.closed_by(begun.run, store.first(begun.run).upto) if begun else 0

@@ -116,7 +116,7 @@ def write_access_rules(args: Namespace) -> CommandResult:
     from aggregator.config import AggregatorConfig, settings_of  # noqa: PLC0415 - only this needs a fleet
     from aggregator.methods.base.geo_neighbours import read  # noqa: PLC0415 - as above
     from aggregator.methods.peers.peer_topology import ExchangeSettings  # noqa: PLC0415 - as above
-    from aggregator.store import SqliteStore  # noqa: PLC0415 - as above
+    from aggregator.store.opener import open_store  # noqa: PLC0415 - as above
 
     config = AggregatorConfig.load(args.config)
     if not config.database.exists():
@@ -124,7 +124,7 @@ def write_access_rules(args: Namespace) -> CommandResult:
             f"broker access: {config.database} does not exist: this fleet is not set up",
             hint=f"gridfed-aggregator init {config.file}",
         )
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         devices = [one.id for one in store.clients() if one.state != "revoked"]
     near: dict[str, set[str]] = {}
     settings = settings_of(config)

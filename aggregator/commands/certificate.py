@@ -16,7 +16,7 @@ from aggregator import config as configs
 from aggregator.analysis.lipschitz_bound import LipschitzBoundError, certificate
 from aggregator.commands.arguments import add_config
 from aggregator.operations.run_setup import resumed
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import USAGE, CommandResult, Failure
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -75,7 +75,7 @@ def _present(run: configs.BoundRun) -> tuple[Vector, str]:
     """Return the newest saved common model, and its description."""
     if not run.config.database.exists():
         return run.spec.shared(run.bundle.initial), FIRST
-    with SqliteStore.open(run.config.database, read_only=True) as store:
+    with open_store(run.config.database, read_only=True) as store:
         begun = store.run()
         if begun is None:
             return run.spec.shared(run.bundle.initial), FIRST

@@ -17,7 +17,7 @@ from aggregator.analysis.credit_heatmap import given, received, svg, table
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import CommandError, require_database
 from aggregator.config import AggregatorConfig
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 
 
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Show the credit weights of the devices' models, by round."""
     config = require_database(AggregatorConfig.load(args.config))
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         begun = store.run()
         closed = store.versions(begun.run) if begun is not None else []
     weighed = {v.version: v.report["credit"] for v in closed if v.moved and "credit" in v.report}

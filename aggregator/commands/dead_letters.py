@@ -19,7 +19,8 @@ from aggregator import config as configs
 from aggregator.commands.arguments import add_config_option
 from aggregator.ingress.dead_letters import DeadLetters, Letter, LetterError, forget
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.store import DatabaseBusyError, SqliteStore
+from aggregator.store.errors import DatabaseBusyError
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 
 EVERY = "_all"
@@ -86,7 +87,7 @@ def _clear(config: configs.AggregatorConfig, letters: DeadLetters, name: str) ->
         letters.letter(name)
     try:
         exists = config.database.exists()
-        with SqliteStore.open(config.database) if exists else nullcontext():
+        with open_store(config.database) if exists else nullcontext():
             count = forget(letters, name)
     except DatabaseBusyError:
         leave(config.inbox, ControlOrder("clear", name))

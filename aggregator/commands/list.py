@@ -10,7 +10,7 @@ from argparse import Namespace
 from aggregator.commands.arguments import add_config
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 
 add_arguments = add_config
@@ -19,7 +19,7 @@ add_arguments = add_config
 def run(args: Namespace) -> CommandResult:
     """List the devices and their state."""
     config = require_database(AggregatorConfig.load(args.config))
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         unusable = store.unusable()
         rows = [
             {

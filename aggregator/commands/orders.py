@@ -5,7 +5,8 @@ from __future__ import annotations
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder, apply, leave, renewal
-from aggregator.store import DatabaseBusyError, SqliteStore
+from aggregator.store.errors import DatabaseBusyError
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 
 
@@ -13,10 +14,10 @@ def apply_orders(config: AggregatorConfig, orders: list[ControlOrder]) -> Comman
     """Apply orders here, or queue them for the daemon that has the database open."""
     require_database(config)
     try:
-        with SqliteStore.open(config.database) as store:
+        with open_store(config.database) as store:
             done = [apply(order, store) for order in orders]
     except DatabaseBusyError:
-        with SqliteStore.open(config.database, read_only=True) as store:
+        with open_store(config.database, read_only=True) as store:
             anew = [renewal(order, store) for order in orders]
         for order in orders:
             leave(config.inbox, order)

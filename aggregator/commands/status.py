@@ -19,7 +19,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.ingress.dead_letters import DeadLetters
 from aggregator.operations.http_status import SCHEMA, round_line
 from aggregator.operations.operator_alerts import offline
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.settings import SettingsError
 
@@ -52,7 +52,7 @@ def read_page(config: AggregatorConfig) -> dict[str, Any] | None:
 def _from_store(config: AggregatorConfig) -> dict[str, Any]:
     """Return the status from the store, of a daemon that is not running."""
     require_database(config)
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         begun = store.run()
         if begun is None:
             raise SettingsError(f"{config.database} has no run yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from aggregator.store import DatabaseError, is_about_values, is_from_database
+from aggregator.store.errors import DatabaseError, is_about_values, is_from_database
 
 FIRST_WAIT = 1.0  # s before a step that met a defect is retried; doubles
 LONGEST_WAIT = 60.0  # s

@@ -28,7 +28,7 @@ from aggregator.ingress.replies import Reply, Taken, Voice, pause, subject
 from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.ingress.update_admission import UpdateAdmission
 from aggregator.ingress.uploads import Uploads
-from aggregator.store import DatabaseFullError
+from aggregator.store.errors import DatabaseFullError
 from aggregator.store.sequence_ledger import LedgerRow, hear
 from aggregator.store.types import Store
 from edge_sdk.app.cli import fields

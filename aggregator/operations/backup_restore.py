@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.config import AggregatorConfig
-from aggregator.store import SqliteStore, alone
+from aggregator.store.opener import alone, open_store
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import tighten
 from edge_sdk.wire.protocol import topics
@@ -68,7 +68,7 @@ def _copied(config: AggregatorConfig, backup: Path, fresh: Path) -> tuple[int, i
             hint=f"a copy that lies there already is adopted: gridfed-aggregator announce "
             f"{config.file}",
         )
-    with SqliteStore.open(backup, read_only=True) as copy:
+    with open_store(backup, read_only=True) as copy:
         begun, faults = copy.run(), copy.integrity()
         if faults:
             raise RestoreError(f"{backup} is damaged: {faults[0]}", hint="take an older backup")

@@ -16,7 +16,7 @@ from types import FrameType
 
 from aggregator.config import AggregatorConfig, BoundRun, bind
 from aggregator.operations import run_setup
-from aggregator.store import SqliteStore
+from aggregator.store.types import Store
 from edge_sdk.app.cli import USAGE, Failure, StopSignal
 from edge_sdk.wire.errors import WireError
 
@@ -89,7 +89,7 @@ def why_not(key: str) -> str:
     return RESTART.get(key) or RESTART.get(key.partition(".")[0]) or _DEFINES
 
 
-def again(run: BoundRun, store: SqliteStore, environ: Mapping[str, str] = os.environ) -> BoundRun:
+def again(run: BoundRun, store: Store, environ: Mapping[str, str] = os.environ) -> BoundRun:
     """Read the configuration again; return the run bound to it.
 
     Everything is checked as at a start. Nothing is changed here.

@@ -17,9 +17,9 @@ import numpy as np
 from aggregator import config
 from aggregator.methods import Course
 from aggregator.rounds import announcements as announce
-from aggregator.store import SqliteStore, types
+from aggregator.store import types
 from aggregator.store.state_codec import flatten, layout, rebuild
-from aggregator.store.types import DownloadBody
+from aggregator.store.types import DownloadBody, Store
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.app.permissions import require_private
 from edge_sdk.wire.errors import Refused
@@ -87,7 +87,7 @@ def said_norm(run: config.BoundRun) -> float | None:
 
 def found(
     run: config.BoundRun,
-    store: SqliteStore,
+    store: Store,
     *,
     root: SigningKey,
     online: bytes,
@@ -127,7 +127,7 @@ def found(
     return Founded(number, is_new=True, continued=continued)
 
 
-def differences(run: config.BoundRun, store: SqliteStore, begun: types.RunRecord) -> list[str]:
+def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:
     """Return the differences between the configuration and the run in force, as sentences."""
     said = _announced(run, store, "bundle", BundleMessage)
     wanted = announce.bundle_message(run, number=begun.run, serial=1)
@@ -157,7 +157,7 @@ def signer(said: config.AggregatorConfig) -> SigningKey:
     return key
 
 
-def check(run: config.BoundRun, store: SqliteStore, online: SigningKey) -> types.RunRecord:
+def check(run: config.BoundRun, store: Store, online: SigningKey) -> types.RunRecord:
     """Return the run that the daemon continues, after checking store, keys and configuration.
 
     Raises:
@@ -190,7 +190,7 @@ def check(run: config.BoundRun, store: SqliteStore, online: SigningKey) -> types
     return begun
 
 
-def _check_quorum(run: config.BoundRun, store: SqliteStore) -> None:
+def _check_quorum(run: config.BoundRun, store: Store) -> None:
     """Refuse a quorum larger than the number of enrolled devices."""
     enrolled = sum(client.state != "revoked" for client in store.clients())
     if run.ask.personal and run.rounds.enough > enrolled:
@@ -213,7 +213,7 @@ def _record(run: config.BoundRun, number: int) -> types.RunRecord:
 
 
 def _start(
-    run: config.BoundRun, store: SqliteStore, before: types.RunRecord | None
+    run: config.BoundRun, store: Store, before: types.RunRecord | None
 ) -> tuple[Course, bool]:
     """Continue from the last run's model if the shared layout is the same."""
     first = run.first_state()
@@ -223,9 +223,7 @@ def _start(
     return run.half.init(np.asarray(leaves["w"])), True
 
 
-def resumed(
-    run: config.BoundRun, store: SqliteStore, number: int
-) -> tuple[Course, types.SavedState]:
+def resumed(run: config.BoundRun, store: Store, number: int) -> tuple[Course, types.SavedState]:
     """Return a run's state and its saved record.
 
     Raises:
@@ -235,7 +233,7 @@ def resumed(
     return rebuild(run.first_state(), saved.leaves), saved
 
 
-def _announced(run: config.BoundRun, store: SqliteStore, kind: str, cls: type[M]) -> M:
+def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M:
     fleet, root = run.config.fleet, config.root_of(run.config)
     payload = store.announcements().get(topics.common(fleet, kind), b"")
     try:

@@ -19,8 +19,7 @@ from aggregator.metrics import Metrics
 from aggregator.operations.http_status import Snapshot, round_line
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.rounds.round_engine import RoundEngine, restored
-from aggregator.store import SqliteStore
-from aggregator.store.types import Version
+from aggregator.store.types import Store, Version
 from edge_sdk.wire.link.transport import Transport
 
 DISK_FLOOR = 64 * 1024 * 1024  # free bytes below which the daemon is not ready
@@ -64,7 +63,7 @@ class StatusView:
     fold: RoundEngine
     intake: MessageIngress
     registry: Registry
-    store: SqliteStore
+    store: Store
     link: Transport
     backlog: Sized
     upkeep: OperatorAlerts

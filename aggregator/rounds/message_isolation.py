@@ -20,8 +20,8 @@ from aggregator.metrics import Metrics
 from aggregator.rounds.publisher import Publisher
 from aggregator.rounds.round_engine import RoundEngine
 from aggregator.rounds.split_driver import SplitDriver
-from aggregator.store import DatabaseFullError, SqliteStore
-from aggregator.store.types import JournalEntry
+from aggregator.store.errors import DatabaseFullError
+from aggregator.store.types import JournalEntry, Store
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.wire.link.transport import Message
@@ -49,7 +49,7 @@ class Isolation:
         faults: Consecutive defects of each step.
     """
 
-    store: SqliteStore
+    store: Store
     fold: RoundEngine
     stage: SplitDriver
     outgoing: Publisher

@@ -18,9 +18,8 @@ from aggregator.methods import ABANDON, AGAIN, OPEN, Course
 from aggregator.rounds import announcements as announce
 from aggregator.rounds import task_dispatch
 from aggregator.rounds.announcements import OVERLAP, Body, Ends, Opening, Phase, Publication
-from aggregator.store import SqliteStore
 from aggregator.store.state_codec import changed, digest, flatten
-from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Timer, Version
+from aggregator.store.types import DownloadBody, JournalEntry, PendingTask, Store, Timer, Version
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
 from edge_sdk.app.settings import seconds
@@ -95,7 +94,7 @@ class RoundEngine:
         state: Course,
         timers: tuple[Timer, ...],
         *,
-        store: SqliteStore,
+        store: Store,
         ends: Ends,
         clock: Clock,
         devices: Callable[[], int],

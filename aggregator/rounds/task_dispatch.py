@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aggregator.store import SqliteStore
-from aggregator.store.types import DownloadBody, PendingTask
+from aggregator.store.types import DownloadBody, PendingTask, Store
 from edge_sdk.wire.contract.method import Array, Ask, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.protocol import messages
@@ -147,7 +146,7 @@ class Asking:
 
     def __init__(
         self,
-        store: SqliteStore,
+        store: Store,
         run: int,
         spec: bytes,
         now: float,

@@ -6,9 +6,10 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+from aggregator.store.event_codec import pack_event, unpack_event
 from aggregator.store.schema import fact, has_pruned, put_fact
 from aggregator.store.sequence_ledger import Key
-from aggregator.store.types import Applied, JournalEntry, Pruned, pack_event, unpack_event
+from aggregator.store.types import Applied, JournalEntry, Pruned
 from edge_sdk.wire.contract.method import Due, Event, Member, Played, Update
 from edge_sdk.wire.link.link_trace import vector_digest
 

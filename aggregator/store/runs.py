@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
 
-from aggregator.store.types import RunRecord, Timer, Version, pack_timers, unpack_timers
+from aggregator.store.event_codec import pack_timers, unpack_timers
+from aggregator.store.types import RunRecord, Timer, Version
 
 
 class Reach(NamedTuple):

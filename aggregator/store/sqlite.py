@@ -1,16 +1,15 @@
 """Provide the store on SQLite, with all its transactions.
 
 Every public method that writes is one transaction, durable before it returns (write-ahead log,
-``synchronous=FULL``), or part of the one that ``transaction`` holds open; transactions begin and
-end nowhere else. A single process locks the file; ``types.Store`` defines the interface of another
-implementation.
+``synchronous=FULL``), or part of the one that ``transaction`` holds open. A single process locks the
+file. ``types.Store`` describes every method in full.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,10 +25,11 @@ from aggregator.store import (
     states,
     tasks,
 )
-from aggregator.store.errors import DatabaseError, database_error
+from aggregator.store.errors import DatabaseError
 from aggregator.store.runs import Reach
 from aggregator.store.schema import fact, put_fact
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
+from aggregator.store.transactions import Transactions
 from aggregator.store.types import (
     Applied,
     DownloadBody,
@@ -70,8 +70,7 @@ class SqliteStore:
         self._held = held
         self._serials = iter(range(0))
         self._kept: retention.Kept | None = None
-        self._is_joined = False
-        self._lost: DatabaseError | None = None
+        self._transactions = Transactions(db, path, self._forget_cached)
         self.path = path
 
     # --- opening and closing
@@ -112,82 +111,19 @@ class SqliteStore:
         """Close the file."""
         self.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Combine all writes inside into one transaction: all of them or none.
+    def transaction(self) -> AbstractContextManager[None]:
+        """Combine all writes inside into one transaction: all of them or none."""
+        return self._transactions.joined()
 
-        The transaction begins with the first write, so a block that only reads costs nothing.
-
-        Raises:
-            DatabaseError: It could not be committed, and nothing of it was saved.
-        """
-        self._is_joined, self._lost = True, None
-        try:
-            try:
-                yield
-                self._commit()
-            except BaseException:
-                self._serials = iter(range(0))  # serials reserved inside may not be on disk
-                self._kept = None  # measured again
-                sqlite_file.roll_back(self._db)
-                raise
-            finally:
-                self._is_joined = False
-        except sqlite3.Error as error:
-            raise database_error(error, self.path) from error
-
-    def _commit(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-        if self._db.in_transaction:
-            self._db.execute("COMMIT")
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Begin a transaction; commit it, or roll it back after an error."""
-        if self._is_joined:
-            with self._joining() as db:
-                yield db
-            return
-        try:
-            with sqlite_file.transaction(self._db) as db:
-                yield db
-        except sqlite3.Error as error:
-            raise database_error(error, self.path) from error
-
-    @contextmanager
-    def _joining(self) -> Iterator[sqlite3.Connection]:
-        """Open a savepoint in the open transaction; it can fail alone.
-
-        If SQLite has rolled back the whole transaction with it, the rest is not saved either.
-        """
-        if self._lost is not None:
-            raise self._lost
-        try:
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("SAVEPOINT part")
-            try:
-                yield self._db
-                self._db.execute("RELEASE part")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK TO part")
-                    self._db.execute("RELEASE part")
-                raise
-        except sqlite3.Error as error:
-            told = database_error(error, self.path)
-            if not self._db.in_transaction:
-                self._lost = told
-            raise told from error
+    def _forget_cached(self) -> None:
+        """Forget serials that may not be on disk, and sizes that must be measured again."""
+        self._serials = iter(range(0))
+        self._kept = None
 
     # --- the file
 
     def backup(self, path: Path) -> None:
-        """Write a consistent copy while the daemon runs.
-
-        The copy is marked: ``was_restored`` is true for the process that opens it.
-        """
+        """Write a consistent copy while the daemon runs."""
         connection.copy(self._db, path)
 
     @property
@@ -196,11 +132,8 @@ class SqliteStore:
         return bool(fact(self._db, connection.RESTORED))
 
     def adopt(self) -> None:
-        """Continue from a backup: increase the numbers that devices may have seen since.
-
-        These are the numbers of announcements and of commands; the caller begins a new run.
-        """
-        with self._writing() as db:
+        """Continue from a backup: increase the numbers that devices may have seen since."""
+        with self._transactions.writing() as db:
             announcements.leap(db, SERIAL_LEAP)
             everybody = [client.id for client in devices.clients(db)]
             ledgers.raise_commands(db, everybody, SERIAL_LEAP)
@@ -223,19 +156,12 @@ class SqliteStore:
 
     def put_client(self, client: EnrolledDevice) -> None:
         """Insert or replace a device."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             devices.put(db, client)
 
     def renew(self, client: EnrolledDevice, *, spent: int = 0) -> Ledger:
-        """Enrol a device under a new key with a new ledger; return the previous ledger.
-
-        Commands that do not fit a message are deleted.
-
-        Args:
-            client: The new record of the device.
-            spent: Initial count of releases in the new ledger.
-        """
-        with self._writing() as db:
+        """Enrol a device under a new key with a new ledger; return the previous ledger."""
+        with self._transactions.writing() as db:
             devices.put(db, client)
             for num in devices.unusable(db).get(client.id, ()):
                 devices.finish_command(db, client.id, num, Reason.BAD_COMMAND)
@@ -256,7 +182,7 @@ class SqliteStore:
 
     def save_ledger(self, device: str, ledger: Ledger) -> None:
         """Save a device's ledger and prune the rows that it closes."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             ledgers.put(db, device, ledger)
 
     def row(self, device: str, key: Key) -> LedgerRow | None:
@@ -279,7 +205,7 @@ class SqliteStore:
         until: int | None = None,
     ) -> CommandMessage:
         """Store a device's next command, which is sent until the device receipts it."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             ledgers.raise_commands(db, (device,), 1)
             num = ledgers.get(db, device).cmd
             command = CommandMessage(num, op, dict(args or {}), until)
@@ -289,10 +215,7 @@ class SqliteStore:
         return command
 
     def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
-        """Renumber the open command with this reference; return None if there is none.
-
-        A device that has lost its record of commands refuses one whose number is too low.
-        """
+        """Renumber the open command with this reference; return None if there is none."""
         for before in self.issued(device):
             if envelope.ref(envelope.digest(encode(before))) == ref:
                 self.command_done(device, before.num, Reason.SUPERSEDED)
@@ -305,7 +228,7 @@ class SqliteStore:
 
     def command_done(self, device: str, num: int, code: int) -> bool:
         """Record a command's receipt; return False if there is no such open command."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             return devices.finish_command(db, device, num, code)
 
     # --- updates, and the tasks they answer
@@ -314,7 +237,7 @@ class SqliteStore:
         self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
     ) -> tuple[LedgerRow, JournalEntry | None]:
         """Settle a number with an update, or with TWICE_IN_ROUND if the round has one (A4)."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             entry = journal.put_update(db, row.run, update, device=device, key=key)
             if entry is None:
                 row = LedgerRow(row.digest, Reason.TWICE_IN_ROUND, row.run, row.round)
@@ -326,14 +249,14 @@ class SqliteStore:
 
     def unsettle(self, device: str, key: Key) -> None:
         """Delete the INTERNAL verdict of a number, so that it is checked again."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             row = ledgers.row(db, device, key)
             if row is not None and row.code == Reason.INTERNAL:
                 ledgers.unsettle(db, device, key)
 
     def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> LedgerRow:
         """Settle a number with a final refusal (A4)."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             tasks.finish(db, device, row.run, row.round, "refused")
             ledgers.put(db, device, ledger)
             ledgers.settle(db, device, key, row)
@@ -355,7 +278,7 @@ class SqliteStore:
 
     def record(self, run: int, event: Event) -> JournalEntry:
         """Append an event that is no update to the journal."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             return journal.put(db, run, event)
 
     def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
@@ -389,20 +312,12 @@ class SqliteStore:
         return runs.closed_by(self._db, run, position)
 
     def load(self, run: int) -> SavedState:
-        """Return the last committed state of a run.
-
-        Raises:
-            DatabaseError: There is no such run.
-        """
+        """Return the last committed state of a run."""
         _, upto, timers = self._reach(run)
         return SavedState(states.at(self._db, run, upto), upto, timers)
 
     def first(self, run: int) -> SavedState:
-        """Return the oldest state of a run after which the journal is complete.
-
-        Raises:
-            DatabaseError: There is no such run.
-        """
+        """Return the oldest state of a run after which the journal is complete."""
         anchor, _, _ = self._reach(run)
         return SavedState(states.at(self._db, run, anchor), anchor)
 
@@ -419,7 +334,7 @@ class SqliteStore:
         published: Mapping[str, bytes] | None = None,
     ) -> None:
         """Insert a run with its initial state, before its first journal entry."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             at = journal.end(db)
             runs.begin(db, run, at)
             states.put(db, run.run, at, leaves)
@@ -439,21 +354,8 @@ class SqliteStore:
         asked: Sequence[PendingTask] = (),
         keep: Retention | None = None,
     ) -> None:
-        """Save the changes of an event together with the announcements that follow from it.
-
-        Args:
-            run: The run.
-            leaves: Changed leaves by path; None deletes one (``state_codec.changed``).
-            upto: Journal position of the event.
-            closed: The round it closed.
-            timers: All pending timers.
-            published: Retained topics and their signed payloads; an empty payload clears one.
-            contents: Bodies downloadable from now on; the previous one is kept.
-            asked: Tasks of single devices, which replace their previous ones; a content is kept
-                until the last task with it is answered.
-            keep: Budgets, applied after a closed round by deleting the oldest data; None keeps all.
-        """
-        with self._writing() as db, self._retained(keep) as kept:
+        """Save the changes of an event together with the announcements that follow from it."""
+        with self._transactions.writing() as db, self._retained(keep) as kept:
             saved = states.put(db, run, upto, leaves)
             runs.advance(db, run, upto, timers)
             announcements.put(db, published or {})
@@ -491,10 +393,7 @@ class SqliteStore:
 
     @property
     def kept(self) -> Mapping[str, int]:
-        """Return the sizes as of the last closed round, and the round after which an audit begins.
-
-        Read from memory; empty before the first closed round.
-        """
+        """Return the sizes as of the last closed round, and the round after which an audit begins."""
         kept = self._kept
         if kept is None:
             return {}
@@ -514,7 +413,7 @@ class SqliteStore:
         self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
     ) -> None:
         """Save announcements that follow from no event; an empty payload clears a topic."""
-        with self._writing() as db:
+        with self._transactions.writing() as db:
             announcements.put(db, published)
             announcements.put_contents(db, contents)
 
@@ -526,7 +425,7 @@ class SqliteStore:
         """Return the next serial; serials always increase, with gaps."""
         serial = next(self._serials, None)
         if serial is None:
-            with self._writing() as db:
+            with self._transactions.writing() as db:
                 taken = announcements.reserve(db)
             self._serials = iter(taken)
             serial = next(self._serials)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow
-from edge_sdk.wire.contract.method import Due, Event, Member, Played, Update
-from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.wire.contract.method import Due, Event, Update
+from edge_sdk.wire.protocol.codec import Leaf
 from edge_sdk.wire.protocol.messages import CommandMessage
 
 
@@ -258,13 +259,82 @@ class PendingTask:
 
 
 class Store(Protocol):
-    """Interface of the aggregator's database. Each writing call is one durable transaction."""
+    """Interface of the aggregator's database: all that the rest of the aggregator knows of it.
+
+    Each writing call is one durable transaction, or part of the one that ``transaction`` holds open.
+    """
+
+    @property
+    def path(self) -> Path:
+        """Return the place of the database, for messages."""
+
+    def __enter__(self) -> Self:
+        """Return the store itself."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the store."""
+
+    def close(self) -> None:
+        """Close and unlock the file."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Combine all writes inside into one transaction: all of them or none.
+
+        The transaction begins with the first write, so a block that only reads costs nothing.
+
+        Raises:
+            DatabaseError: It could not be committed, and nothing of it was saved.
+        """
+
+    # --- the file
+
+    def backup(self, path: Path) -> None:
+        """Write a consistent copy while the daemon runs.
+
+        The copy is marked: ``was_restored`` is true for the process that opens it.
+        """
+
+    @property
+    def was_restored(self) -> bool:
+        """Return whether this file is a backup that is not yet adopted (A9)."""
+
+    def adopt(self) -> None:
+        """Continue from a backup: increase the numbers that devices may have seen since.
+
+        These are the numbers of announcements and of commands; the caller begins a new run.
+        """
+
+    def integrity(self) -> list[str]:
+        """Return the faults that SQLite finds in the file; empty if it is sound."""
+
+    def size(self) -> int:
+        """Return the size of the file and of its write-ahead log, in bytes."""
+
+    # --- devices and their numbers
 
     def clients(self) -> list[EnrolledDevice]:
         """Return all enrolled devices, by id."""
 
     def put_client(self, client: EnrolledDevice) -> None:
         """Insert or replace a device."""
+
+    def renew(self, client: EnrolledDevice, *, spent: int = 0) -> Ledger:
+        """Enrol a device under a new key with a new ledger; return the previous ledger.
+
+        Commands that do not fit a message are deleted.
+
+        Args:
+            client: The new record of the device.
+            spent: Initial count of releases in the new ledger.
+        """
+
+    def unusable(self) -> dict[str, list[str]]:
+        """Return, by device, the stored values that do not fit a message."""
 
     def ledger(self, device: str) -> Ledger:
         """Return a device's ledger, which is empty for a new device."""
@@ -278,6 +348,32 @@ class Store(Protocol):
     def held(self, device: str) -> int:
         """Return the number of verdicts kept for a device."""
 
+    def settled(self) -> dict[tuple[str, int, int], LedgerRow]:
+        """Return all verdicts, by device, life and sequence number."""
+
+    def issue(
+        self,
+        device: str,
+        op: str,
+        args: Mapping[str, float] | None = None,
+        until: int | None = None,
+    ) -> CommandMessage:
+        """Store a device's next command, which is sent until the device receipts it."""
+
+    def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
+        """Renumber the open command with this reference; return None if there is none.
+
+        A device that has lost its record of commands refuses one whose number is too low.
+        """
+
+    def issued(self, device: str) -> list[CommandMessage]:
+        """Return a device's unreceipted commands."""
+
+    def command_done(self, device: str, num: int, code: int) -> bool:
+        """Record a command's receipt; return False if there is no such open command."""
+
+    # --- updates, and the tasks they answer
+
     def append(
         self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
     ) -> tuple[LedgerRow, JournalEntry | None]:
@@ -286,11 +382,22 @@ class Store(Protocol):
         Its task is marked as answered in the same transaction.
         """
 
+    def unsettle(self, device: str, key: Key) -> None:
+        """Delete the INTERNAL verdict of a number, so that it is checked again."""
+
     def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> LedgerRow:
         """Settle a number with a final refusal (A4); mark an open task of its round as refused."""
 
     def asked(self, device: str, run: int) -> PendingTask | None:
         """Return a device's newest task in a run, answered or not."""
+
+    def tasks(self, run: int, state: str = "open") -> list[PendingTask]:
+        """Return the devices' newest tasks that are in a state, sorted by device."""
+
+    def ever_asked(self, run: int) -> set[str]:
+        """Return the devices that have or had a task in a run."""
+
+    # --- the journal
 
     def record(self, run: int, event: Event) -> JournalEntry:
         """Append an event that is no update to the journal."""
@@ -298,93 +405,107 @@ class Store(Protocol):
     def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
         """Return a run's journal entries after a position, in order."""
 
-    def issued(self, device: str) -> list[CommandMessage]:
-        """Return a device's unreceipted commands."""
+    def applied(self) -> Iterator[Applied]:
+        """Return every update of the journal, of all runs, in order."""
 
-    def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
-        """Renumber the open command with this reference; return None if there is none."""
+    def waiting(self, run: int, number: int) -> int:
+        """Return the number of recorded updates of a round."""
 
-    def command_done(self, device: str, num: int, code: int) -> bool:
-        """Record a command's receipt; return False if there is no such open command."""
+    # --- runs and their state
+
+    def run(self) -> RunRecord | None:
+        """Return the latest run."""
+
+    def runs(self) -> list[int]:
+        """Return the numbers of all runs, oldest first."""
+
+    def versions(self, run: int, last: int | None = None) -> list[Version]:
+        """Return a run's closed rounds, oldest first; at most the newest ``last`` if given."""
+
+    def closed_by(self, run: int, position: int) -> int:
+        """Return the last round of a run closed at or before a position; 0 before the first."""
+
+    def load(self, run: int) -> SavedState:
+        """Return the last committed state of a run.
+
+        Raises:
+            DatabaseError: There is no such run.
+        """
+
+    def first(self, run: int) -> SavedState:
+        """Return the oldest state of a run after which the journal is complete.
+
+        Raises:
+            DatabaseError: There is no such run.
+        """
+
+    def begin(
+        self,
+        run: RunRecord,
+        leaves: Mapping[str, Leaf],
+        published: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Insert a run with its initial state, before its first journal entry."""
+
+    def commit(
+        self,
+        run: int,
+        leaves: Mapping[str, Leaf],
+        upto: int,
+        *,
+        closed: Version | None = None,
+        timers: Sequence[Timer] = (),
+        published: Mapping[str, bytes] | None = None,
+        contents: Sequence[DownloadBody] = (),
+        asked: Sequence[PendingTask] = (),
+        keep: Retention | None = None,
+    ) -> None:
+        """Save the changes of an event together with the announcements that follow from it.
+
+        Args:
+            run: The run.
+            leaves: Changed leaves by path; None deletes one (``state_codec.changed``).
+            upto: Journal position of the event.
+            closed: The round it closed.
+            timers: All pending timers.
+            published: Retained topics and their signed payloads; an empty payload clears one.
+            contents: Bodies downloadable from now on; the previous one is kept.
+            asked: Tasks of single devices, which replace their previous ones; a content is kept
+                until the last task with it is answered.
+            keep: Budgets, applied after a closed round by deleting the oldest data; None keeps all.
+        """
+
+    def horizon(self) -> Horizon:
+        """Return the extent of everything deleted so far."""
+
+    def oldest_round(self, run: int) -> int:
+        """Return the first round of a run without deleted updates."""
+
+    def used(self) -> Mapping[str, int]:
+        """Return the sizes of ``vectors`` and ``journal`` in bytes; reads the whole journal."""
+
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """Return the sizes as of the last closed round, and the round after which an audit begins.
+
+        Read from memory; empty before the first closed round.
+        """
+
+    # --- announcements
+
+    def announcements(self) -> dict[str, bytes]:
+        """Return every retained topic and its signed payload, published on each connection."""
 
     def announced(self, topic: str) -> bytes:
         """Return the signed payload of one retained topic; empty if it has none."""
 
+    def announce(
+        self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
+    ) -> None:
+        """Save announcements that follow from no event; an empty payload clears a topic."""
+
     def content(self, ref: bytes) -> DownloadBody | None:
         """Return a downloadable body by the first 16 bytes of its digest."""
 
-
-def pack_event(event: Event) -> tuple[bytes, bytes | None]:
-    """Encode an event for the journal; return its facts, and its vector separately.
-
-    Raises:
-        TypeError: Events of this type are never journalled.
-    """
-    facts, vector = _facts(event)
-    return pack_leaves(facts), vector
-
-
-def unpack_event(kind: str, device: str | None, facts: bytes, vector: bytes | None) -> Event | None:
-    """Decode a journalled event bit for bit; return None if its vector was pruned."""
-    return _event(kind, device, unpack_leaves(facts), vector)
-
-
-def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
-    if isinstance(event, Update):
-        vector = np.ascontiguousarray(event.vector)
-        dtype = vector.dtype.newbyteorder("<")
-        values = {name: float(value) for name, value in event.values.items()}
-        facts = {"round": event.round, "base": event.base, "values": values, "dtype": dtype.str}
-        if event.check:
-            facts["check"] = event.check
-        return facts, vector.astype(dtype).tobytes()
-    if isinstance(event, Due):
-        return {
-            "round": event.round,
-            "ask": event.ask,
-            "step": event.step,
-            "after": event.after,
-        }, None
-    if isinstance(event, Member):
-        return {"client": event.client, "present": event.present}, None
-    if isinstance(event, Played):
-        facts = {"round": event.round, "attempt": event.attempt, "record": event.record}
-        facts["values"] = {name: float(value) for name, value in event.values.items()}
-        return facts, pack_leaves(dict(event.arrays))
-    raise TypeError(f"a {type(event).__name__} is never journalled")
-
-
-def _event(
-    kind: str, device: str | None, facts: Mapping[str, Leaf], vector: bytes | None
-) -> Event | None:
-    if kind == "due":
-        return Due(**facts)
-    if kind == "member":
-        return Member(**facts)
-    if vector is None:
-        return None
-    if kind == "played":
-        return Played(arrays=unpack_leaves(vector), **facts)
-    return Update(
-        sender=device or "",
-        round=facts["round"],
-        base=facts["base"],
-        vector=np.frombuffer(vector, np.dtype(facts["dtype"])),
-        values=facts["values"],
-        check=facts.get("check", b""),
-    )
-
-
-def pack_timers(timers: Sequence[Timer]) -> bytes:
-    """Encode timers for the store."""
-    return pack_leaves(
-        {"timers": [[t.due.round, t.due.ask, t.due.step, t.due.after, t.at] for t in timers]}
-    )
-
-
-def unpack_timers(data: bytes) -> tuple[Timer, ...]:
-    """Decode stored timers."""
-    return tuple(
-        Timer(Due(number, ask, step, after), at)
-        for number, ask, step, after, at in unpack_leaves(data)["timers"]
-    )
+    def next_serial(self) -> int:
+        """Return the next serial; serials always increase, with gaps."""

@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig, bind
 from aggregator.operations.run_setup import found
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.archive import seal
@@ -220,7 +220,7 @@ def founded(workplace):
         config = AggregatorConfig.load(path, {})
         if not config.signing_key.exists():
             keys.save_signing_key(config.signing_key, ONLINE)
-        with SqliteStore.open(config.database) as store:
+        with open_store(config.database) as store:
             run = bind(config)
             found(run, store, root=ROOT, online=ONLINE.public, now=1_800_000_000_000)
             for i in range(1, devices + 1):

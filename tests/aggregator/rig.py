@@ -11,7 +11,7 @@ import numpy as np
 from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms
 from aggregator.ingress.message_ingress import MessageIngress
 from aggregator.ingress.registry import Registry
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import CONTRACTS
@@ -72,7 +72,7 @@ class Desk:
         self.clock = Hands()
         self.terms = terms or WelcomeTerms()
         self.now = turn or turn_of()
-        self.store = SqliteStore.open(self.path)
+        self.store = open_store(self.path)
         for name in devices:
             self.store.put_client(EnrolledDevice(name, (key_of(name).public,)))
         self._begin()
@@ -93,7 +93,7 @@ class Desk:
 
     def crash(self):
         self.store.close()
-        self.store = SqliteStore.open(self.path)
+        self.store = open_store(self.path)
         self._begin()
 
     def open(self, **changes):

@@ -7,7 +7,8 @@ from aggregator.config import bind
 from aggregator.daemon import Daemon
 from aggregator.operations.control_queue import ControlOrder, leave
 from aggregator.operations.run_setup import FoundingError, found
-from aggregator.store import SqliteStore, state_codec
+from aggregator.store import state_codec
+from aggregator.store.opener import open_store
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.link.loopback import LoopbackBroker
@@ -227,7 +228,7 @@ def test_a_replaced_key_signs_everything_anew(founded, serve, puppets):
     keys.save_signing_key(config.signing_key, online)
     with pytest.raises(FoundingError, match="is not announced"):
         serve(config, broker)
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         root = keys.load_signing_key(config.state / "root.key")
         found(bind(config), store, root=root, online=online.public, now=1_800_000_000_000)
     turns(serve(config, broker))
@@ -299,6 +300,7 @@ STEPS = (
 def crash_at(daemon, step, nth, before):
     """Make the nth call of a step kill the daemon, before or after it took effect."""
     target = daemon._transport if step in ("publish", "acknowledge") else daemon._store
+    target = target._transactions if step == "_commit" else target
     real, left = getattr(target, step), [nth]
 
     def dying(*args, **kwargs):

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.commands import main as cli
 from aggregator.operations.control_queue import ControlOrder, OrderError, apply, leave, waiting
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.errors import Reason
@@ -109,7 +109,7 @@ def test_a_refusal_of_nothing_numbers_nothing_again(desk, device, ref):
 
 @pytest.fixture
 def store(tmp_path):
-    with SqliteStore.open(tmp_path / "orders.db") as opened:
+    with open_store(tmp_path / "orders.db") as opened:
         apply(ControlOrder("enrol", "meter-1", public=PUBLIC), opened)
         yield opened
 

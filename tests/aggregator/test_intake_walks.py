@@ -10,6 +10,7 @@ import random
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from aggregator.ingress.admission_context import WelcomeTerms
 from aggregator.ingress.rate_limits import RateLimits
-from aggregator.store import SqliteStore
+from aggregator.store.sqlite import SqliteStore
 from edge_sdk.wire.protocol import envelope, topics
 from edge_sdk.wire.protocol.messages import OfferMessage
 from tests.aggregator.rig import FLEET, Desk, Device, read, ref_of, turn_of, wide
@@ -40,9 +41,13 @@ class Fused(SqliteStore):
 
     fuse = False
 
+    def __init__(self, *opened):
+        super().__init__(*opened)
+        self._transactions.writing = partial(self._fused, self._transactions.writing)
+
     @contextmanager
-    def _writing(self):
-        with super()._writing() as db:
+    def _fused(self, writing):
+        with writing() as db:
             yield db
             if self.fuse:
                 raise Killed

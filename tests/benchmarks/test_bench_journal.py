@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.contract.method import Update
@@ -22,7 +22,7 @@ def test_append(tmp_path, best, tell):
         vector = np.random.default_rng(size).standard_normal(size).astype(np.float32)
         raw, numbers = vector.tobytes(), itertools.count(1)
         with (
-            SqliteStore.open(tmp_path / f"{size}.db") as store,
+            open_store(tmp_path / f"{size}.db") as store,
             (tmp_path / "bare").open("ab") as bare,
         ):
             store.put_client(EnrolledDevice("meter-1", (bytes(32),)))

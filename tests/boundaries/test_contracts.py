@@ -61,6 +61,8 @@ def test_every_contract_holds(copy):
         ("edge_sdk/agent.py", "from firmware_sim.attacks import clients"),
         ("aggregator/rules/weights.py", "import firmware_sim.attacks.model"),
         ("firmware_sim/attacks/model.py", "import time"),
+        ("aggregator/rounds/round_engine.py", "import aggregator.store.sqlite"),
+        ("aggregator/commands/audit.py", "import aggregator.store.connection"),
         ("edge_sdk/analytic/solve.py", "import edge_sdk.privacy.ledger"),
         ("edge_sdk/analytic/features.py", "import onnxruntime"),
     ],
@@ -75,22 +77,39 @@ def test_a_planted_violation_is_caught(copy, where, line):
         path.write_text(before)
 
 
-def test_the_aggregator_is_kept_from_every_package_of_a_device_but_four():
-    """A new package of edge_sdk is closed to the aggregator until somebody opens it here."""
+def contracts():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    contracts = settings["tool"]["importlinter"]["contracts"]
-    closed = next(
-        set(one["forbidden_modules"])
-        for one in contracts
-        if one.get("source_modules") == ["aggregator"]
-    )
-    found = {
-        f"edge_sdk.{path.stem if path.suffix else path.name}"
-        for path in (ROOT / "edge_sdk").iterdir()
+    return settings["tool"]["importlinter"]["contracts"]
+
+
+def modules_of(package):
+    return {
+        f"{package}.{path.stem if path.suffix else path.name}"
+        for path in (ROOT / package).iterdir()
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
+
+
+def test_every_package_of_the_aggregator_but_the_store_is_kept_from_sqlite():
+    (named,) = (
+        set(one["source_modules"])
+        for one in contracts()
+        if "aggregator.store.sqlite" in one.get("forbidden_modules", ())
+        and "aggregator.daemon" in one["source_modules"]
+    )
+    inside = {f"aggregator.{name}" for name in ("__init__", "__main__", "store")}
+    assert modules_of("aggregator") - named == inside
+
+
+def test_the_aggregator_is_kept_from_every_package_of_a_device_but_four():
+    """A new package of edge_sdk is closed to the aggregator until somebody opens it here."""
+    closed = next(
+        set(one["forbidden_modules"])
+        for one in contracts()
+        if one.get("source_modules") == ["aggregator"]
+    )
     opened = {
         f"edge_sdk.{name}"
         for name in ("__init__", "__main__", "analytic", "app", "shared_math", "wire")
     }
-    assert found - closed == opened
+    assert modules_of("edge_sdk") - closed == opened

@@ -13,7 +13,8 @@ import pytest
 from aggregator import config as configs
 from aggregator.audit.recompute import Audit, recompute
 from aggregator.brokers.broker_process import mosquitto_program
-from aggregator.store import SqliteStore, state_codec
+from aggregator.store import state_codec
+from aggregator.store.opener import open_store
 from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import RunningProgram, command
 from firmware_sim.fleet.run_files import prepare
@@ -55,7 +56,7 @@ def read(made: Federation) -> tuple[Audit, object]:
     """What the aggregator's store says once everybody has stopped; every round recomputed."""
     config = configs.AggregatorConfig.load(made.prepared.aggregator)
     bound = configs.bind(config)
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         audit = recompute(store, bound.half, bound.first_state().w)
         saved = store.load(store.run().run)
         state = state_codec.rebuild(bound.half.init(bound.first_state().w), saved.leaves)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.audit.recompute import recompute
-from aggregator.store import DatabaseFullError
+from aggregator.store.errors import DatabaseFullError
 from edge_sdk.wire.contract.method import Member
 from edge_sdk.wire.link.loopback import LinkFaults
 

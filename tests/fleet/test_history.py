@@ -13,7 +13,7 @@ from aggregator.audit.delivery_audit import SHOWN, judge
 from aggregator.commands import main as cli
 from aggregator.commands.audit import books, lines
 from aggregator.config import StoreSection
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.types import Retention
 from edge_sdk.wire.keys import read_public
 from edge_sdk.wire.link.link_trace import Receipted, Sent, written
@@ -95,7 +95,7 @@ def database(folder):
 
 
 def checked(folder):
-    with SqliteStore.open(database(folder), read_only=True) as store:
+    with open_store(database(folder), read_only=True) as store:
         return judge(lines(folder / "diaries"), books(store))
 
 

@@ -20,7 +20,7 @@ from aggregator import config as configs
 from aggregator.audit.delivery_audit import judge
 from aggregator.audit.recompute import recompute
 from aggregator.commands.audit import books, lines
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.cli import Failure
 from firmware_sim.fleet.processes import ProcessGroup, stoppable
 from tools.chaos.faults import FAULTS, backup_of
@@ -116,13 +116,13 @@ def _judge(world: World, outcome: Outcome) -> None:
     """Compare all records with each other, after every program has stopped."""
     config = configs.AggregatorConfig.load(world.prepared.aggregator)
     bound = configs.bind(config)
-    with SqliteStore.open(config.database, read_only=True) as store:
+    with open_store(config.database, read_only=True) as store:
         outcome.audit = recompute(store, bound.half, bound.spec.shared(bound.bundle.initial))
         outcome.verdict = judge(lines(world.diaries), books(store))
         outcome.broken += [f"the aggregator's database: {x}" for x in store.integrity()]
     copy = backup_of(world.folder)
     if copy.exists():
-        with SqliteStore.open(copy, read_only=True) as store:
+        with open_store(copy, read_only=True) as store:
             outcome.broken += [f"the backup: {x}" for x in store.integrity()]
     stopped = [why for crew in world.crew_status() for why in crew.get("stopped", [])]
     outcome.broken += [f"a device stopped for good: {why}" for why in stopped]

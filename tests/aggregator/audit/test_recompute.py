@@ -6,7 +6,8 @@ import pytest
 from aggregator.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
-from aggregator.store import SqliteStore, state_codec
+from aggregator.store import state_codec
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import Retention, RunRecord, Version
 from edge_sdk.wire.contract.method import Closed, Due, Update
@@ -73,7 +74,7 @@ class Shell:
 
 @pytest.fixture
 def store(tmp_path):
-    with SqliteStore.open(tmp_path / "fleet.db") as store:
+    with open_store(tmp_path / "fleet.db") as store:
         yield store
 
 

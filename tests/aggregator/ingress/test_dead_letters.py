@@ -16,7 +16,7 @@ from aggregator.ingress.dead_letters import (
     arrival_digest,
 )
 from aggregator.operations.control_queue import waiting
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 
 
 def letter(number, site="KeyError rule.py:1", payload=b"bytes", **more):
@@ -108,7 +108,7 @@ def test_the_commands_list_show_retry_and_clear(founded, capsys):
     assert called(config, capsys, "retry", first)[1] == {"retried": [first]}
     assert [order.do for _, order in waiting(config.inbox)] == ["retry"]
     assert called(config, capsys, "clear", first)[1] == {"cleared": first, "count": 1}
-    with SqliteStore.open(config.database):  # as a running daemon holds it
+    with open_store(config.database):  # as a running daemon holds it
         assert called(config, capsys, "clear")[1] == {"cleared": "_all"}
     assert [order.do for _, order in waiting(config.inbox)] == ["retry", "clear"]
     assert [one["name"] for one in called(config, capsys, "list")[1]["dead_letters"]] == [

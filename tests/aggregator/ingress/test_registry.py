@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.ingress.registry import Registry
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.keys import from_seed, kid_of
@@ -11,7 +11,7 @@ from edge_sdk.wire.keys import from_seed, kid_of
 
 def test_keys_are_found_by_their_id_and_only_for_their_device(tmp_path):
     old, new = from_seed(bytes(32)), from_seed(b"n" * 32)
-    with SqliteStore.open(tmp_path / "fleet.db") as store:
+    with open_store(tmp_path / "fleet.db") as store:
         registry = Registry(store)
         registry.enrol(EnrolledDevice("m-1", (old.public, new.public)))
         registry.enrol(EnrolledDevice("m-2", (from_seed(b"2" * 32).public,)))

@@ -10,14 +10,14 @@ from aggregator.operations.control_queue import (
     leave,
     waiting,
 )
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 
 PUBLIC, OTHER = "01" * 32, "02" * 32
 
 
 @pytest.fixture
 def store(tmp_path):
-    with SqliteStore.open(tmp_path / "fleet.db") as opened:
+    with open_store(tmp_path / "fleet.db") as opened:
         yield opened
 
 

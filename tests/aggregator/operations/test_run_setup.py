@@ -5,7 +5,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig, bind
 from aggregator.operations.run_setup import RUN_LEAP, FoundingError, check, found, resumed
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire import keys
 from edge_sdk.wire.protocol import codec, envelope, topics
@@ -19,7 +19,7 @@ NOW = 1_800_000_000_000
 def founding(path, root=ROOT, **more):
     config = AggregatorConfig.load(path, {})
     run = bind(config)
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         done = found(run, store, root=root, online=ONLINE.public, now=NOW, **more)
         return done, run, store.announcements()
 
@@ -70,7 +70,7 @@ def test_another_definition_is_another_run(workplace, more, replacing, differs):
     path = workplace(more, replacing)
     config = AggregatorConfig.load(path, {})
     with (
-        SqliteStore.open(config.database) as store,
+        open_store(config.database) as store,
         pytest.raises(FoundingError, match="is not what run 1 was begun with") as caught,
     ):
         check(bind(config), store, ONLINE)
@@ -89,15 +89,15 @@ def test_another_run_takes_the_model_along_where_it_fits(workplace):
     path = workplace()
     founding(path)
     config = AggregatorConfig.load(path, {})
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         store.commit(1, {"w": np.array([7.0, 8.0])}, 0)
     done, run, _ = founding(workplace(replacing=[('"fedavg"', '"fedavgm"')]))
     assert done.continued
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         np.testing.assert_array_equal(resumed(run, store, 2)[0].w, [7.0, 8.0])
     done, run, _ = founding(workplace('shared = ["head."]'))
     assert not done.continued
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         np.testing.assert_array_equal(resumed(run, store, 3)[0].w, [0.5])
 
 
@@ -112,13 +112,13 @@ def test_a_restored_backup_must_begin_another_run_with_leaping_serials(workplace
     path = workplace()
     _, _, before = founding(path)
     config = AggregatorConfig.load(path, {})
-    with SqliteStore.open(config.database) as store:
+    with open_store(config.database) as store:
         store.backup(tmp_path / "copy.db")
     (tmp_path / "copy.db").replace(config.database)
     for rest in config.state.glob("aggregator.db-*"):
         rest.unlink()
     with (
-        SqliteStore.open(config.database) as store,
+        open_store(config.database) as store,
         pytest.raises(FoundingError, match="restored from a backup"),
     ):
         check(bind(config), store, ONLINE)
@@ -134,7 +134,7 @@ def test_announcements_of_another_root_are_refused(workplace):
     founding(path, root=keys.from_seed(bytes([9]) * 32))
     config = AggregatorConfig.load(path, {})
     with (
-        SqliteStore.open(config.database) as store,
+        open_store(config.database) as store,
         pytest.raises(FoundingError, match=r"was not signed by root\.pub"),
     ):
         check(bind(config), store, ONLINE)
@@ -147,7 +147,7 @@ def test_more_answers_than_there_are_devices_are_refused_at_the_start(founded, q
         ("quorum = 2", f"quorum = {quorum}"),
     )
     bound = bind(founded(replacing=asynchronous))
-    with SqliteStore.open(bound.config.database) as store:
+    with open_store(bound.config.database) as store:
         if fits:
             assert check(bound, store, ONLINE).method == "fedbuff"
             return

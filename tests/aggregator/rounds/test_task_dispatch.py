@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.task_dispatch import RARELY, REMIND, Asking, content_of, message, recorded
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import DownloadBody, PendingTask, RunRecord
 from edge_sdk.wire.contract.method import Ask, Task, Up, Update
@@ -36,7 +36,7 @@ def kept(*tasks, chunk=CHUNK_LIMIT):
 
 @pytest.fixture
 def store(tmp_path):
-    with SqliteStore.open(tmp_path / "fleet.db") as opened:
+    with open_store(tmp_path / "fleet.db") as opened:
         opened.begin(RUN, {})
         yield opened
 
@@ -160,10 +160,10 @@ class TestKeeping:
 
     def test_a_store_of_the_first_schema_gets_its_table(self, tmp_path):
         path = tmp_path / "old.db"
-        SqliteStore.open(path).close()
+        open_store(path).close()
         with sqlite3.connect(path) as db:
             db.executescript("DROP TABLE tasks; PRAGMA user_version = 1;")
-        with SqliteStore.open(path) as opened:
+        with open_store(path) as opened:
             opened.begin(RUN, {})
             commit(opened, task())
             assert len(opened.tasks(1)) == 1

@@ -1,6 +1,6 @@
 import pytest
 
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 
 
 @pytest.fixture
@@ -10,5 +10,5 @@ def path(tmp_path):
 
 @pytest.fixture
 def store(path):
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         yield store

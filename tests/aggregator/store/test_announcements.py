@@ -2,7 +2,8 @@
 
 import pytest
 
-from aggregator.store import DatabaseError, SqliteStore
+from aggregator.store.errors import DatabaseError
+from aggregator.store.opener import open_store
 from aggregator.store.types import DownloadBody
 from tests.aggregator.store.rig import begin
 
@@ -22,7 +23,7 @@ def test_announcements_contents_and_serials(store, path):
     serials = [store.next_serial() for _ in range(3)]
     assert serials == sorted(set(serials))
     store.close()
-    with SqliteStore.open(path) as again:
+    with open_store(path) as again:
         assert again.next_serial() > serials[-1]
 
 
@@ -34,5 +35,5 @@ def test_a_number_that_could_not_be_reserved_on_disk_is_not_handed_out(store, pa
     store._db.execute("PRAGMA query_only = 0")
     serial = store.next_serial()
     store.close()
-    with SqliteStore.open(path) as again:
+    with open_store(path) as again:
         assert again.next_serial() > serial

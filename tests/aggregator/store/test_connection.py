@@ -5,7 +5,8 @@ import sqlite3
 
 import pytest
 
-from aggregator.store import DatabaseBusyError, DatabaseError, SqliteStore
+from aggregator.store.errors import DatabaseBusyError, DatabaseError
+from aggregator.store.opener import open_store
 from aggregator.store.sqlite import SERIAL_LEAP
 from aggregator.store.types import EnrolledDevice
 from tests.aggregator.store.rig import settle
@@ -14,12 +15,12 @@ from tests.aggregator.store.rig import settle
 class TestOpening:
     def test_one_process_at_a_time(self, store, path):
         with pytest.raises(DatabaseBusyError) as caught:
-            SqliteStore.open(path)
+            open_store(path)
         assert caught.value.exit_code == 75
 
     def test_a_reader_beside_the_daemon_sees_and_cannot_write(self, store, path):
         store.put_client(EnrolledDevice("m-1", (bytes(32),)))
-        with SqliteStore.open(path, read_only=True) as reader:
+        with open_store(path, read_only=True) as reader:
             assert [c.id for c in reader.clients()] == ["m-1"]
             with pytest.raises(DatabaseError, match="readonly"):
                 reader.put_client(EnrolledDevice("m-2", (bytes(32),)))
@@ -29,12 +30,12 @@ class TestOpening:
         with sqlite3.connect(other) as db:
             db.execute("CREATE TABLE theirs (x)")
         with pytest.raises(DatabaseError, match="not an aggregator's"):
-            SqliteStore.open(other)
+            open_store(other)
         (tmp_path / "text.db").write_text("hello " * 1000)
         with pytest.raises(DatabaseError, match="cannot open"):
-            SqliteStore.open(tmp_path / "text.db")
+            open_store(tmp_path / "text.db")
         with pytest.raises(DatabaseError, match="cannot open"):
-            SqliteStore.open(tmp_path / "none.db", read_only=True)
+            open_store(tmp_path / "none.db", read_only=True)
 
 
 class TestBackup:
@@ -43,7 +44,7 @@ class TestBackup:
         before = store.next_serial()
         store.backup(tmp_path / "copy.db")
         assert not store.was_restored
-        with SqliteStore.open(tmp_path / "copy.db") as copy:
+        with open_store(tmp_path / "copy.db") as copy:
             assert copy.row("m-1", (1, 1)) is not None
             assert copy.was_restored
             copy.adopt()
@@ -58,5 +59,5 @@ class TestBackup:
         raw = bytearray(path.read_bytes())
         raw[8192:12288] = os.urandom(4096)
         path.write_bytes(raw)
-        with SqliteStore.open(path) as damaged:
+        with open_store(path) as damaged:
             assert damaged.integrity()

@@ -1,6 +1,6 @@
 """What comes back of a device: its keys, its numbers, how they were settled, its commands."""
 
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger
 from aggregator.store.types import EnrolledDevice
 from tests.aggregator.store.rig import settle
@@ -11,7 +11,7 @@ def test_everything_of_a_device_comes_back(store, path):
     store.save_ledger("m-1", ledger)
     store.put_client(EnrolledDevice("m-1", (bytes(32), b"k" * 32), 2, "quarantined", "fork"))
     store.close()
-    with SqliteStore.open(path) as again:
+    with open_store(path) as again:
         assert again.ledger("m-1") == ledger
         assert again.ledger("m-2") == Ledger()
         assert again.clients() == [

@@ -10,7 +10,7 @@ import pytest
 from aggregator.commands import main as cli
 from aggregator.operations.backup_restore import _put_aside
 from aggregator.operations.control_queue import ControlOrder, leave
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.app.permissions import PermissionsError
 from firmware_sim.fleet.run_files import toml
 
@@ -53,7 +53,7 @@ def test_a_fleet_is_founded_backed_up_and_restored_in_private(config, tmp_path):
     state = tmp_path / "state"
     assert cli.main(["init", str(config)]) == 0
     assert mode(state) == 0o700
-    with SqliteStore.open(state / "aggregator.db") as store:
+    with open_store(state / "aggregator.db") as store:
         assert store.issue("meter-1", "hello", {}, None).num == 1
         names = {path.name for path in state.iterdir()}
         assert {"aggregator.db-wal", "aggregator.db-shm", "aggregator.db.lock"} <= names
@@ -78,7 +78,7 @@ def test_a_state_folder_from_before_is_tightened_with_all_that_is_in_it(config, 
         if path.suffix != ".key":
             path.chmod(0o644)
     state.chmod(0o755)
-    with SqliteStore.open(state / "aggregator.db") as store:
+    with open_store(state / "aggregator.db") as store:
         assert store.run() is not None
         assert open_to_others(state) == {}
     assert mode(state) == 0o700
@@ -115,5 +115,5 @@ def test_a_state_in_a_shared_folder_is_refused(tmp_path):
     shared.mkdir()
     shared.chmod(0o1777)
     with pytest.raises(PermissionsError, match="shared by several users"):
-        SqliteStore.open(shared / "aggregator.db")
+        open_store(shared / "aggregator.db")
     assert mode(shared) == 0o1777

@@ -13,7 +13,8 @@ import pytest
 from aggregator.audit.recompute import recompute
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.rules import bind
-from aggregator.store import SqliteStore, schema, state_codec
+from aggregator.store import schema, state_codec
+from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import Retention, RunRecord, Version
 from edge_sdk.wire.contract.method import Closed, Update
@@ -90,9 +91,9 @@ KILLED = """
 import sys
 from pathlib import Path
 from aggregator.store.types import Retention
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from tests.aggregator.store.test_retention import Fleet
-store = SqliteStore.open(Path(sys.argv[1]))
+store = open_store(Path(sys.argv[1]))
 fleet = Fleet(store, Retention(vectors=8_000, journal=10_000), devices=4)
 while True:
     fleet.round()
@@ -116,7 +117,7 @@ def test_killed_while_it_drops_the_file_opens_and_every_round_it_keeps_is_recomp
             process.send_signal(signal.SIGKILL)
             lines += process.stdout.readlines()
         done = max(int(line) for line in lines if line.endswith("\n"))
-        with SqliteStore.open(path) as store:
+        with open_store(path) as store:
             assert store.integrity() == []
             fleet = Fleet(store, None, devices=4)
             found = fleet.audit()
@@ -136,7 +137,7 @@ def quick(store):
 
 def test_vectors_stay_within_their_bytes_and_the_audit_begins_at_a_checkpoint(path):
     keep = Retention(vectors=200_000, journal=10**9)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(100)
         used = store.used()
@@ -151,7 +152,7 @@ def test_vectors_stay_within_their_bytes_and_the_audit_begins_at_a_checkpoint(pa
 
 def test_events_stay_within_their_bytes_and_the_highest_number_of_each_device_remains(path):
     keep = Retention(vectors=100_000, journal=200_000)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(150)
         assert store.used()["journal"] <= keep.journal * 65 / 64 + 20 * 400
@@ -168,7 +169,7 @@ def test_events_stay_within_their_bytes_and_the_highest_number_of_each_device_re
 
 def test_the_file_does_not_grow_once_it_is_full(path):
     keep = Retention(vectors=200_000, journal=200_000)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet, sizes = Fleet(quick(store), keep), []
         for number in range(240):
             fleet.round()
@@ -179,12 +180,12 @@ def test_the_file_does_not_grow_once_it_is_full(path):
 
 
 def test_a_file_over_budget_comes_within_it_step_by_step(path):
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), None)
         fleet.rounds(100)
         before = store.used()["vectors"]
     keep = Retention(vectors=100_000)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.round()
         step = before - store.used()["vectors"]
@@ -196,7 +197,7 @@ def test_a_file_over_budget_comes_within_it_step_by_step(path):
 
 def test_a_failed_commit_is_counted_as_if_it_had_not_been(path, monkeypatch):
     keep = Retention(vectors=100_000)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(30)
         before = store.used()
@@ -214,7 +215,7 @@ def test_a_failed_commit_is_counted_as_if_it_had_not_been(path, monkeypatch):
 
 def test_an_older_run_goes_first_and_its_last_state_stays_readable(path):
     keep = Retention(vectors=100_000)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), keep)
         fleet.rounds(5)
         last = store.load(1).leaves["w"].copy()
@@ -233,16 +234,16 @@ def test_an_older_run_goes_first_and_its_last_state_stays_readable(path):
 
 
 def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(path):
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         fleet = Fleet(quick(store), None)
         fleet.rounds(30)
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE pruned")
         db.execute("PRAGMA user_version = 2")
-    with SqliteStore.open(path, read_only=True) as store:
+    with open_store(path, read_only=True) as store:
         assert store.horizon().updates == 0
     keep = Retention(vectors=30_000, journal=60_000)
-    with SqliteStore.open(path) as store:
+    with open_store(path) as store:
         assert store._db.execute("PRAGMA user_version").fetchone()[0] == schema.SCHEMA
         fleet = Fleet(quick(store), keep)
         fleet.rounds(60)
@@ -252,6 +253,6 @@ def test_a_file_of_schema_2_opens_reads_and_is_kept_within_budget(path):
 
 
 def test_every_table_of_an_aggregator_has_a_bound_in_the_docs(path):
-    SqliteStore.open(path).close()
+    open_store(path).close()
     missing = tables(path) - bounded("operating.md", "### Retention")
     assert not missing, f"say in docs/operating.md what bounds {missing}"

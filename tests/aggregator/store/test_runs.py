@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.store import DatabaseError
+from aggregator.store.errors import DatabaseError
 from aggregator.store.types import Retention, Timer, Version
 from edge_sdk.wire.contract.method import Due
 from tests.aggregator.store.rig import RUN, begin, settle

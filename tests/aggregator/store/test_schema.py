@@ -4,19 +4,20 @@ import sqlite3
 
 import pytest
 
-from aggregator.store import DatabaseNewerError, SqliteStore
+from aggregator.store.errors import DatabaseNewerError
+from aggregator.store.opener import open_store
 
 
 def test_a_newer_schema_is_refused_and_untouched(path):
-    SqliteStore.open(path).close()
+    open_store(path).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(DatabaseNewerError) as caught:
-        SqliteStore.open(path)
+        open_store(path)
     assert caught.value.exit_code == 3
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 1")
-    SqliteStore.open(path).close()  # the lock was given back
+    open_store(path).close()  # the lock was given back
 
 
 def test_what_the_file_promises(store):

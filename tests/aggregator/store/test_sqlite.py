@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.store import DatabaseError, DatabaseFullError, SqliteStore
+from aggregator.store.errors import DatabaseError, DatabaseFullError
+from aggregator.store.opener import open_store
 from tests.aggregator.store.rig import settle
 
 
@@ -41,9 +42,9 @@ from pathlib import Path
 import numpy as np
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import RunRecord, Version
-from aggregator.store import SqliteStore
+from aggregator.store.opener import open_store
 from edge_sdk.wire.contract.method import Update
-store = SqliteStore.open(Path(sys.argv[1]))
+store = open_store(Path(sys.argv[1]))
 if store.run() is None:
     store.begin(RunRecord(1, "fedavg", "{}", "toy", bytes(16), bytes(16)), {"w": np.zeros(2), "round": 0})
 number = int(store.load(1).leaves["round"])
@@ -82,7 +83,7 @@ def test_killed_at_any_moment_nothing_that_was_said_is_lost_or_half(path):
         process.wait()
         process.stdout.close()
         said += [(w, int(n)) for w, n in (line.split() for line in lines if line.endswith("\n"))]
-        with SqliteStore.open(path) as store:
+        with open_store(path) as store:
             assert store.integrity() == []
             settled = [e.event.round for e in store.journal(1)]
             assert settled == sorted(set(settled))

@@ -4,13 +4,14 @@ import sqlite3
 
 import pytest
 
-from aggregator.store import DatabaseError, DatabaseFullError, SqliteStore
+from aggregator.store.errors import DatabaseError, DatabaseFullError
+from aggregator.store.opener import open_store
 from aggregator.store.types import EnrolledDevice
 
 
 @pytest.fixture
 def store(tmp_path):
-    with SqliteStore.open(tmp_path / "fleet.db") as opened:
+    with open_store(tmp_path / "fleet.db") as opened:
         yield opened
 
 
@@ -32,7 +33,7 @@ INSERT = "INSERT INTO clients VALUES ('meter-2', '[]', 1, '', '')"
 
 def part(store, statement, error):
     """Write something and fail."""
-    with store._writing() as db:
+    with store._transactions.writing() as db:
         db.execute(statement)
         raise error
 
@@ -78,7 +79,7 @@ def test_serials_of_a_transaction_that_failed_are_reserved_again(store, tmp_path
         joined(store, lambda: store.next_serial() / 0)
     said = [store.next_serial() for _ in range(3)]
     store.close()
-    with SqliteStore.open(tmp_path / "fleet.db") as again:
+    with open_store(tmp_path / "fleet.db") as again:
         assert again.next_serial() > max(said)
 
 
