@@ -43,11 +43,6 @@ PROGRAMS = {
     "gridfed-aggregator": "aggregator.commands.main",
     "gridfed-sim": "firmware_sim.commands.main",
 }
-COMMAND_TABLES = {
-    "gridfed-edge": "_COMMANDS",
-    "gridfed-aggregator": "COMMANDS",
-    "gridfed-sim": "COMMANDS",
-}
 WORDS: Mapping[object, str] = {
     str: "text",
     int: "whole number",
@@ -134,7 +129,7 @@ def keys(config: type[Any]) -> dict[str, Field[Any]]:
 def commands(program: str) -> Mapping[str, Any]:
     """Return a program's subcommands by name."""
     module = importlib.import_module(PROGRAMS[program])
-    table: Mapping[str, Any] = getattr(module, COMMAND_TABLES[program])
+    table: Mapping[str, Any] = module.COMMANDS
     return table
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.commands.fleet import FleetRun
+from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.results import short
 from firmware_sim.samples import sample_set

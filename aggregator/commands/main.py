@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from argparse import ArgumentParser, Namespace
-from importlib import import_module
-from types import ModuleType
-
-from edge_sdk.app.cli import CommandLine, CommandResult, Subcommand
+from edge_sdk.app.cli import CommandLine, Subcommand, subcommand
 
 EPILOGUE = """\
 a new fleet:
@@ -23,21 +18,8 @@ exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 state need
 
 
 def _command(module: str, summary: str) -> Subcommand:
-    """Return the subcommand of a module of this package, whose docstring is its description."""
-
-    def load() -> ModuleType:
-        return import_module(f"aggregator.commands.{module}")
-
-    def add_arguments(parser: ArgumentParser) -> None:
-        found = load()
-        parser.description = inspect.cleandoc(found.__doc__ or "")
-        found.add_arguments(parser)
-
-    def run(args: Namespace) -> CommandResult:
-        answer: CommandResult = load().run(args)
-        return answer
-
-    return Subcommand(summary, run, add_arguments)
+    """Return the subcommand of a module of this package."""
+    return subcommand(f"aggregator.commands.{module}", summary)
 
 
 COMMANDS = {

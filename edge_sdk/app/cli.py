@@ -5,6 +5,7 @@ Shared by all three programs; contains nothing specific to one of them.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,6 +68,28 @@ class Subcommand:
     run: Callable[[Namespace], CommandResult]
     arguments: Callable[[ArgumentParser], object] = lambda _parser: None
     details: str = ""
+
+
+def subcommand(module: str, summary: str) -> Subcommand:
+    """Return the subcommand of a module with ``run`` and ``add_arguments``, imported when used.
+
+    The module's docstring is the description in ``--help``.
+
+    Args:
+        module: Full name of the module.
+        summary: One line in the program's ``--help``.
+    """
+
+    def add_arguments(parser: ArgumentParser) -> None:
+        found = import_module(module)
+        parser.description = inspect.cleandoc(found.__doc__ or "")
+        found.add_arguments(parser)
+
+    def run(args: Namespace) -> CommandResult:
+        answer: CommandResult = import_module(module).run(args)
+        return answer
+
+    return Subcommand(summary, run, add_arguments)
 
 
 @dataclass(frozen=True, slots=True)

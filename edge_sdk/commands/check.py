@@ -1,16 +1,24 @@
-"""Check a device's configuration and state before it runs, and enrol it."""
+"""Check configuration, keys, bundle and sources; print every setting and its origin.
+
+Nothing is written, and nothing is sent. --broker also connects to the broker, for ten seconds at
+most, and exits with 75 if that fails.
+
+  gridfed-edge check meter.toml
+  gridfed-edge check meter.toml --broker
+"""
 
 from __future__ import annotations
 
-import hashlib
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from typing import Any
 
 from edge_sdk.agent import open_sources
+from edge_sdk.app.cli import OK, TEMPORARY, CommandResult
 from edge_sdk.app.clock import DAY
-from edge_sdk.app.permissions import make_private_folder
-from edge_sdk.config import Config
+from edge_sdk.app.settings import shown
+from edge_sdk.commands.arguments import add_config
+from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import ConfigError
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import promise
@@ -22,21 +30,36 @@ from edge_sdk.training import bootstrap
 from edge_sdk.training.model_runtime import series_for
 from edge_sdk.training.retention import history_of
 from edge_sdk.wire.contract.manifest import Manifest
-from edge_sdk.wire.keys import (
-    KeyFileError,
-    SigningKey,
-    generate,
-    load_signing_key,
-    save_public,
-    save_signing_key,
-)
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from edge_sdk.wire.protocol import topics
 
 _PATIENCE = 10.0  # seconds to reach a broker
 
 
-def check(config: Config) -> dict[str, str]:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add_config(parser)
+    parser.add_argument(
+        "--broker", action="store_true", help="also connect to the broker, for ten seconds at most"
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the settings in force and what was found."""
+    loaded = load_with_origins(args.config)
+    found = check_device(loaded.value)
+    code = OK
+    if args.broker:
+        found["broker"], is_there = reach_broker(loaded.value)
+        code = OK if is_there else TEMPORARY
+    rows = shown(loaded.value, loaded.origins)
+    lines = [f"{key} = {value}    ({origin})" for key, value, origin in rows]
+    lines += ["", *(f"{what}: {how}" for what, how in found.items())]
+    settings = {key: {"value": value, "origin": origin} for key, value, origin in rows}
+    return CommandResult({"settings": settings, "found": found}, "\n".join(lines), code)
+
+
+def check_device(config: Config) -> dict[str, str]:
     """Check everything that needs no network; return the findings by topic.
 
     Raises:
@@ -150,40 +173,3 @@ def reach_broker(config: Config) -> tuple[str, bool]:
         return f"not reached: {why}", False
     finally:
         link.close()
-
-
-def enrol(config: Config) -> dict[str, Any]:
-    """Create the device's key if there is none; return what the operator needs.
-
-    Raises:
-        ConfigError: The key file exists but is no key, or cannot be written.
-    """
-    path = config.keys.device
-    is_new = not path.exists()
-    try:
-        if is_new:
-            if not path.parent.exists():
-                make_private_folder(path.parent)
-            save_signing_key(path, generate())
-        key = load_signing_key(path)
-        save_public(path.with_suffix(".pub"), key.public)
-    except (KeyFileError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    return {
-        "id": config.id,
-        "fleet": config.fleet,
-        "key": str(path),
-        "public": key.public.hex(),
-        "proof": key.sign(claim(config, key)).hex(),
-        "is_new": is_new,
-    }
-
-
-def claim(config: Config, key: SigningKey) -> bytes:
-    """Return the bytes that a device signs to prove its key, as in `PROTOCOL.md` section 3.
-
-    A device has no sealing key and requests no certificate: 32 zero bytes, and an empty digest.
-    """
-    named = b"".join(bytes([len(raw)]) + raw for raw in (config.fleet.encode(), config.id.encode()))
-    request = hashlib.sha256(b"").digest()
-    return b"gridfed/1/enrol\0" + named + key.public + bytes(32) + request

@@ -1,223 +1,213 @@
-"""``gridfed-sim fleet``: one run of many devices, in separate processes or all in this one."""
+"""Run N devices, and print what a device and a round cost.
+
+With --attack, or with several methods or rules, every method is run without and with every attack,
+and a table compares the forecasts of the honest devices.
+
+  gridfed-sim fleet --devices 200 --in-process --rounds 20
+  gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
+"""
 
 from __future__ import annotations
 
-import math
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import os
+import tempfile
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan, AttackRole
-from firmware_sim.fleet.federation import (
-    CLOSING,
-    Federation,
-    Progress,
-    TooSlow,
-    free_port,
-    require_broker,
-    start_broker,
-)
-from firmware_sim.fleet.in_process import Cost, Fleet, over_mqtt, populate, processor_seconds
-from firmware_sim.fleet.power_failures import PowerFailures
-from firmware_sim.fleet.processes import ProcessGroup
-from firmware_sim.fleet.run_files import Prepared, join, prepare
-from firmware_sim.reports.credit_report import CreditReport, trust
-from firmware_sim.reports.evaluation import traffic_of
-from firmware_sim.reports.forecast_errors import Errors, errors
-from firmware_sim.reports.progress_display import Display
-from firmware_sim.results import Traffic
-from firmware_sim.samples import SampleSet
-from firmware_sim.scenario import Scenario
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.app.settings import SettingsError
+from firmware_sim.commands.comparison_options import is_trial, with_trial
+from firmware_sim.commands.fleet_run import MOST_PROCESSES, FleetRun
+from firmware_sim.commands.options import add_broker_kind, arguments, pairs, value_of
+from firmware_sim.commands.trial import Trial, table, verdicts
+from firmware_sim.fleet.power_failures import a_minute
+from firmware_sim.fleet.processes import stoppable
+from firmware_sim.reports.progress_display import display
+from firmware_sim.samples import SampleSet, sample_set
+from firmware_sim.scenario import PATIENT, SUITED, Noise, Scenario, scenario
 
-MOST_PROCESSES = 16
-"""Largest number of devices that have a process each by default."""
+_APART = "--processes, and at most 16 devices or so"
 
 
-@dataclass
-class FleetRun:
-    """One run in one folder.
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add = parser.add_argument
+    add("--devices", type=int, metavar="N", help="number of devices (8)")
+    add("--rounds", type=int, metavar="N", help="number of rounds (20)")
+    add("--method", metavar="NAMES", help="method; several with commas are compared (fedavg)")
+    words = "devices whose updates close a round (all; half for asynchronous methods)"
+    add("--quorum", type=int, metavar="N", help=words)
+    add("--setting", action="append", default=[], metavar="K=V", help="setting of the method")
+    add(
+        "--shared",
+        type=_layers,
+        metavar="LAYERS",
+        help="prefixes of the shared layers with commas; all; none",
+    )
+    add("--steps", type=int, help="local steps per round (the bundle's)")
+    add("--rate", type=float, help="learning rate (the bundle's)")
+    add("--bundle", help="a shipped name, or a path (one that suits the set)")
+    add("--days", type=int, default=28, help="history of a device, from its first reading (28)")
+    add(
+        "--evaluation-days",
+        type=int,
+        default=7,
+        metavar="N",
+        help="days after them to evaluate on (7)",
+    )
+    add("--seed", type=int, default=0, help="seed of the simulator's random draws (0)")
+    add("--scenario", default="", help="scenario to start from: a shipped name, or a TOML file")
+    words = "the shipped set to use, or that --data resembles (homes)"
+    add("--like", "--samples", metavar="SET", help=words)
+    add("--data", type=Path, metavar="FOLDER", help="CSV files of your own, one a device")
+    words = "brownouts=N: kill -9 and restart a random device's process N times a minute"
+    add("--fault", action="append", default=[], metavar="K=V", help=words)
+    words = "a TOML file with the [privacy] of every device (no mechanism)"
+    add("--privacy", type=Path, metavar="FILE", help=words)
+    where = parser.add_mutually_exclusive_group()
+    inside: dict[str, Any] = {"action": "store_const", "dest": "is_inside"}
+    where.add_argument(
+        "--processes", const=False, help="one process per device (up to 16)", **inside
+    )
+    where.add_argument(
+        "--in-process", const=True, help="all devices in this process (above 16)", **inside
+    )
+    add("--broker", default="", metavar="URL", help="URL of a running broker; default: start one")
+    add_broker_kind(parser, "--kind")
+    add(
+        "--aggregator",
+        type=Path,
+        metavar="CONFIG",
+        help="configuration of a running aggregator to join",
+    )
+    add("--limit", type=float, default=600.0, help="time limit of the run, in seconds (600)")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to keep every file in (default: in memory, then deleted)",
+    )
+    arguments(parser)
 
-    Attributes:
-        scenario: The scenario.
-        samples: Set of readings.
-        out: Output folder.
-        shown: Display of the progress.
-        is_in_process: True runs all devices in this process, instead of one each.
-        broker: Address of a running broker, or empty to start one of ``kind``.
-        aggregator: Configuration of a running aggregator to join, instead of a new one.
-        limit: Time limit of the run in seconds.
-        seed: Seed of the fleet's own draws.
-        name: Name of the run in the progress.
-        fleet: Name of the fleet, in topics and signatures.
-        assault: Attack on the run; None without one.
-        judged: Ids of the devices whose forecasts are evaluated at the end; none in a run with
-            separate processes.
-        errors: Errors of the evaluated devices.
-        trust: Credit report, where the method weighs models for one another.
-        counts: Counters of the devices of this process, summed.
-        stall: Seconds without a moved model after which the run ends.
-        outages: Power failures of any device a minute, where each is a process.
+
+def run(args: Namespace) -> CommandResult:
+    """Run the fleet, or every comparison; return the cost, or the table."""
+    chosen, samples = _chosen(args)
+    if chosen.learning.shared == ():
+        raise SettingsError(
+            "--shared none: devices that share nothing have no rounds for a fleet to wait for",
+            hint="gridfed-sim demo trains them alone, beside fleets that share",
+        )
+    if is_trial(chosen):
+        return _trial(args, chosen, samples)
+    inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
+    outages = a_minute({k: value_of(v) for k, v in pairs(args.fault, "--fault").items()})
+    if outages and inside:
+        raise SettingsError("--fault brownouts: only a process can lose its power", hint=_APART)
+    with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
+        out = args.out or Path(scratch)
+        with stoppable(), display(is_quiet=args.json) as shown:
+            fleet_run = FleetRun(
+                chosen,
+                samples,
+                out,
+                shown,
+                inside,
+                broker=args.broker,
+                kind=args.kind,
+                aggregator=args.aggregator,
+                limit=args.limit,
+                seed=args.seed,
+                outages=outages,
+            )
+            cost = fleet_run.run()
+    data: dict[str, Any] = {
+        "devices": cost.devices,
+        "rounds": cost.rounds,
+        "in_process": inside,
+        "brownouts": fleet_run.struck,
+        "seconds": cost.wall,
+        "per_device_and_round": cost.each,
+        "device_process": fleet_run.weighed,
+        "refused": fleet_run.refused,
+    }
+    return CommandResult(data, cost.text())
+
+
+def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResult:
+    """Run every scenario without and with every attack."""
+    if args.is_inside is False or args.aggregator:
+        raise SettingsError(
+            "--processes, --aggregator: liars share one process, and every run has its aggregator",
+            hint="leave them out",
+        )
+    with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
+        out = args.out or Path(scratch)
+        with stoppable(), display(is_quiet=args.json) as shown:
+            trial = Trial(
+                chosen,
+                samples,
+                out,
+                shown,
+                broker=args.broker,
+                kind=args.kind,
+                limit=args.limit,
+                seed=args.seed,
+            )
+            rows = trial.run()
+    data = {
+        "devices": chosen.devices,
+        "judged": list(trial.judged),
+        "unit": samples.unit,
+        "runs": [row.as_json() for row in rows],
+        "verdicts": verdicts(rows),
+    }
+    return CommandResult(data, table(rows, samples.unit))
+
+
+def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
+    """Return the scenario with the options applied."""
+    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
+    if not args.scenario:
+        base = replace(base, bundle=SUITED.get(args.like or base.samples, base.bundle))
+    options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
+    learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
+    settings = {"steps": args.steps, "rate": args.rate}
+    given = {key: value for key, value in settings.items() if value is not None}
+    given |= {key: value_of(text) for key, text in pairs(args.setting, "--setting").items()}
+    learning = replace(
+        base.learning,
+        settings={**base.learning.settings, **given},
+        **{key: value for key, value in learned.items() if value is not None},
+    )
+    chosen = replace(
+        base,
+        learning=learning,
+        **{key: value for key, value in options.items() if value is not None},
+    )
+    if args.privacy:
+        chosen = replace(chosen, privacy=Noise.load(args.privacy).privacy)
+    samples = sample_set(chosen.samples)
+    samples = samples.of_folder(args.data) if args.data else samples
+    chosen = (
+        chosen if args.scenario else chosen.first_days(args.days, samples, args.evaluation_days)
+    )
+    return with_trial(chosen, args), samples
+
+
+def _memory() -> str | None:
+    """Return a folder in memory for many devices' states, to spare the disk their syncs."""
+    shared = Path("/dev/shm")  # noqa: S108 - a private folder is made below it
+    return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
+
+
+def _layers(text: str) -> tuple[str, ...]:
+    """Parse ``--shared``: prefixes separated by commas; ``all`` and ``none`` are keywords.
+
+    >>> _layers("lstm.,head.0"), _layers("all"), _layers("none")
+    (('lstm.', 'head.0'), ('',), ())
     """
-
-    scenario: Scenario
-    samples: SampleSet
-    out: Path
-    shown: Display
-    is_in_process: bool
-    broker: str = ""
-    kind: str = "auto"
-    aggregator: Path | None = None
-    limit: float = 600.0
-    seed: int = 0
-    name: str = "fleet"
-    fleet: str = "sim"
-    assault: AttackPlan | None = None
-    judged: tuple[str, ...] = ()
-    errors: Errors | None = None
-    trust: CreditReport | None = None
-    counts: Counter[str] = field(default_factory=Counter)
-    refused: dict[str, int] = field(default_factory=dict)
-    stall: float = math.inf
-    outages: float = 0.0
-    struck: int = 0  # number of power failures
-    moved: int = 0  # version of the model at the last look
-    weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
-
-    def run(self) -> Cost:
-        """Start the missing programs, run, stop them, and return the cost.
-
-        Raises:
-            NoBroker: There is no broker at the address.
-            Died: A program ended in failure.
-            TooSlow: The run did not end in time.
-        """
-        given = require_broker(self.broker) if self.broker else ""
-        with ProcessGroup(self.out / "logs") as family:
-            url = given or start_broker(family, self.out / "broker", self.kind)
-            self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
-            prepared = self._prepared(url)
-            run = Federation(prepared, self.scenario.learning.rounds, family)
-            if self.aggregator is None:
-                run.start_aggregator()
-            try:
-                return self._inside(run) if self.is_in_process else self._outside(run)
-            finally:
-                run.stop()
-
-    def _prepared(self, url: str) -> Prepared:
-        if self.aggregator is not None:
-            return join(self.out, self.aggregator, self.scenario, self.samples, broker=url)
-        page = f"127.0.0.1:{free_port()}"
-        return prepare(
-            self.out / "fleet", self.fleet, self.scenario, self.samples, broker=url, page=page
-        )
-
-    def _inside(self, run: Federation) -> Cost:
-        """Run every device in this thread."""
-        devices = run.prepared.devices
-        with Fleet() as fleet:
-            connect = over_mqtt(self.seed)
-            role = self._roles([device.id for device in devices])
-            populate(fleet, devices, self.samples, self.scenario, connect, role=role)
-            self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
-            meter = RoundCosts(run, processor_seconds)
-            try:
-                self._watch(run, meter, lambda: fleet.turn(0.02))
-                until = time.monotonic() + CLOSING
-                while time.monotonic() < until and not self._is_over(fleet):
-                    fleet.turn(0.02)  # each takes the final model over: bytes of a whole run
-            finally:
-                if self.judged:
-                    self.errors = errors(fleet, devices, self.judged, self.samples, self.scenario)
-                    self.trust = trust(run.prepared.aggregator, self.out)
-            for client in fleet.clients:
-                self.counts.update(client.status()["counts"])
-            return meter.cost(fleet.traffic())
-
-    def _roles(self, ids: Sequence[str]) -> Callable[[str], AttackRole]:
-        """Return the roles of the attack, if there is one."""
-        if self.assault is None:
-            return lambda _device: HONEST
-        return AttackCast.of(self.assault, ids, time.monotonic).role
-
-    def _is_over(self, fleet: Fleet) -> bool:
-        """Return True if every counted device has the final model (Byzantine ones may not)."""
-        wanted = set(self.judged) or {client.config.id for client in fleet.clients}
-        return all(client.is_done for client in fleet.clients if client.config.id in wanted)
-
-    def _outside(self, run: Federation) -> Cost:
-        """Start one process a device, and wait until each has the final model."""
-        run.start_devices()
-        meter = RoundCosts(run, lambda: sum(one.measure() for one in run.devices))
-        power = PowerFailures(run, self.outages, self.seed)
-        self._watch(run, meter, power.tend)
-        self.struck = power.met
-        until = time.monotonic() + CLOSING
-        for device in run.devices:
-            device.wait(max(0.0, until - time.monotonic()))
-        run.family.stop(run.devices)
-        self.weighed = {
-            "peak_mib": median(device.peak_kb / 1024 for device in run.devices),
-            "cpu_s": median(device.cpu for device in run.devices),
-        }
-        return meter.cost(list(traffic_of(run.prepared.devices, run.devices).values()))
-
-    def _watch(self, run: Federation, meter: RoundCosts, tend: Callable[[], None]) -> None:
-        moved = time.monotonic()
-        for now in run.watch(self.limit, tend):
-            meter.see(now)
-            if now.version > self.moved:
-                moved = time.monotonic()
-            elif time.monotonic() - moved > self.stall:
-                raise TooSlow(f"the model stands still at {now.version} of {now.rounds}")
-            self.refused, self.moved = now.refused, now.version
-            self.shown.update(self.name, "done" if now.is_done else "learning", now)
-
-
-@dataclass
-class RoundCosts:
-    """Measures the cost of the rounds, from the first look after a round closed with all devices.
-
-    A run without a look between its first and last round is counted with its start.
-
-    Attributes:
-        run: The measured run.
-        devices_cpu: Returns the processor seconds that all devices have used so far.
-    """
-
-    run: Federation
-    devices_cpu: Callable[[], float]
-    _begun: tuple[float, float, float, int] | None = None
-    _last: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
-    _made: float = field(default_factory=time.monotonic)
-
-    def see(self, now: Progress) -> None:
-        """Record a measurement."""
-        aggregator = self.run.aggregator
-        own = 0.0 if aggregator is None else aggregator.measure()
-        self._last = (time.monotonic(), self.devices_cpu(), own, now.version)
-        is_whole = now.present >= len(self.run.prepared.devices)
-        if self._begun is None and is_whole and 0 < now.version < now.rounds:
-            self._begun = self._last
-
-    def cost(self, traffic: list[Traffic]) -> Cost:
-        """Return the cost of the recorded rounds; bytes are those of the whole run."""
-        begun = self._begun or (self._made, 0.0, 0.0, 0)
-        seconds, devices, aggregator, moved = (
-            last - first for last, first in zip(self._last, begun, strict=True)
-        )
-        count = len(self.run.prepared.devices)
-        rounds = self._last[3]
-        share = rounds / moved if moved else 1.0  # of rounds that closed before the first look
-        return Cost(
-            devices=count,
-            rounds=rounds,
-            wall=seconds * share,
-            device_cpu=devices * share,
-            aggregator_cpu=aggregator * share,
-            up=sum(one.up for one in traffic),
-            down=sum(one.down for one in traffic),
-        )
+    words = {"all": ("",), "none": ()}
+    return words.get(text, tuple(part for part in text.split(",") if part))

@@ -96,3 +96,11 @@ def arguments(parser: ArgumentParser) -> None:
     add("--rule", metavar="NAMES", help="with commas; a + puts what comes before: nnm+krum (mean)")
     add("--rule-option", action="append", default=[], metavar="K=V", help="of the rules")
     add("--f", type=int, metavar="N", help="liars that rules are told of (as many as there are)")
+
+
+def add_broker_kind(parser: ArgumentParser, option: str) -> None:
+    """Add the kind of broker to start."""
+    kinds = ("auto", "mosquitto", "embedded")
+    parser.add_argument(
+        option, choices=kinds, default="auto", help="kind of broker to start (auto)"
+    )

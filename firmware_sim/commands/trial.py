@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.attacks.attack_plan import AttackPlan
-from firmware_sim.commands.fleet import FleetRun
+from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.fleet.federation import TooSlow, require_broker, start_broker
 from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.fleet.run_files import assigned

@@ -7,7 +7,7 @@ import pytest
 from aggregator.brokers.broker_process import has_embedded, start
 from aggregator.methods import METHODS
 from edge_sdk.wire.contract.method import CONTRACTS, answered
-from firmware_sim.commands.fleet import FleetRun
+from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario

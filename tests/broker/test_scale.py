@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aggregator.brokers.broker_process import mosquitto_program
-from firmware_sim.commands.fleet import FleetRun
+from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import Learning, Scenario

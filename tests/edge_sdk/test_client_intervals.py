@@ -10,8 +10,8 @@ import pytest
 
 from edge_sdk import client as client_module
 from edge_sdk.app.settings import SettingsError
-from edge_sdk.commands.inspect import DeviceInspection
-from edge_sdk.commands.main import _told
+from edge_sdk.commands.device_inspection import DeviceInspection
+from edge_sdk.commands.forecast import result_of
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.wire.contract.manifest import Golden, Loss
 
@@ -189,7 +189,7 @@ def test_a_person_reads_the_interval_and_how_far_to_trust_it(fleet):
     client = fleet.device.start()
     observe(client, 60)
     told = client.forecast()
-    answer = _told(told)
+    answer = result_of(told)
     low, high = told.interval[0].tolist()
     assert answer.data["interval"] == [[low, high]]
     assert answer.data["calibrated"] == 56

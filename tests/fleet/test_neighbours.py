@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.client import Client
-from edge_sdk.commands import inspect
+from edge_sdk.commands import status
 from edge_sdk.wire.link.loopback import LinkFaults, LoopbackBroker
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol import topics
@@ -305,7 +305,7 @@ def test_when_nothing_more_may_be_told_a_device_only_listens(tmp_path):
     assert one.clients["home-0"].status()["spent"] == 3
     assert one.step("home-0") == 3
     assert one.clients["home-1"].status()["neighbours"]["mixed"] == 3
-    told = inspect.status(street.config("home-0"))["neighbours"]
+    told = status.status(street.config("home-0"))["neighbours"]
     assert (told["epoch"], told["step"]) == (1, 2), "as it was saved: the exchange it began last"
     one.close()
 

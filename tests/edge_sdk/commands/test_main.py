@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from edge_sdk.commands.main import _plain, main
+from edge_sdk.commands.main import main
+from edge_sdk.commands.status import plain
 from edge_sdk.wire import keys
 
 TOML = """
@@ -178,9 +179,9 @@ def test_a_budget_is_known_before_anything_is_sent(config, capsys):
 
 
 def test_status_is_written_for_a_person():
-    assert _plain({"epsilon": 29.99999999998864, "left": None}) == "epsilon 30, left unlimited"
-    assert _plain([]) == "none"
-    assert _plain([{"round": 3, "attempts": 0}, {"round": 4, "attempts": 1}]) == (
+    assert plain({"epsilon": 29.99999999998864, "left": None}) == "epsilon 30, left unlimited"
+    assert plain([]) == "none"
+    assert plain([{"round": 3, "attempts": 0}, {"round": 4, "attempts": 1}]) == (
         "round 3, attempts 0; round 4, attempts 1"
     )
 

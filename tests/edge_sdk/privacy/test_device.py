@@ -10,7 +10,8 @@ import pytest
 
 from edge_sdk import client as client_module
 from edge_sdk.app.settings import from_table
-from edge_sdk.commands import inspect
+from edge_sdk.commands import budget
+from edge_sdk.commands.status import status as status_of
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.privacy.analytic_gaussian import epsilon_of
@@ -182,10 +183,10 @@ def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
     for outside, holds in ((0, False), (1, True)):
         said = noisy_section(privacy(INPUT, **({"unclaimed_releases": outside} if outside else {})))
         config = replace(fleet.device.config, privacy=said)
-        text = inspect.budget(config)["text"]
+        text = budget.budget(config)["text"]
         assert ("this does not hold for what has left already" in text) is not holds
         assert ("after the first 1 updates" in text) is holds
-        assert inspect.datasheet(config)["claim holds for what has left"] is holds
+        assert budget.datasheet(config)["claim holds for what has left"] is holds
 
 
 # --- the input ----------------------------------------------------------------------------------
@@ -296,9 +297,9 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
     fleet.run(30, seconds=0.3)
     assert fleet.device.client.status()["stopped"] == "budget"
     assert len(fleet.server.updates) == sent
-    found = inspect.budget(fleet.device.config)
+    found = budget.budget(fleet.device.config)
     assert found["spent"]
-    assert inspect.status(fleet.device.config)["stopped"] == "budget"
+    assert status_of(fleet.device.config)["stopped"] == "budget"
     assert "none; the device goes on learning for itself" in found["text"]
 
 
@@ -489,7 +490,7 @@ def test_a_run_whose_method_noise_would_break_is_not_followed(make):
 def test_the_sheet_says_what_runs(make):
     fleet = started(make, UPDATE, epsilon=50.0)
     rounds(fleet, [0])
-    sheet = inspect.datasheet(fleet.device.config)
+    sheet = budget.datasheet(fleet.device.config)
     assert sheet["formal claim"] is True
     assert sheet["releases so far"] == 1
     assert sheet["epsilon so far"] == pytest.approx(epsilon_of(10.0, 1e-6), rel=1e-6)

@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.commands.ocpp_proxy import _server_tls as _tls
+from edge_sdk.commands.tap import _server_tls as _tls
 from edge_sdk.errors import ConfigError
 from edge_sdk.sources import SOURCES
 from edge_sdk.sources.base import RawFrame, Rejected

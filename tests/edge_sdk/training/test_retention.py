@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.commands import inspect
+from edge_sdk.commands import budget, status
 from edge_sdk.config import TrainingSection
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading
@@ -68,7 +68,7 @@ def test_status_and_check_tell_what_is_kept(make):
     client = fleet.device.start()
     observe(client, START, 5 * DAY)
     client.flush()
-    told = inspect.status(fleet.device.config)["history"]
+    told = status.status(fleet.device.config)["history"]
     assert told == {
         "days": 5.0,
         "days at most": 20.0,
@@ -150,9 +150,9 @@ def test_noise_that_was_dropped_is_never_drawn_again(make):
         drawn = store.noised()
     assert (STREAM, START) in drawn
     observe(client, START + 15 * DAY, 10 * DAY)
-    account = inspect.budget(fleet.device.config)["charges"]
+    account = budget.budget(fleet.device.config)["charges"]
     client.flush()  # drops five days, and the noise on them
-    assert inspect.budget(fleet.device.config)["charges"] == account
+    assert budget.budget(fleet.device.config)["charges"] == account
     fleet.device.kill()
     with DeviceStore.open(fleet.device.config.state) as store:  # as if the newest had been lost
         store._db.execute("DELETE FROM readings WHERE slot >= ?", (START + 15 * DAY,))

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
+from firmware_sim.commands import fleet
 from firmware_sim.commands import main as cli
 from firmware_sim.commands.demo import InTheWay, clear
 from firmware_sim.commands.options import arguments
@@ -32,7 +33,7 @@ def test_options_go_on_top_of_a_scenario():
         "rate": None,
         "data": None,
         "days": 28,
-        "judge_days": 7,
+        "evaluation_days": 7,
         "quorum": 2,
         "privacy": None,
         "setting": ["server_rate=0.5", "optimiser=sgd"],
@@ -41,7 +42,7 @@ def test_options_go_on_top_of_a_scenario():
     parser = ArgumentParser()
     arguments(parser)
     told = vars(parser.parse_args([])) | parser_defaults
-    chosen, samples = cli._chosen(Namespace(**told))
+    chosen, samples = fleet._chosen(Namespace(**told))
     assert (chosen.devices, chosen.learning.rounds) == (3, 5)
     assert chosen.learning.quorum == 2
     own = {"server_rate": 0.5, "optimiser": "sgd"}

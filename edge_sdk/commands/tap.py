@@ -1,21 +1,52 @@
-"""Run ``gridfed-edge tap``: the proxy process between a charger and its back office."""
+"""Run the OCPP proxy between a charger and its back office (CSMS), and record measured values.
+
+Forwards every byte. Prints the address to configure in the charger. It is a process of its own, so
+that the agent can stop without it. It records energy and time; tokens that identify a driver are
+removed.
+
+  gridfed-edge tap charger.toml
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import ssl
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_sdk.app.cli import notify
+from edge_sdk.app.cli import CommandResult, notify, start_logging
 from edge_sdk.app.settings import from_table
+from edge_sdk.commands.arguments import add_config, add_log
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError, EdgeError
 from edge_sdk.sources.byte_links import SourceAddress
 from edge_sdk.sources.factory import OcppSection
 from edge_sdk.sources.ocpp_proxy import BackOffice, OcppProxy
 from edge_sdk.sources.spool import SpoolWriter
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add_config(parser)
+    parser.add_argument(
+        "--source", type=int, metavar="N", help="number of the source, if there are several"
+    )
+    add_log(parser)
+
+
+def run(args: Namespace) -> CommandResult:
+    """Forward until a signal; return the counters."""
+    start_logging(args.log)
+    section = section_of(Config.load(args.config), args.source)
+    counts = forward(section, _print)
+    return CommandResult(counts, ", ".join(f"{what} {count}" for what, count in counts.items()))
+
+
+def _print(url: str) -> None:
+    """Print the address at once, for a program that waits for it."""
+    print(url, flush=True)  # noqa: T201 - a command's own standard output
 
 
 def section_of(config: Config, number: int | None) -> OcppSection:
@@ -28,16 +59,16 @@ def section_of(config: Config, number: int | None) -> OcppSection:
     meant = [row for n, row in rows if number in (None, n)]
     if len(meant) != 1:
         raise ConfigError(
-            f"a tap is for one [[source]] of type ocpp; there are {len(rows)}",
-            hint="name one by its number: --source 1",
+            f"{len(meant)} [[source]] of type ocpp selected, expected 1; configured: {len(rows)}",
+            hint="select one by its number: --source 1",
         )
     section = from_table(OcppSection, meant[0], "source ocpp")
     if not section.spool or not section.csms:
-        raise ConfigError("source ocpp: a tap needs 'csms' and 'spool'")
+        raise ConfigError("source ocpp: the proxy needs the keys 'csms' and 'spool'")
     return section
 
 
-def run(section: OcppSection, ready: Callable[[str], object]) -> dict[str, int]:
+def forward(section: OcppSection, ready: Callable[[str], object]) -> dict[str, int]:
     """Forward chargers to their back office until SIGTERM or SIGINT.
 
     Args:

@@ -1,9 +1,17 @@
-"""Test a configured source: show the raw values of the interface and the resulting readings."""
+"""Test one source: print the values of the interface, and the readings that result from them.
+
+Needs no broker and no key, and stores nothing. Exits with 75 if no data arrives. --record keeps the
+received frames for a [[source]] of type replay.
+
+  gridfed-edge source test meter.toml
+  gridfed-edge source test meter.toml p1 --count 5 --record frames.bin
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,7 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from edge_sdk.app.cli import OK, TEMPORARY, CommandResult
 from edge_sdk.app.permissions import open_private
+from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import STREAMS, Reading
@@ -20,6 +30,30 @@ from edge_sdk.sources.base import RawFrame
 from edge_sdk.sources.recording import record, title
 
 _TURN = 0.05
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    parser.add_argument("action", choices=("test",), help="the only action")
+    add_config(parser)
+    parser.add_argument(
+        "name", nargs="?", default="", help="number or type of the source, if there are several"
+    )
+    parser.add_argument("--count", type=int, default=1, help="readings to wait for (1)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="longest wait (30)")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write the received frames, for replay"
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the received values and readings."""
+    source = chosen(Config.load(args.config), args.name)
+    found = listen(source, args.count, args.seconds, args.record)
+    if not found["values"] and not found["readings"]:
+        found["waited"] = args.seconds
+    text = "\n".join(lines(found))
+    return CommandResult(found, text, TEMPORARY if "waited" in found else OK)
 
 
 def chosen(config: Config, name: str) -> Source:
@@ -32,7 +66,10 @@ def chosen(config: Config, name: str) -> Source:
     meant = [row for row in rows if name in ("", str(row[0]), str(row[1].get("type")))]
     if len(meant) != 1:
         has = ", ".join(f"{number} ({row.get('type')})" for number, row in rows) or "none"
-        raise ConfigError(f"which source? configured: {has}", hint="name one by its number")
+        raise ConfigError(
+            f"{len(meant)} sources match {name!r}; configured: {has}",
+            hint="select one by its number: gridfed-edge source test CONFIG 0",
+        )
     number, section = meant[0]
     return open_source(section, f"source[{number}]")
 
@@ -106,5 +143,5 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{at}  {reading['stream']} = {reading['value']:.6g} {reading['unit']}{span}"
     for reason, times in {**found["rejected"], **found.get("noticed", {})}.items():
         yield f"{reason}: {times}"
-    if not found["readings"] and not found["values"]:
-        yield "nothing was heard"
+    if "waited" in found:
+        yield f"no data received within {found['waited']:g} s"

@@ -1,0 +1,166 @@
+"""Show what a round costs, and what is left of the privacy budget and the resource limits.
+
+Exits with 1 when the privacy budget is spent: no further update is sent, and the device trains
+for itself. --datasheet prints what NIST SP 800-226 asks of a privacy claim, from the configuration
+and the ledger.
+
+  gridfed-edge budget meter.toml
+  gridfed-edge budget meter.toml --datasheet
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from edge_sdk.app.cli import OK, RUNTIME, CommandResult
+from edge_sdk.bundle import SDK_VERSION
+from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
+from edge_sdk.config import Config
+from edge_sdk.limits.resource_limits import limits_of
+from edge_sdk.privacy import datasheet as sheets
+from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.store.schema import FILE
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.wire.contract.parameter_layout import ParamSpec
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.codec import encode
+from edge_sdk.wire.protocol.msgpack_reader import binary, text
+
+_PROOF = 72
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add_config(parser)
+    parser.add_argument(
+        "--datasheet", action="store_true", help="print the privacy data sheet of this device"
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the cost of a round and the budget, or the data sheet."""
+    config = Config.load(args.config)
+    if args.datasheet:
+        sheet = datasheet(config)
+        return CommandResult(sheet, sheets.as_text(sheet))
+    found = budget(config)
+    rows = "\n".join(map(_usage_line, found["limits"].items()))
+    prose = (
+        f"{found['bundle']}: {found['shared']} scalars shared, {found['personal']} stay here\n"
+        f"a round costs {found['bytes_up']} bytes up and about {found['bytes_down']} down\n"
+        f"{found.pop('text')}\n{rows}"
+    )
+    return CommandResult(found, prose, RUNTIME if found["spent"] else OK)
+
+
+def budget(config: Config) -> dict[str, Any]:
+    """Return the bytes and the privacy cost of a round, and the used and remaining budget.
+
+    ``text`` explains it in sheets.
+
+    Raises:
+        EdgeError: The bundle is missing, or the privacy section cannot be satisfied.
+    """
+    announced, account = None, None
+    if (config.state / FILE).exists():
+        with DeviceStore.open(config.state, read_only=True) as store:
+            announced = announced_of(store)
+            plan = plan_of(config, announced)
+            account = account_of(store, plan)
+    else:
+        plan = plan_of(config, None)
+    account = account or PrivacyAccount.of((), plan.limit, most=plan.most(None))
+    manifest = bootstrap.open_bundle(config, announced).manifest
+    spec = manifest.spec(announced.shared if announced else None)
+    return {
+        "bundle": manifest.name,
+        "layers": _layers(spec),
+        "shared": spec.shared_size,
+        "personal": spec.size - spec.shared_size,
+        "bytes_up": update_bytes(config, spec),
+        "bytes_down": 4 * spec.shared_size,
+        "releases": account.told,
+        "privacy": sheets.promise(plan),
+        "budget": account.summary(plan.release()),
+        "spent": not account.has_room(plan.release()),
+        "charges": sheets.table(account),
+        "not protected": sheets.gaps(plan),
+        "text": sheets.explained(plan, account),
+        "limits": resource_usage(config),
+    }
+
+
+def resource_usage(config: Config) -> dict[str, dict[str, float | None]]:
+    """Return the resource limits and the recorded use.
+
+    ``limit`` is None where there is none; ``used`` is of the last recorded day, and for memory the
+    peak. Bytes, and seconds of wake time.
+    """
+    facts = dict.fromkeys(("used", "flash", "wake", "peak"), 0)
+    if (config.state / FILE).exists():
+        with DeviceStore.open(config.state, read_only=True) as store:
+            facts = {name: store.fact(name) for name in facts}
+    limits = limits_of(config.limits)
+    return {
+        "memory": {"limit": limits.memory, "used": 1024 * facts["peak"]},
+        "flash a day": {"limit": limits.daily_flash_bytes, "used": facts["flash"]},
+        "link a day": {"limit": limits.daily_link_bytes, "used": facts["used"]},
+        "wake time a day": {"limit": limits.daily_wake_time, "used": facts["wake"] / 1000},
+    }
+
+
+def datasheet(config: Config) -> dict[str, Any]:
+    """Return the privacy data sheet of a device: its configuration and its releases.
+
+    Raises:
+        EdgeError: As ``budget``.
+    """
+    version = ".".join(map(str, SDK_VERSION))
+    if not (config.state / FILE).exists():
+        plan = plan_of(config, None)
+        return sheets.sheet(plan, PrivacyAccount.of((), plan.limit, most=plan.most(None)), version)
+    with DeviceStore.open(config.state, read_only=True) as store:
+        plan = plan_of(config, announced_of(store))
+        return sheets.sheet(plan, account_of(store, plan), version)
+
+
+def update_bytes(config: Config, spec: ParamSpec) -> int:
+    """Return the payload bytes of one update with its envelope (MQTT, TLS and IP come on top)."""
+    if not spec.shared_size:
+        return 0
+    update = m.UpdateMessage(
+        run=1,
+        round=100,
+        base=100,
+        life=1,
+        seq=100,
+        spent=100,
+        spec=spec.digest,
+        part="delta",
+        enc="f4",
+        n=64,
+        vals={"loss": 0.5},
+        blob=bytes(4 * spec.shared_size),
+    )
+    return 2 + sum(
+        map(len, (text("update"), text(config.id), binary(encode(update)), binary(bytes(_PROOF))))
+    )
+
+
+def _layers(spec: ParamSpec) -> list[dict[str, Any]]:
+    return [
+        {"name": layer.name, "scalars": layer.size, "shared": layer.name in spec.shared_names}
+        for layer in spec.layers
+    ]
+
+
+def _usage_line(row: tuple[str, Mapping[str, float | None]]) -> str:
+    """Format the use and the limit of one resource."""
+    what, of = row
+    unit = "seconds" if what.startswith("wake") else "bytes"
+    limit = "no limit" if of["limit"] is None else f"at most {of['limit']:.0f} {unit}"
+    return f"{what}: {limit}; {of['used']:.0f} {unit} used so far"

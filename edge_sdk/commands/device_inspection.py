@@ -1,0 +1,109 @@
+"""Read a device without running it: model runtime, state, forecasts and privacy ledger."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.agent import open_sources, read_all
+from edge_sdk.app.permissions import open_private
+from edge_sdk.config import Config
+from edge_sdk.forecasting.calendar_features import Floats
+from edge_sdk.forecasting.forecast import Forecast
+from edge_sdk.methods import METHODS
+from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.privacy.noise_calibration import NoisePlan
+from edge_sdk.session.task_inbox import filed
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.training import bootstrap
+from edge_sdk.training.model_runtime import ModelRuntime
+from edge_sdk.wire.protocol import messages as m
+
+_PROOF = 72
+
+
+@dataclass(slots=True)
+class DeviceInspection:
+    """A device's model runtime and state, read beside a running agent."""
+
+    config: Config
+    learner: ModelRuntime
+    state: Any
+
+    @classmethod
+    def of(cls, config: Config, *, beyond: bool = False) -> DeviceInspection:
+        """Read the learned state and the readings of a device.
+
+        Args:
+            config: Configuration of the device.
+            beyond: True to read also, in memory only, the readings of its sources after their
+                ``until``: the truth for evaluating forecasts.
+
+        Raises:
+            EdgeError: There is no state, or its bundle is missing.
+        """
+        with DeviceStore.open(config.state, read_only=True) as store:
+            announced = announced_of(store)
+            bundle = bootstrap.open_bundle(config, announced)
+            learner = bootstrap.set_up(config, store, bundle, announced, METHODS)
+            state, _ = bootstrap.recall(learner, store)
+        if beyond:
+            whole = tuple({k: v for k, v in s.items() if k != "until"} for s in config.source)
+            sources = open_sources(replace(config, source=whole))
+            read_all(sources, lambda reading: learner.observe(reading, np.inf))
+        return cls(config, learner, state)
+
+    def forecast(self) -> Forecast:
+        """Forecast the values after the newest reading."""
+        return self.learner.forecast(self.state)
+
+    def write_rolling(self, begin: float, end: float, out: Path) -> int:
+        """Write forecasts of every complete window whose first target is in a time span as CSV.
+
+        Columns: ``origin`` (Unix seconds of the first target), ``step`` (1 … horizon),
+        ``forecast``, ``truth`` (empty where unobserved); and ``lower``, ``upper``, where the model
+        forecasts quantiles, as they would have been issued.
+
+        Returns:
+            Number of windows.
+        """
+        times, told, truth = self.learner.rolling(self.state, begin, end)
+        ends = self.learner.intervals(self.state, begin, end)
+        extra = () if ends is None else ("lower", "upper")
+        between = np.empty((*told.shape, 0)) if ends is None else ends
+        with open_private(out, newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("origin", "step", "forecast", "truth", *extra))
+            for origin, *line in zip(times.tolist(), told, truth, between, strict=True):
+                rows.writerows(_lines(origin, *line))
+        return len(times)
+
+
+def _lines(origin: int, told: Floats, truth: Floats, between: Floats) -> Iterable[tuple[Any, ...]]:
+    for step, (value, seen, ends) in enumerate(zip(told, truth, between, strict=True), 1):
+        around = [f"{end:.9g}" for end in ends]
+        yield origin, step, f"{value:.9g}", "" if np.isnan(seen) else f"{seen:.9g}", *around
+
+
+def announced_of(store: DeviceStore) -> m.BundleMessage | None:
+    """Return the saved announcement of the run."""
+    return filed(store, m.BundleMessage, "bundle")
+
+
+def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
+    """Return the calibrated privacy mechanism of the device."""
+    manifest = bootstrap.open_bundle(config, announced).manifest
+    method = announced.method if announced else config.accept.methods[0]
+    shared = manifest.spec(announced.shared if announced else None).shared_size
+    return bootstrap.plan(config, manifest, method, shared)
+
+
+def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
+    """Sum the charges of the ledger, and those that only the aggregator recorded."""
+    account = bootstrap.account_of(store, plan)
+    return account.plus(*plan.unseen(0, store.numbers().spent - account.told))

@@ -1,0 +1,96 @@
+"""Forecast the values after the newest reading, or forecast a span of the past for evaluation.
+
+Reads the store, also beside a running agent. --rolling writes a CSV file with the columns origin,
+step, forecast and truth, and with lower and upper where the model forecasts quantiles.
+
+  gridfed-edge forecast meter.toml
+  gridfed-edge forecast meter.toml --rolling 2014-10-01 2014-10-08 --out week.csv
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands.device_inspection import DeviceInspection
+from edge_sdk.config import Config
+from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.forecast import Forecast
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add_config(parser)
+    parser.add_argument(
+        "--rolling",
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="forecast from every window that begins in this span (ISO times or Unix seconds)",
+    )
+    parser.add_argument("--out", type=Path, metavar="CSV", help="file that --rolling writes")
+    parser.add_argument(
+        "--beyond",
+        action="store_true",
+        help="also read, in memory only, the sources after their 'until': the truth to compare with",
+    )
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the forecast, or write the rolling forecasts."""
+    inspection = DeviceInspection.of(Config.load(args.config), beyond=args.beyond)
+    if args.rolling is None:
+        return result_of(inspection.forecast())
+    if args.out is None:
+        raise ConfigError("--rolling needs --out CSV", hint="name the file to write")
+    begin, end = map(_moment, args.rolling)
+    count = inspection.write_rolling(begin, end, args.out)
+    return CommandResult({"windows": count, "out": str(args.out)}, f"{count} windows in {args.out}")
+
+
+def result_of(forecast: Forecast) -> CommandResult:
+    """Return a forecast as a table."""
+    times = [datetime.fromtimestamp(int(t), UTC).isoformat() for t in forecast.times]
+    values = [float(v) if v == v else None for v in forecast.median]  # noqa: PLR0124 - NaN
+    data: dict[str, object] = {
+        "source": forecast.source,
+        "unit": forecast.unit,
+        "times": times,
+        "values": values,
+    }
+    lines = [
+        f"{time}  {'-' if v is None else f'{v:.6g}'}" for time, v in zip(times, values, strict=True)
+    ]
+    head = f"{forecast.unit}, by {forecast.source}"
+    if forecast.interval is not None:
+        ends = [[float(low), float(high)] for low, high in forecast.interval]
+        data |= {"interval": ends, "coverage": forecast.coverage, "calibrated": forecast.calibrated}
+        lines = [
+            f"{line:>36}  {low:.6g} to {high:.6g}"
+            for line, (low, high) in zip(lines, ends, strict=True)
+        ]
+        head += f", {forecast.coverage:.0%} between; {_calibration(forecast.calibrated)}"
+    return CommandResult(data, "\n".join((f"{head}:", *lines)))
+
+
+def _calibration(rows: int) -> str:
+    """Return how far an interval is calibrated, in words.
+
+    >>> _calibration(0), _calibration(672)
+    ('as the model tells it', 'held to that on 672 readings')
+    """
+    return f"held to that on {rows} readings" if rows else "as the model tells it"
+
+
+def _moment(text: str) -> float:
+    try:
+        if text.replace(".", "", 1).isdecimal():
+            return float(text)
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no moment", hint="such as 2014-10-01T00:00 (UTC) or Unix seconds"
+        ) from error
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

@@ -1,0 +1,105 @@
+"""Show the state of a device: run, outbox, history, privacy budget and limits.
+
+Reads the store, also beside a running agent. No measured value is shown.
+
+  gridfed-edge status meter.toml
+  gridfed-edge status meter.toml --json
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from edge_sdk.app.cli import CommandResult
+from edge_sdk.commands.arguments import add_config
+from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
+from edge_sdk.config import Config
+from edge_sdk.privacy.datasheet import promise
+from edge_sdk.session.certificate_monitor import days_left
+from edge_sdk.session.session import SPENT
+from edge_sdk.store.store import DeviceStore, LearnedState
+from edge_sdk.training import bootstrap
+from edge_sdk.training.active_run import RETURNS
+from edge_sdk.training.retention import history_of
+from edge_sdk.wire.protocol import messages as m
+
+add_arguments = add_config
+
+
+def run(args: Namespace) -> CommandResult:
+    """Return the status of the device."""
+    found = status(Config.load(args.config))
+    lines = [f"{key}: {plain(value)}" for key, value in found.items()]
+    return CommandResult(found, "\n".join(lines))
+
+
+def status(config: Config) -> dict[str, Any]:
+    """Read a device's state beside a running agent. It contains no measured value.
+
+    Raises:
+        StoreError: There is no state yet.
+    """
+    with DeviceStore.open(config.state, read_only=True) as store:
+        numbers, learned, outbox = store.numbers(), store.learned(), store.outbox()
+        announced = announced_of(store)
+        plan, days = plan_of(config, announced), days_left(config)
+        account, one = account_of(store, plan), plan.release()
+        told = "" if account.has_room(one) else SPENT
+        return {
+            "id": config.id,
+            "fleet": config.fleet,
+            "bundle": announced.name if announced else config.bundle,
+            "method": announced.method if announced else None,
+            "run": learned.run if learned else 0,
+            "round": learned.round if learned else -1,
+            "version": learned.version if learned else -1,
+            "life": numbers.life,
+            "spent": numbers.spent,
+            "outbox": [{"round": e.round, "attempts": e.attempts} for e in outbox],
+            "models returned": store.fact(RETURNS),
+            "starts": store.fact("starts"),
+            "connections": store.fact("conn"),
+            "stopped": "command" if store.fact("stopped") else told,
+            "readings": store.count_readings(),
+            "bytes": store.size(),
+            "history": kept(config, store, announced),
+            "privacy": promise(plan),
+            "budget": account.summary(one),
+            **({"certificate days left": days} if days else {}),
+            **_among(learned),
+        }
+
+
+def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) -> dict[str, Any]:
+    """Return the days of readings stored, and the maximum days and bytes of the history."""
+    history = history_of(config, bootstrap.open_bundle(config, announced).manifest)
+    span = store.span_readings()
+    days = 0.0 if span is None else (span[1] - span[0] + 1) * history.step / 86_400
+    most = {"days at most": round(history.days, 2), "bytes at most": history.bytes}
+    return {"days": round(days, 2), **most, "limit": history.limit}
+
+
+def _among(learned: LearnedState | None) -> dict[str, Any]:
+    """Return the state of the peer exchange, if there is one."""
+    kept = learned.leaves.get("gossip") if learned is not None else None
+    if kept is None:
+        return {}
+    epoch, step = int(kept["epoch"]), int(kept["place"][0])
+    return {"neighbours": {"epoch": epoch, "step": step, "last counted": dict(kept["last"])}}
+
+
+def plain(value: object) -> str:
+    """Format a value of the status.
+
+    >>> plain({"epsilon": 29.99999999998864, "left": None}), plain([])
+    ('epsilon 30, left unlimited', 'none')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
+    if value is None:
+        return "unlimited"
+    if isinstance(value, list):
+        return "; ".join(map(plain, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

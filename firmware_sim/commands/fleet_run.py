@@ -1,0 +1,223 @@
+"""``gridfed-sim fleet``: one run of many devices, in separate processes or all in this one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan, AttackRole
+from firmware_sim.fleet.federation import (
+    CLOSING,
+    Federation,
+    Progress,
+    TooSlow,
+    free_port,
+    require_broker,
+    start_broker,
+)
+from firmware_sim.fleet.in_process import Cost, Fleet, over_mqtt, populate, processor_seconds
+from firmware_sim.fleet.power_failures import PowerFailures
+from firmware_sim.fleet.processes import ProcessGroup
+from firmware_sim.fleet.run_files import Prepared, join, prepare
+from firmware_sim.reports.credit_report import CreditReport, trust
+from firmware_sim.reports.evaluation import traffic_of
+from firmware_sim.reports.forecast_errors import Errors, errors
+from firmware_sim.reports.progress_display import Display
+from firmware_sim.results import Traffic
+from firmware_sim.samples import SampleSet
+from firmware_sim.scenario import Scenario
+
+MOST_PROCESSES = 16
+"""Largest number of devices that have a process each by default."""
+
+
+@dataclass
+class FleetRun:
+    """One run in one folder.
+
+    Attributes:
+        scenario: The scenario.
+        samples: Set of readings.
+        out: Output folder.
+        shown: Display of the progress.
+        is_in_process: True runs all devices in this process, instead of one each.
+        broker: Address of a running broker, or empty to start one of ``kind``.
+        aggregator: Configuration of a running aggregator to join, instead of a new one.
+        limit: Time limit of the run in seconds.
+        seed: Seed of the fleet's own draws.
+        name: Name of the run in the progress.
+        fleet: Name of the fleet, in topics and signatures.
+        assault: Attack on the run; None without one.
+        judged: Ids of the devices whose forecasts are evaluated at the end; none in a run with
+            separate processes.
+        errors: Errors of the evaluated devices.
+        trust: Credit report, where the method weighs models for one another.
+        counts: Counters of the devices of this process, summed.
+        stall: Seconds without a moved model after which the run ends.
+        outages: Power failures of any device a minute, where each is a process.
+    """
+
+    scenario: Scenario
+    samples: SampleSet
+    out: Path
+    shown: Display
+    is_in_process: bool
+    broker: str = ""
+    kind: str = "auto"
+    aggregator: Path | None = None
+    limit: float = 600.0
+    seed: int = 0
+    name: str = "fleet"
+    fleet: str = "sim"
+    assault: AttackPlan | None = None
+    judged: tuple[str, ...] = ()
+    errors: Errors | None = None
+    trust: CreditReport | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, int] = field(default_factory=dict)
+    stall: float = math.inf
+    outages: float = 0.0
+    struck: int = 0  # number of power failures
+    moved: int = 0  # version of the model at the last look
+    weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
+
+    def run(self) -> Cost:
+        """Start the missing programs, run, stop them, and return the cost.
+
+        Raises:
+            NoBroker: There is no broker at the address.
+            Died: A program ended in failure.
+            TooSlow: The run did not end in time.
+        """
+        given = require_broker(self.broker) if self.broker else ""
+        with ProcessGroup(self.out / "logs") as family:
+            url = given or start_broker(family, self.out / "broker", self.kind)
+            self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
+            prepared = self._prepared(url)
+            run = Federation(prepared, self.scenario.learning.rounds, family)
+            if self.aggregator is None:
+                run.start_aggregator()
+            try:
+                return self._inside(run) if self.is_in_process else self._outside(run)
+            finally:
+                run.stop()
+
+    def _prepared(self, url: str) -> Prepared:
+        if self.aggregator is not None:
+            return join(self.out, self.aggregator, self.scenario, self.samples, broker=url)
+        page = f"127.0.0.1:{free_port()}"
+        return prepare(
+            self.out / "fleet", self.fleet, self.scenario, self.samples, broker=url, page=page
+        )
+
+    def _inside(self, run: Federation) -> Cost:
+        """Run every device in this thread."""
+        devices = run.prepared.devices
+        with Fleet() as fleet:
+            connect = over_mqtt(self.seed)
+            role = self._roles([device.id for device in devices])
+            populate(fleet, devices, self.samples, self.scenario, connect, role=role)
+            self.shown.note(f"{len(fleet.clients)} devices are set up in this process")
+            meter = RoundCosts(run, processor_seconds)
+            try:
+                self._watch(run, meter, lambda: fleet.turn(0.02))
+                until = time.monotonic() + CLOSING
+                while time.monotonic() < until and not self._is_over(fleet):
+                    fleet.turn(0.02)  # each takes the final model over: bytes of a whole run
+            finally:
+                if self.judged:
+                    self.errors = errors(fleet, devices, self.judged, self.samples, self.scenario)
+                    self.trust = trust(run.prepared.aggregator, self.out)
+            for client in fleet.clients:
+                self.counts.update(client.status()["counts"])
+            return meter.cost(fleet.traffic())
+
+    def _roles(self, ids: Sequence[str]) -> Callable[[str], AttackRole]:
+        """Return the roles of the attack, if there is one."""
+        if self.assault is None:
+            return lambda _device: HONEST
+        return AttackCast.of(self.assault, ids, time.monotonic).role
+
+    def _is_over(self, fleet: Fleet) -> bool:
+        """Return True if every counted device has the final model (Byzantine ones may not)."""
+        wanted = set(self.judged) or {client.config.id for client in fleet.clients}
+        return all(client.is_done for client in fleet.clients if client.config.id in wanted)
+
+    def _outside(self, run: Federation) -> Cost:
+        """Start one process a device, and wait until each has the final model."""
+        run.start_devices()
+        meter = RoundCosts(run, lambda: sum(one.measure() for one in run.devices))
+        power = PowerFailures(run, self.outages, self.seed)
+        self._watch(run, meter, power.tend)
+        self.struck = power.met
+        until = time.monotonic() + CLOSING
+        for device in run.devices:
+            device.wait(max(0.0, until - time.monotonic()))
+        run.family.stop(run.devices)
+        self.weighed = {
+            "peak_mib": median(device.peak_kb / 1024 for device in run.devices),
+            "cpu_s": median(device.cpu for device in run.devices),
+        }
+        return meter.cost(list(traffic_of(run.prepared.devices, run.devices).values()))
+
+    def _watch(self, run: Federation, meter: RoundCosts, tend: Callable[[], None]) -> None:
+        moved = time.monotonic()
+        for now in run.watch(self.limit, tend):
+            meter.see(now)
+            if now.version > self.moved:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > self.stall:
+                raise TooSlow(f"the model stands still at {now.version} of {now.rounds}")
+            self.refused, self.moved = now.refused, now.version
+            self.shown.update(self.name, "done" if now.is_done else "learning", now)
+
+
+@dataclass
+class RoundCosts:
+    """Measures the cost of the rounds, from the first look after a round closed with all devices.
+
+    A run without a look between its first and last round is counted with its start.
+
+    Attributes:
+        run: The measured run.
+        devices_cpu: Returns the processor seconds that all devices have used so far.
+    """
+
+    run: Federation
+    devices_cpu: Callable[[], float]
+    _begun: tuple[float, float, float, int] | None = None
+    _last: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    _made: float = field(default_factory=time.monotonic)
+
+    def see(self, now: Progress) -> None:
+        """Record a measurement."""
+        aggregator = self.run.aggregator
+        own = 0.0 if aggregator is None else aggregator.measure()
+        self._last = (time.monotonic(), self.devices_cpu(), own, now.version)
+        is_whole = now.present >= len(self.run.prepared.devices)
+        if self._begun is None and is_whole and 0 < now.version < now.rounds:
+            self._begun = self._last
+
+    def cost(self, traffic: list[Traffic]) -> Cost:
+        """Return the cost of the recorded rounds; bytes are those of the whole run."""
+        begun = self._begun or (self._made, 0.0, 0.0, 0)
+        seconds, devices, aggregator, moved = (
+            last - first for last, first in zip(self._last, begun, strict=True)
+        )
+        count = len(self.run.prepared.devices)
+        rounds = self._last[3]
+        share = rounds / moved if moved else 1.0  # of rounds that closed before the first look
+        return Cost(
+            devices=count,
+            rounds=rounds,
+            wall=seconds * share,
+            device_cpu=devices * share,
+            aggregator_cpu=aggregator * share,
+            up=sum(one.up for one in traffic),
+            down=sum(one.down for one in traffic),
+        )
