@@ -30,6 +30,7 @@ from aggregator.brokers.mosquitto import (
 )
 from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.wire.errors import LinkError
+from edge_sdk.wire.link.tls_files import load
 
 __all__ = [
     "BrokerProcess",
@@ -94,19 +95,12 @@ def probe(url: str, *, protocol: int = 5, tls: TlsFiles | None = None, patience:
                 return _answers(plain, protocol)
             if tls is None or tls.probe_certificate is None:
                 return True
-            with _probe_context(tls).wrap_socket(plain, server_hostname=parts.hostname) as secret:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            load(context, tls.authority, tls.probe_certificate, tls.probe_key)
+            with context.wrap_socket(plain, server_hostname=parts.hostname) as secret:
                 return _answers(secret, protocol)
     except OSError:
         return False
-
-
-def _probe_context(tls: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(cafile=tls.authority)
-    if tls.probe_certificate is not None:
-        context.load_cert_chain(tls.probe_certificate, tls.probe_key)
-    return context
 
 
 def _answers(connection: socket.socket, protocol: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aggregator.brokers.mosquitto_acl import findings as access_findings
-from edge_sdk.wire.link.x509_expiry import X509Error, expiry
+from edge_sdk.wire.link.tls_files import File, look
 
 _SOON = 7  # days
 QUEUE = 20_000  # messages per client; 0 means unlimited, and dropped everything in 2.0.16
@@ -283,10 +283,10 @@ def _revocations(where: str, name: str) -> list[str]:
     """Check a revocation list; an expired one makes the broker refuse every client."""
     if not name or not Path(name).exists():  # it may belong to another machine
         return []
-    try:
-        days = expiry(Path(name).read_bytes(), "crl").days(time.time())
-    except (OSError, X509Error):
+    (seen,) = look([File("crl", Path(name), "crlfile")])
+    if seen.expiry is None:
         return [f"{where}: crlfile {name} cannot be read: with it nobody gets in"]
+    days = seen.days(time.time())
     if days is None:
         return []
     if days < 0:

@@ -12,6 +12,7 @@ from aggregator.metrics import Metrics
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.app.settings import SettingsError, seconds
+from edge_sdk.wire.link import tls_files as links
 from edge_sdk.wire.link.tls_files import File, TlsFileState, Watch, files, look
 from edge_sdk.wire.link.x509_expiry import X509Error, day_of
 
@@ -40,17 +41,13 @@ def refuse_expired(config: AggregatorConfig, now: float) -> list[TlsFileState]:
     Raises:
         SettingsError: A file cannot be read, or an expired one prevents all connections.
     """
-    found = []
-    for file in tls_files(config):
-        try:
-            seen = TlsFileState(file, file.read())
-        except X509Error as error:
-            raise SettingsError(f"{config.file.name}: {error}") from error
-        if seen.expiry is not None and seen.expiry.is_over(now):
-            why = f"{file.key}: {file.path}: {seen.told(now)}"
-            raise SettingsError(f"{config.file.name}: {why}", hint=_RENEW[file.kind])
-        found.append(seen)
-    return found
+    try:
+        return links.refuse_expired(tls_files(config), now)
+    except links.ExpiredFileError as error:
+        hint = _RENEW[error.file.kind]
+        raise SettingsError(f"{config.file.name}: {error}", hint=hint) from error
+    except X509Error as error:
+        raise SettingsError(f"{config.file.name}: {error}") from error
 
 
 def horizon_of(config: AggregatorConfig) -> float:

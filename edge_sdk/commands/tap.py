@@ -25,6 +25,7 @@ from edge_sdk.sources.byte_links import SourceAddress
 from edge_sdk.sources.factory import OcppSection
 from edge_sdk.sources.ocpp_proxy import BackOffice, OcppProxy
 from edge_sdk.sources.spool import SpoolWriter
+from edge_sdk.wire.link.tls_files import load
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -112,9 +113,7 @@ def _server_tls(section: OcppSection) -> ssl.SSLContext | None:
     if not section.cert_file:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(section.cert_file, section.key_file or None)
+        return load(context, cert=section.cert_file, key=section.key_file or None)
     except OSError as error:
-        raise ConfigError(f"{section.cert_file}: {error}") from error
-    return context
+        raise ConfigError(str(error)) from error

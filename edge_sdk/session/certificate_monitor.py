@@ -13,8 +13,15 @@ from dataclasses import dataclass, field
 from edge_sdk.app.cli import fields
 from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
-from edge_sdk.wire.link.tls_files import File, Watch, files, look
-from edge_sdk.wire.link.x509_expiry import X509Error
+from edge_sdk.wire.link.tls_files import (
+    ExpiredFileError,
+    File,
+    Watch,
+    files,
+    look,
+    refuse_expired,
+)
+from edge_sdk.wire.link.x509_expiry import HORIZON, X509Error
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +43,17 @@ def checked(config: Config, now: float) -> dict[str, str]:
     Raises:
         ConfigError: A file cannot be read, or has expired, so that no broker accepts the device.
     """
-    told: dict[str, str] = {}
-    for file in tls_files(config):
-        try:
-            found = file.read()
-        except X509Error as error:
-            raise ConfigError(str(error)) from error
-        if found.is_over(now):
-            raise ConfigError(
-                f"{file.key}: {file.path}: {found.told(now)}",
-                hint="put another one in place, or set this machine's clock",
-            )
-        told[file.kind] = f"{found.told(now)}{'; renew it' if found.is_near(now) else ''}"
-    return told
+    try:
+        found = refuse_expired(tls_files(config), now)
+    except ExpiredFileError as error:
+        hint = "put another one in place, or set this machine's clock"
+        raise ConfigError(str(error), hint=hint) from error
+    except X509Error as error:
+        raise ConfigError(str(error)) from error
+    return {
+        seen.file.kind: seen.told(now) + ("; renew it" if seen.is_near(now, HORIZON) else "")
+        for seen in found
+    }
 
 
 def days_left(config: Config) -> dict[str, int | str | None]:

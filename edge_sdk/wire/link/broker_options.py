@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from edge_sdk.wire.errors import LinkError
-from edge_sdk.wire.link.tls_files import mark_of
+from edge_sdk.wire.link.tls_files import load, mark_of
 
 WINDOW: Final = 20
 """Largest number of QoS 1 publishes in flight, whatever the server allows."""
@@ -225,17 +225,12 @@ def tls_context(broker: Broker) -> TlsContext:
         LinkError: A file is missing or invalid.
     """
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.judged_at, context.judged_else = broker.judged_at, broker.judged_else
     context.marks = _marks(broker)  # first: a file written meanwhile is read again
     try:
-        context.load_verify_locations(cafile=broker.ca_file)
-        if broker.cert_file is not None:
-            context.load_cert_chain(broker.cert_file, broker.key_file)
+        return load(context, broker.ca_file, broker.cert_file, broker.key_file)
     except OSError as error:
-        files = ", ".join(str(f) for f in (broker.ca_file, broker.cert_file, broker.key_file) if f)
-        raise LinkError(f"cannot use the TLS files {files}: {error}") from error
-    return context
+        raise LinkError(str(error)) from error
 
 
 def renewed(context: TlsContext, broker: Broker) -> TlsContext:

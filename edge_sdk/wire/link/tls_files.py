@@ -1,4 +1,4 @@
-"""Find the files that a TLS link depends on, and report which expire soon.
+"""Load the files that a TLS link depends on, and report which expire soon.
 
 Changed files are read again. The caller decides how to react; this module returns the warnings,
 each at most once a day.
@@ -7,15 +7,58 @@ each at most once a day.
 from __future__ import annotations
 
 import math
+import ssl
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from edge_sdk.wire.link.x509_expiry import DAY, HORIZON, Expiry, Kind, X509Error, expiry
 
 _LARGEST: Final = 64 * 1024 * 1024  # bytes of a file that is read
+Context = TypeVar("Context", bound=ssl.SSLContext)
+Name = str | PathLike[str]
+
+
+class ExpiredFileError(X509Error):
+    """An error: a file has expired, so that no peer accepts the link.
+
+    Attributes:
+        file: The file.
+    """
+
+    def __init__(self, file: File, why: str) -> None:
+        """Join key, path and reason into one sentence."""
+        super().__init__(f"{file.key}: {file.path}: {why}")
+        self.file = file
+
+
+def load(
+    context: Context, ca: Name | None = None, cert: Name | None = None, key: Name | None = None
+) -> Context:
+    """Require TLS 1.2 or later in a context, and load PEM files into it; return the context.
+
+    Args:
+        context: Context of a client or of a server.
+        ca: File of the authority to trust.
+        cert: File of the own certificate, with its chain.
+        key: File of its private key; None where the certificate's file has it.
+
+    Raises:
+        OSError: A file cannot be read or is invalid; the message names the files.
+    """
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if ca is not None:
+            context.load_verify_locations(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except OSError as error:
+        named = ", ".join(str(file) for file in (ca, cert, key) if file)
+        raise OSError(f"cannot use the TLS files {named}: {error}") from error
+    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +154,26 @@ def look(named: Iterable[File]) -> Iterator[TlsFileState]:
             yield TlsFileState(file, file.read())
         except X509Error as error:
             yield TlsFileState(file, why=str(error).removeprefix(f"{file.key}: {file.path}: "))
+
+
+def refuse_expired(named: Iterable[File], now: float) -> list[TlsFileState]:
+    """Read files; return their states.
+
+    Args:
+        named: The files.
+        now: Unix seconds.
+
+    Raises:
+        ExpiredFileError: A file has expired.
+        X509Error: A file cannot be read.
+    """
+    found = []
+    for file in named:
+        expiry_now = file.read()
+        if expiry_now.is_over(now):
+            raise ExpiredFileError(file, expiry_now.told(now))
+        found.append(TlsFileState(file, expiry_now))
+    return found
 
 
 @dataclass(slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 
 import pytest
 
-from edge_sdk.wire.link.tls_files import Watch, files, look
+from edge_sdk.wire.link.tls_files import ExpiredFileError, Watch, files, load, look, refuse_expired
 from edge_sdk.wire.link.x509_expiry import DAY, X509Error
 from tests.broker.authority import Authority
 
@@ -91,3 +92,20 @@ def test_files_that_are_no_longer_named_are_forgotten(authority):
     watch.files = watch.files[:1]
     assert [one.file.kind for one in watch.look()] == ["ca"]
     assert len(watch.seen) == 1
+
+
+def test_files_are_loaded_into_a_context_or_all_are_named(tmp_path):
+    context = load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    (tmp_path / "ca.pem").write_text("x")
+    with pytest.raises(OSError, match=r"cannot use the TLS files \S+ca\.pem, own\.pem, own\.key: "):
+        load(context, tmp_path / "ca.pem", "own.pem", "own.key")
+
+
+def test_an_expired_file_is_refused_and_named(tmp_path):
+    old = Authority(tmp_path, "ca", days=(-9.0, -1.5))
+    with pytest.raises(
+        ExpiredFileError, match=r"broker\.ca_file: \S+: expired 1 day ago"
+    ) as caught:
+        refuse_expired(files("mqtts://broker", old.file), time.time())
+    assert caught.value.file.kind == "ca"
