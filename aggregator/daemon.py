@@ -45,7 +45,7 @@ from aggregator.rounds.split_driver import SplitDriver, Words
 from aggregator.rounds.task_dispatch import Asking, Peers
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.opener import open_store
-from aggregator.store.types import JournalEntry, Version
+from aggregator.store.types import JournalEntry, Store, Version
 from edge_sdk.app.cli import fields, notify, stop_signals
 from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.wire.contract.method import CONTRACTS, Event, Member
@@ -83,6 +83,7 @@ class Daemon:
     Args:
         config: Configuration of the operator.
         transport: The link; by default to the configured broker, or to one that is started.
+        store: The opened database, which the daemon closes; by default the configured one.
         clock: Wall and monotonic time.
         rng: Random jitter of waits; no result depends on it.
 
@@ -95,12 +96,13 @@ class Daemon:
         config: AggregatorConfig,
         *,
         transport: Transport | None = None,
+        store: Store | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._closing = ExitStack()
         try:
-            self._build(config, transport, clock or SystemClock(), rng)
+            self._build(config, transport, store, clock or SystemClock(), rng)
         except BaseException:
             self._closing.close()
             raise
@@ -109,12 +111,13 @@ class Daemon:
         self,
         config: AggregatorConfig,
         transport: Transport | None,
+        store: Store | None,
         clock: Clock,
         rng: random.Random | None,
     ) -> None:
         run, signer = bind(config), run_setup.signer(config)
         self.config, self._clock = config, clock
-        self._store = self._closing.enter_context(open_store(config.database))
+        self._store = self._closing.enter_context(store or open_store(config.database))
         begun = run_setup.check(run, self._store, signer)
         state, saved = run_setup.resumed(run, self._store, begun.run)
         self._registry = Registry(self._store)

@@ -1,0 +1,328 @@
+"""A second implementation of the store, in memory: nothing of the aggregator changes for it.
+
+``mypy --strict`` proves that it has every method; ``tests/aggregator/rounds/test_second_store.py``
+runs whole rounds of the daemon on it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aggregator.store.errors import DatabaseError
+from aggregator.store.sequence_ledger import Key, Ledger, LedgerRow, renewed
+from aggregator.store.types import (
+    Applied,
+    DownloadBody,
+    EnrolledDevice,
+    Horizon,
+    JournalEntry,
+    PendingTask,
+    Retention,
+    RunRecord,
+    SavedState,
+    Store,
+    Timer,
+    Version,
+)
+from edge_sdk.wire.contract.method import Event, Update
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol import envelope
+from edge_sdk.wire.protocol.codec import Leaf, encode
+from edge_sdk.wire.protocol.messages import CommandMessage
+
+
+@dataclass
+class Tables:
+    """Everything that a transaction saves or not."""
+
+    clients: dict[str, EnrolledDevice] = field(default_factory=dict)
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
+    rows: dict[tuple[str, int, int], LedgerRow] = field(default_factory=dict)
+    commands: dict[tuple[str, int], CommandMessage] = field(default_factory=dict)
+    journal: list[tuple[JournalEntry, str, Key]] = field(default_factory=list)
+    tasks: dict[str, PendingTask] = field(default_factory=dict)
+    runs: dict[int, tuple[RunRecord, SavedState, SavedState]] = field(default_factory=dict)
+    versions: list[Version] = field(default_factory=list)
+    announcements: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[bytes, DownloadBody] = field(default_factory=dict)
+    serial: int = 0
+
+
+class MemoryStore:
+    """A store that forgets everything with its process."""
+
+    def __init__(self) -> None:
+        self.path = Path("memory")
+        self._tables = Tables()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        before = {name: copy.copy(table) for name, table in vars(self._tables).items()}
+        try:
+            yield
+        except BaseException:
+            self._tables = Tables(**before)
+            raise
+
+    def backup(self, path: Path) -> None:
+        raise DatabaseError(f"{path}: nothing to copy")
+
+    was_restored = False
+
+    def adopt(self) -> None:
+        pass
+
+    def integrity(self) -> list[str]:
+        return []
+
+    def size(self) -> int:
+        return 0
+
+    # --- devices and their numbers
+
+    def clients(self) -> list[EnrolledDevice]:
+        return [one for _, one in sorted(self._tables.clients.items())]
+
+    def put_client(self, client: EnrolledDevice) -> None:
+        self._tables.clients[client.id] = client
+
+    def renew(self, client: EnrolledDevice, *, spent: int = 0) -> Ledger:
+        before = self.ledger(client.id)
+        self.put_client(client)
+        self._tables.ledgers[client.id] = renewed(before, life=0, cmd=before.cmd, spent=spent)
+        return before
+
+    def unusable(self) -> dict[str, list[str]]:
+        return {}
+
+    def ledger(self, device: str) -> Ledger:
+        return self._tables.ledgers.get(device, Ledger())
+
+    def save_ledger(self, device: str, ledger: Ledger) -> None:
+        self._tables.ledgers[device] = ledger
+
+    def row(self, device: str, key: Key) -> LedgerRow | None:
+        return self._tables.rows.get((device, *key))
+
+    def held(self, device: str) -> int:
+        return sum(name == device for name, _, _ in self._tables.rows)
+
+    def settled(self) -> dict[tuple[str, int, int], LedgerRow]:
+        return dict(self._tables.rows)
+
+    def issue(
+        self,
+        device: str,
+        op: str,
+        args: Mapping[str, float] | None = None,
+        until: int | None = None,
+    ) -> CommandMessage:
+        ledger = self.ledger(device)
+        command = CommandMessage(ledger.cmd + 1, op, dict(args or {}), until)
+        self.save_ledger(device, replace(ledger, cmd=command.num))
+        self._tables.commands[device, command.num] = command
+        return command
+
+    def reissue(self, device: str, ref: bytes) -> CommandMessage | None:
+        for before in self.issued(device):
+            if envelope.ref(envelope.digest(encode(before))) == ref:
+                self.command_done(device, before.num, Reason.SUPERSEDED)
+                return self.issue(device, before.op, before.args, before.until)
+        return None
+
+    def issued(self, device: str) -> list[CommandMessage]:
+        return [one for (name, _), one in sorted(self._tables.commands.items()) if name == device]
+
+    def command_done(self, device: str, num: int, code: int) -> bool:
+        del code
+        return self._tables.commands.pop((device, num), None) is not None
+
+    # --- updates, and the tasks they answer
+
+    def append(
+        self, device: str, ledger: Ledger, key: Key, row: LedgerRow, update: Update
+    ) -> tuple[LedgerRow, JournalEntry | None]:
+        entry = None
+        if any(
+            name == device and one.run == row.run and _round(one) == update.round
+            for one, name, _ in self._tables.journal
+        ):
+            row = LedgerRow(row.digest, Reason.TWICE_IN_ROUND, row.run, row.round)
+        else:
+            entry = self._entered(row.run, update, device, key)
+            self._finish(device, row, "answered")
+        self.save_ledger(device, ledger)
+        self._tables.rows[(device, *key)] = row
+        return row, entry
+
+    def unsettle(self, device: str, key: Key) -> None:
+        found = self.row(device, key)
+        if found is not None and found.code == Reason.INTERNAL:
+            del self._tables.rows[(device, *key)]
+
+    def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> LedgerRow:
+        self._finish(device, row, "refused")
+        self.save_ledger(device, ledger)
+        self._tables.rows[(device, *key)] = row
+        return row
+
+    def asked(self, device: str, run: int) -> PendingTask | None:
+        found = self._tables.tasks.get(device)
+        return found if found is not None and found.run == run else None
+
+    def tasks(self, run: int, state: str = "open") -> list[PendingTask]:
+        found = sorted(self._tables.tasks.items())
+        return [one for _, one in found if (one.run, one.state) == (run, state)]
+
+    def ever_asked(self, run: int) -> set[str]:
+        return {one.device for one in self._tables.tasks.values() if one.run == run}
+
+    def _finish(self, device: str, row: LedgerRow, state: str) -> None:
+        found = self.asked(device, row.run)
+        if found is not None and found.is_open and found.round == row.round:
+            self._tables.tasks[device] = replace(found, state=state)
+
+    # --- the journal
+
+    def record(self, run: int, event: Event) -> JournalEntry:
+        return self._entered(run, event)
+
+    def _entered(self, run: int, event: Event, device: str = "", key: Key = (0, 0)) -> JournalEntry:
+        entry = JournalEntry(len(self._tables.journal) + 1, run, event)
+        self._tables.journal.append((entry, device, key))
+        return entry
+
+    def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
+        return iter([e for e, _, _ in self._tables.journal if e.run == run and e.position > after])
+
+    def applied(self) -> Iterator[Applied]:
+        return iter(
+            Applied(device, *key, entry.run, _round(entry), entry.position)
+            for entry, device, key in self._tables.journal
+            if isinstance(entry.event, Update)
+        )
+
+    def waiting(self, run: int, number: int) -> int:
+        return sum(one.run == run and one.turn == number for one in self.applied())
+
+    # --- runs and their state
+
+    def run(self) -> RunRecord | None:
+        return self._tables.runs[max(self._tables.runs)][0] if self._tables.runs else None
+
+    def runs(self) -> list[int]:
+        return sorted(self._tables.runs)
+
+    def versions(self, run: int, last: int | None = None) -> list[Version]:
+        found = [one for one in self._tables.versions if one.run == run]
+        return found if last is None else found[-last:]
+
+    def closed_by(self, run: int, position: int) -> int:
+        return max((v.round for v in self.versions(run) if v.position <= position), default=0)
+
+    def load(self, run: int) -> SavedState:
+        return self._of(run)[2]
+
+    def first(self, run: int) -> SavedState:
+        return self._of(run)[1]
+
+    def _of(self, run: int) -> tuple[RunRecord, SavedState, SavedState]:
+        if run not in self._tables.runs:
+            raise DatabaseError(f"{self.path}: there is no run {run}")
+        return self._tables.runs[run]
+
+    def begin(
+        self,
+        run: RunRecord,
+        leaves: Mapping[str, Leaf],
+        published: Mapping[str, bytes] | None = None,
+    ) -> None:
+        saved = SavedState(dict(leaves), len(self._tables.journal))
+        self._tables.runs[run.run] = (run, saved, saved)
+        self._tables.tasks.clear()
+        self.announce(published or {})
+
+    def commit(
+        self,
+        run: int,
+        leaves: Mapping[str, Leaf],
+        upto: int,
+        *,
+        closed: Version | None = None,
+        timers: Sequence[Timer] = (),
+        published: Mapping[str, bytes] | None = None,
+        contents: Sequence[DownloadBody] = (),
+        asked: Sequence[PendingTask] = (),
+        keep: Retention | None = None,
+    ) -> None:
+        del keep
+        record, first, saved = self._of(run)
+        merged: dict[str, Any] = {**saved.leaves, **leaves}
+        merged = {path: leaf for path, leaf in merged.items() if leaf is not None}
+        self._tables.runs[run] = (record, first, SavedState(merged, upto, tuple(timers)))
+        self._tables.tasks.update({one.device: one for one in asked})
+        self.announce(published or {}, contents)
+        if closed is not None:
+            self._tables.versions.append(replace(closed, position=upto))
+
+    def horizon(self) -> Horizon:
+        return Horizon()
+
+    def oldest_round(self, run: int) -> int:
+        del run
+        return 0
+
+    def used(self) -> Mapping[str, int]:
+        return {"vectors": 0, "journal": 0}
+
+    kept: Mapping[str, int] = {}
+
+    # --- announcements
+
+    def announcements(self) -> dict[str, bytes]:
+        return dict(self._tables.announcements)
+
+    def announced(self, topic: str) -> bytes:
+        return self._tables.announcements.get(topic, b"")
+
+    def announce(
+        self, published: Mapping[str, bytes], contents: Sequence[DownloadBody] = ()
+    ) -> None:
+        self._tables.announcements.update(published)
+        self._tables.contents.update({one.id: one for one in contents})
+
+    def content(self, ref: bytes) -> DownloadBody | None:
+        return self._tables.contents.get(ref)
+
+    def next_serial(self) -> int:
+        self._tables.serial += 1
+        return self._tables.serial
+
+
+def _round(entry: JournalEntry) -> int:
+    return entry.event.round if isinstance(entry.event, Update) else 0
+
+
+def opened() -> Store:
+    """Return one as the aggregator sees it."""
+    return MemoryStore()
