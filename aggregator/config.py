@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from aggregator.store.state_codec import flatten
 from aggregator.store.types import Retention
-from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, seconds
+from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, refuse_renamed, seconds
 from edge_sdk.wire.contract.manifest import ManifestError
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, answered, answers
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -394,7 +394,7 @@ _LIMITED = {
     "steps": "steps",
     "first_steps": "steps",
     "prox": "prox",
-    "prox_of": "prox",
+    "prox_by_device": "prox",
 }
 """Settings that become scalars of a task, each with the name of its limit in a bundle."""
 
@@ -440,14 +440,27 @@ def _rounds(config: AggregatorConfig) -> Rounds:
     return rounds
 
 
+def renamed_settings(cls: type[Any]) -> dict[str, str]:
+    """Return the new key by old key of a method's settings, those of inner tables included."""
+    found = dict(getattr(cls, "renamed", {}))
+    for name, hint in get_type_hints(cls).items():
+        if is_dataclass(hint):
+            found |= {f"{name}.{k}": f"{name}.{v}" for k, v in getattr(hint, "renamed", {}).items()}
+    return found
+
+
 def settings_of(config: AggregatorConfig) -> Any:  # noqa: ANN401 - each method has its own settings class
     """Return the method's settings, defaults filled in.
 
     Raises:
         SettingsError: A setting is refused; the message names the key.
     """
+    settings = METHODS[config.run.method].settings
+    at = "run.settings."
+    names = {f"{at}{old}": f"{at}{new}" for old, new in renamed_settings(settings).items()}
+    refuse_renamed(names, {"run": {"settings": config.run.settings}}, config.file.name)
     try:
-        return build(METHODS[config.run.method].settings, config.run.settings, where="run.settings")
+        return build(settings, config.run.settings, where="run.settings")
     except SchemaError as misfit:
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
 

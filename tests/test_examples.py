@@ -143,12 +143,12 @@ def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
     config = AggregatorConfig.load(path, {})
     bind(config)
     turns = settings_of(config).turns
-    assert (turns.schedule, turns.half) == ("alternating", True)
+    assert (turns.schedule, turns.float16) == ("alternating", True)
     assert config.run.graph.capacity >= config.run.quorum
     site = load_with_origins(EXAMPLES / "charging-site.toml", {}).value
     assert (site.fleet, site.bundle) == (config.fleet, config.run.bundle)
     assert config.run.method in site.accept.methods
-    assert settings_of(config).choice == "fleet"  # by what a site holds back
+    assert settings_of(config).model_selection == "fleet"  # by what a site holds back
     assert site.training.split == "train"
 
 
@@ -289,7 +289,7 @@ def test_the_neighbourhood_is_founded_and_bound(tmp_path):
     run = bind(config)
     settings = settings_of(config)
     assert isinstance(settings, DflGt)
-    assert settings.every == 900.0
+    assert settings.interval == 900.0
     assert run.ask.up.value == "peers"
 
 

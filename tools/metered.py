@@ -61,8 +61,8 @@ def ways() -> Iterator[Way]:
         yield Way(f"PFL, {bundle}", bundle, "pfl", {"steps": ITERATIONS})
     for name, turns in (
         ("alternating", {"schedule": "alternating"}),
-        ("alternating, float16", {"schedule": "alternating", "half": True}),
-        ("joint, float16", {"half": True}),
+        ("alternating, float16", {"schedule": "alternating", "float16": True}),
+        ("joint, float16", {"float16": True}),
         ("joint", {}),
     ):
         told = {"steps": ITERATIONS, "turns": _TURNS | turns}

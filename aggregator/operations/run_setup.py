@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from aggregator import config
-from aggregator.methods import Course
+from aggregator.methods import METHODS, Course
 from aggregator.rounds import announcements as announce
 from aggregator.store import types
 from aggregator.store.state_codec import flatten, layout, rebuild
@@ -137,7 +137,7 @@ def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> l
         if getattr(said, name) != getattr(wanted, name)
     ]
     before, after = json.loads(begun.settings), json.loads(definition(run))
-    return found + _changed(_renamed(before), after)
+    return found + _changed(_renamed(before, _names(begun.method)), after)
 
 
 def signer(said: config.AggregatorConfig) -> SigningKey:
@@ -254,18 +254,29 @@ def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M
         ) from error
 
 
-def _renamed(stored: Mapping[str, object], at: str = "run.") -> dict[str, object]:
+def _names(method: str) -> dict[str, str]:
+    """Return the present path of every key of a run of this method that was renamed."""
+    settings = METHODS[method].settings if method in METHODS else object
+    own = config.renamed_settings(settings)
+    return {**config.RENAMED, **{f"run.settings.{old}": new for old, new in own.items()}}
+
+
+def _renamed(
+    stored: Mapping[str, object], names: Mapping[str, str], at: str = "run."
+) -> dict[str, object]:
     """Return a stored definition with its present keys, some of which were renamed or removed.
 
-    >>> _renamed({"rule": {"name": "median", "before": ["nnm"]}, "seed": 1})
+    >>> _renamed({"rule": {"name": "median", "before": ["nnm"]}, "seed": 1}, config.RENAMED)
     {'rule': {'name': 'median', 'preaggregation': ['nnm']}, 'seed': 1}
-    >>> _renamed({"settings": {"damping": "subtracted"}}), _renamed({"settings": {"damping": 0.1}})
-    ({'settings': {}}, {'settings': {'damping': 0.1}})
+    >>> _renamed({"settings": {"damping": "subtracted"}}, {})
+    {'settings': {}}
+    >>> _renamed({"settings": {"damping": 0.1}}, {})
+    {'settings': {'damping': 0.1}}
     """
     removed = {"run.settings.damping": "subtracted"}  # BAFDP's, when it had a second value
     return {
-        config.RENAMED.get(f"{at}{key}", key).rpartition(".")[2]: (
-            _renamed(value, f"{at}{key}.") if isinstance(value, dict) else value
+        names.get(f"{at}{key}", key).rpartition(".")[2]: (
+            _renamed(value, names, f"{at}{key}.") if isinstance(value, dict) else value
         )
         for key, value in stored.items()
         if removed.get(f"{at}{key}", ...) != value

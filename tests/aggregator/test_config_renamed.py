@@ -45,6 +45,28 @@ def test_an_old_key_is_gone_and_the_new_one_exists(old, new):
         assert old not in KNOWN
 
 
+OWN = sorted(
+    {
+        (old, new, method)
+        for method, row in METHODS.items()
+        for old, new in config.renamed_settings(row.settings).items()
+    }
+)
+
+
+@pytest.mark.parametrize(("old", "new", "method"), OWN)
+def test_an_old_setting_of_a_method_is_refused_with_the_new_one(workplace, old, new, method):
+    table, _, key = f"run.settings.{old}".rpartition(".")
+    path = workplace(f"\n[{table}]\n{key} = 1\n", [('method = "fedavg"', f'method = "{method}"')])
+    with pytest.raises(SettingsError) as refused:
+        config.settings_of(config.AggregatorConfig.load(path, {}))
+    wanted = f"aggregator.toml: run.settings.{old}: renamed to run.settings.{new}"
+    assert str(refused.value) == wanted
+    names = keys(METHODS[method].settings)
+    assert new in names
+    assert old not in names
+
+
 def accepted(rule: str) -> set[str]:
     return set(_settings(RULES[rule].function, is_rule=True).__dataclass_fields__)
 
@@ -65,5 +87,9 @@ def test_check_ends_with_2_and_the_new_name(tmp_path, capsys):
 
 def test_a_run_that_was_begun_under_old_keys_goes_on(workplace):
     before = {"rule": {"name": "median", "before": ["nnm"]}, "graph": {"memory": 64}}
+    before["settings"] = {"steps": 4, "tune": True, "turns": {"judge": 2, "batch": 32}}
     after = {"rule": {"name": "median", "preaggregation": ["nnm"]}, "graph": {"memory_mb": 64}}
-    assert run_setup._changed(run_setup._renamed(before), after) == []
+    turns = {"validation_batches": 2, "batch": 32}
+    after["settings"] = {"steps": 4, "final_tuning": True, "turns": turns}
+    present = run_setup._renamed(before, run_setup._names("pfgl"))
+    assert run_setup._changed(present, after) == []

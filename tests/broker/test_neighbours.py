@@ -249,7 +249,7 @@ def hosted(folder, method, **numbers):
         url = start_broker(family, folder / "broker", "mosquitto")
         one = Block(folder, family, url, method, names=names, reach=1)
         host = folder / "aggregator.toml"
-        settings = {"rate": 0.02, "every": 1.0, "deadline": 6.0, **numbers}
+        settings = {"rate": 0.02, "interval": 1.0, "deadline": 6.0, **numbers}
         run_ = {"bundle": "load-mlp", "method": method, "quorum": 4, "settings": settings}
         page = {"listen": f"127.0.0.1:{free_port()}"}
         table = {"fleet": "street", "state": "aggregator", "run": run_, "page": page}
@@ -270,7 +270,7 @@ def hosted(folder, method, **numbers):
 
 @pytest.mark.parametrize("method", ["dfl_sgd", "dfl_gt"])
 def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
-    with hosted(tmp_path, method, last=8) as (one, page):
+    with hosted(tmp_path, method, total_steps=8) as (one, page):
         one.until(lambda: all(one.step(name) >= 7 for name in one.running))
         said = json.loads(fetched(page, "/status"))
         assert set(said["credit"]["home-00"]) == {"home-01", "home-03"}
@@ -282,7 +282,7 @@ def test_an_aggregator_hosts_the_topology_and_sees_no_model(tmp_path, method):
 def test_with_trackers_a_dead_decider_is_linked_out_and_the_rest_go_on(tmp_path):
     """It holds its neighbours up until then; afterwards trackers add up among who is left."""
     dead, last = "home-00", 8
-    with hosted(tmp_path, "dfl_gt", last=last, drop_after=2.0) as (one, page):
+    with hosted(tmp_path, "dfl_gt", total_steps=last, drop_after=2.0) as (one, page):
         one.until(lambda: all(one.step(name) >= 2 for name in one.running))
         one.kill(dead)
         del one.running[dead]

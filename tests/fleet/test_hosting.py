@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 RUN = {"quorum": 3, "deadline": "1h"}
-NUMBERS = {"rate": 0.02, "every": 1.0, "deadline": 3.0}
+NUMBERS = {"rate": 0.02, "interval": 1.0, "deadline": 3.0}
 
 
 def hosted(world, method="dfl_gt", devices=4, **settings):
@@ -18,7 +18,7 @@ def among(one, number):
 
 
 def test_devices_learn_who_their_neighbours_are_and_learn_with_them(world):
-    one = hosted(world, last=8)
+    one = hosted(world, total_steps=8)
     one.until(lambda: all(among(one, n)["step"] >= 8 for n in range(4)))
     assert {len(among(one, n)["links"]) for n in range(4)} == {2}, "a ring of all four"
     heard = one.daemon._intake.counts
@@ -29,7 +29,7 @@ def test_devices_learn_who_their_neighbours_are_and_learn_with_them(world):
 
 
 def test_they_go_on_without_it_and_after_a_restart_know_each_other(world):
-    one = hosted(world, "dfl_sgd", last=12)
+    one = hosted(world, "dfl_sgd", total_steps=12)
     one.until(lambda: all(among(one, n)["step"] >= 3 for n in range(4)))
     one.kill_daemon()
     one.die(2)
@@ -39,7 +39,7 @@ def test_they_go_on_without_it_and_after_a_restart_know_each_other(world):
 
 
 def test_a_daemon_that_was_restarted_says_the_same(world):
-    one = hosted(world, "dfl_sgd", last=12)
+    one = hosted(world, "dfl_sgd", total_steps=12)
     one.until(lambda: all(among(one, n)["step"] >= 2 for n in range(4)))
     epoch = one.daemon.state.round
     one.kill_daemon()
@@ -50,7 +50,7 @@ def test_a_daemon_that_was_restarted_says_the_same(world):
 
 
 def test_who_leaves_is_linked_out_and_trackers_start_anew(world):
-    one = hosted(world, last=30, drop_after=5.0)
+    one = hosted(world, total_steps=30, drop_after=5.0)
     one.until(lambda: all(among(one, n)["step"] >= 3 for n in range(4)))
     epoch = one.daemon.state.round
     one.die(0)  # whose word its neighbours wait for

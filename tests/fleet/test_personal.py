@@ -74,7 +74,10 @@ def test_every_home_gets_its_own_mixture_and_goes_on_from_its_own_model(world):
 
 
 def test_the_model_it_forecasts_with_is_its_best_on_windows_held_back(world):
-    one, last = personal(world), personal(world, settings={"choice": "last", "tune": False})
+    one, last = (
+        personal(world),
+        personal(world, settings={"model_selection": "last", "final_tuning": False}),
+    )
     for world_ in (one, last):
         world_.start_all()
         finish(world_)
@@ -89,7 +92,7 @@ def test_the_model_it_forecasts_with_is_its_best_on_windows_held_back(world):
 
 
 def test_with_everything_learned_from_nothing_is_held_back_and_the_last_is_chosen(world):
-    one = personal(world, part="all", settings={"choice": "fleet", "tune": False})
+    one = personal(world, part="all", settings={"model_selection": "fleet", "final_tuning": False})
     one.start_all()
     state = finish(one)
     assert state.kept == 0
@@ -97,7 +100,7 @@ def test_with_everything_learned_from_nothing_is_held_back_and_the_last_is_chose
 
 
 def test_the_fleet_chooses_a_round(world):
-    one = personal(world, settings={"choice": "fleet", "tune": False})
+    one = personal(world, settings={"model_selection": "fleet", "final_tuning": False})
     one.start_all()
     state = finish(one)
     told = reports(one)
@@ -189,7 +192,7 @@ def test_a_file_that_is_missing_is_refused_before_anything_connects(world, tmp_p
 
 
 def test_with_noise_at_the_update_held_back_losses_stay_where_they_are(world):
-    one = personal(world, settings={"choice": "fleet"})
+    one = personal(world, settings={"model_selection": "fleet"})
     noisy = {"name": "gaussian", "point": "update", "clip_norm": 30.0, "epsilon": 1.0}
     for path in one.folder.glob("home-*.toml"):
         table = tomllib.loads(path.read_text("utf-8"))

@@ -59,7 +59,7 @@ def test_a_fleet_goes_over_to_another_method(world, first, second):
 
 
 def test_a_new_run_of_the_same_method_remembers_weights_and_nothing_else(world):
-    said = {"choice": "last", "tune": False}
+    said = {"model_selection": "last", "final_tuning": False}
     one = world(run={"method": "pfl", "settings": {"steps": 2} | said, "rounds": 1})
     one.start_all()
     finish(one)

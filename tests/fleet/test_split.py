@@ -146,7 +146,7 @@ def test_a_round_is_played_and_closed_and_forecasts_use_the_graph(world):
 def test_an_iteration_on_the_wire_is_twice_as_small_in_float16(world):
     sizes = {}
     for half in (False, True):
-        one = sites(world, turns={"half": half})
+        one = sites(world, turns={"float16": half})
         start_all(one)
         finish(one)
         counts = one.clients[0].status()["counts"]
@@ -160,7 +160,7 @@ def test_an_iteration_on_the_wire_is_twice_as_small_in_float16(world):
 def test_alternating_says_a_small_part_of_it(world):
     sizes = {}
     for schedule in ("joint", "alternating"):
-        turns = {"schedule": schedule, "server": 1, "refresh": 1}
+        turns = {"schedule": schedule, "server_iterations": 1, "refresh_batches": 1}
         one = sites(world, turns=turns, steps=32, rounds=1)
         start_all(one)
         assert finish(one).version == 1
@@ -329,8 +329,8 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
     [
         ({"admission": {"daily_bytes": 500_000}}, r"admission\.daily_bytes: .*bytes in one round"),
         ({"graph": {"capacity": 4000}, "turns": {"batch": 1024}}, r"run\.graph\.capacity"),
-        ({"choice": "own"}, "choice"),
-        ({"tune": True, "rounds": None}, "tune"),
+        ({"model_selection": "own"}, "model_selection"),
+        ({"final_tuning": True, "rounds": None}, "final_tuning"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_connects(world, said, key, capsys):
@@ -341,7 +341,9 @@ def test_what_cannot_work_is_refused_before_anything_connects(world, said, key, 
 
 def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
     """Over the wire: a daemon is killed on the way, and what is served is the chosen round's."""
-    one = sites(world, rounds=3, turns={"judge": 2}, choice="fleet", tune=True)
+    one = sites(
+        world, rounds=3, turns={"validation_batches": 2}, model_selection="fleet", final_tuning=True
+    )
     for path in one.folder.glob("home-*.toml"):
         table = tomllib.loads(path.read_text("utf-8")) | {"training": {"split": "train"}}
         path.write_text(toml(table))
@@ -416,7 +418,7 @@ def test_a_near_copy_is_let_in_and_takes_no_more_than_almost_half(world):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_forecast_costs_one_window_each_way(world, half):
-    one = sites(world, turns={"half": half}, rounds=1)
+    one = sites(world, turns={"float16": half}, rounds=1)
     start_all(one)
     finish(one)
     one.until(lambda: all(client.is_done for client in one.clients.values()))

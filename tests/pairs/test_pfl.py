@@ -166,14 +166,14 @@ class TestServer:
         assert feed(none, opened(none), MODELS)[0].credits == {}
 
     def test_each_device_may_have_its_own_credit_and_pull(self):
-        half = server(credit_of={"a": 1e-9}, prox_of={"b": 0.7})
+        half = server(credit_by_device={"a": 1e-9}, prox_by_device={"b": 0.7})
         _, effects = feed(half, opened(half), MODELS)
         np.testing.assert_array_equal(given_to(effects)["a"], np.float32(MODELS["a"]))
         prox = {e.to: e.values["prox"] for e in effects if isinstance(e, Task)}
         assert prox == {"a": 0.1, "b": 0.7, "c": 0.1, "d": 0.1}
 
     def test_the_fleet_chooses_the_round_and_outcasts_have_no_say(self):
-        half = server(choice="fleet")
+        half = server(model_selection="fleet")
         state, kept = opened(half), []
         for honest, liar in ((0.5, 0.9), (0.4, 1e30), (0.6, 0.0)):
             said = {"a": honest, "b": honest, "d": liar}
@@ -194,12 +194,12 @@ class TestSettings:
             ({"credit": 1.0}, "credit"),
             ({"credit": 0.0}, "credit"),
             ({"credit": float("nan")}, "credit"),
-            ({"credit_of": {"a": 1.5}}, "credit_of"),
+            ({"credit_by_device": {"a": 1.5}}, "credit_by_device"),
             ({"alpha": 1.2}, "alpha"),
             ({"alpha": -0.1}, "alpha"),
             ({"alpha": 0.8}, "alpha"),
-            ({"least": 1.0}, "least"),
-            ({"least": -0.1}, "least"),
+            ({"min_similarity": 1.0}, "min_similarity"),
+            ({"min_similarity": -0.1}, "min_similarity"),
             ({"threshold": 3.0}, "threshold"),
             ({"sites": {"a": [0, 0]}, "neighbours": "x.csv"}, "neighbours"),
             ({"sites": {"a": [0]}}, "sites"),
@@ -516,7 +516,10 @@ def test_a_near_copy_isolates_and_the_floor_against_sybils_brings_the_others_bac
 
 
 def test_power_cuts_on_either_side_change_not_one_bit(consensus):
-    calm, cut = federation(consensus, choice="own"), federation(consensus, choice="own")
+    calm, cut = (
+        federation(consensus, model_selection="own"),
+        federation(consensus, model_selection="own"),
+    )
     rounds(calm, 6)
     for number in range(6):
         cut.restart()

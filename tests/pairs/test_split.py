@@ -307,7 +307,9 @@ class TestAlternating:
     """The graph alone, then the devices alone: no gradient crosses the graph into a device."""
 
     def test_devices_move_only_on_what_the_graph_said(self):
-        joint = Joint(NAMES, turns={"schedule": "alternating", "server": 2, "refresh": 1})
+        joint = Joint(
+            NAMES, turns={"schedule": "alternating", "server_iterations": 2, "refresh_batches": 1}
+        )
         joint.run(until=lambda j: any(t.ask == "keep" for t in j.queue))
         for name in NAMES:
             assert joint.states[name].live.p.tobytes() == joint.states[name].p.tobytes()
@@ -320,7 +322,11 @@ class TestAlternating:
 
     def test_it_says_far_less(self):
         def arrays(schedule):
-            joint = Joint(NAMES, steps=64, turns={"schedule": schedule, "server": 2, "refresh": 1})
+            joint = Joint(
+                NAMES,
+                steps=64,
+                turns={"schedule": schedule, "server_iterations": 2, "refresh_batches": 1},
+            )
             joint.run(1)
             down = sum(a.size for t, _ in joint.sent for n, a in t.arrays.items() if n != "w")
             up = sum(s.array.size for _, said in joint.sent for s in said if isinstance(s, Signal))
@@ -419,4 +425,7 @@ def test_one_model_for_all_begins_every_round_at_the_mean():
 
 
 def test_a_program_that_alternates_ends_with_local_steps():
-    assert SplitTurns(schedule="alternating", server=0, refresh=2).program(9)[-1] == "local"
+    assert (
+        SplitTurns(schedule="alternating", server_iterations=0, refresh_batches=2).program(9)[-1]
+        == "local"
+    )

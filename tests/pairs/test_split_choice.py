@@ -24,7 +24,7 @@ from edge_sdk.wire.schema import SchemaError
 from tests.pairs.joint import GRAPHS, RING, SPEC, F, Joint, L, Windows, decode, encode
 
 NAMES = ("a", "b", "c", "d")
-FLEET = {"choice": "fleet", "rate": 0.05, "credit": 0.9}
+FLEET = {"model_selection": "fleet", "rate": 0.05, "credit": 0.9}
 
 
 class Judged(Joint):
@@ -64,7 +64,7 @@ def losses_with(joint, vectors, net, ids):
 
 @pytest.mark.parametrize("schedule", ["joint", "alternating"])
 def test_a_round_is_judged_on_held_back_windows_with_the_graphs_word(schedule):
-    joint = Judged(NAMES, turns={"schedule": schedule, "judge": 2}, **FLEET)
+    joint = Judged(NAMES, turns={"schedule": schedule, "validation_batches": 2}, **FLEET)
     seen = {}
     joint.run(until=lambda j: any(t.ask == "judge" for t in j.queue))
     while not joint.closed:
@@ -98,7 +98,7 @@ def test_nothing_is_learned_from_what_judges():
 
 
 def test_the_same_windows_judge_every_round():
-    joint = Judged(NAMES, turns={"judge": 2}, **FLEET).run(3)
+    joint = Judged(NAMES, turns={"validation_batches": 2}, **FLEET).run(3)
     ids = [x.tolist() for x in judged_ids(joint)]
     assert len(ids) == 6
     assert ids[:2] == ids[2:4] == ids[4:]
@@ -175,14 +175,14 @@ def test_in_the_last_round_nothing_pulls():
     said = {"rate": 0.05, "credit": 0.9, "prox": 0.5}
     plain, tuned = (
         bound(Rounds(quorum=1, limit=2), **said),
-        bound(Rounds(quorum=1, limit=2), tune=True, **said),
+        bound(Rounds(quorum=1, limit=2), final_tuning=True, **said),
     )
     assert [prox(plain, 0), prox(plain, 1)] == [0.5, 0.5]
     assert [prox(tuned, 0), prox(tuned, 1)] == [0.5, 0.0]
-    with pytest.raises(SchemaError, match=r"run\.settings\.tune"):
-        bound(Rounds(quorum=1), tune=True, **said)
+    with pytest.raises(SchemaError, match=r"run\.settings\.final_tuning"):
+        bound(Rounds(quorum=1), final_tuning=True, **said)
     with pytest.raises(ValueError, match="'fleet' or 'last'"):
-        METHODS["pfgl"].settings(choice="own")
+        METHODS["pfgl"].settings(model_selection="own")
 
 
 def bound(rounds, **said):
@@ -257,7 +257,12 @@ class TestSilence:
             assert one.states[name].p.tobytes() == calm.states[name].p.tobytes()
 
     def test_the_graph_alone_is_never_told_nothing(self):
-        turns = {"schedule": "alternating", "server": 2, "refresh": 2, "z_dropout": 1.0}
+        turns = {
+            "schedule": "alternating",
+            "server_iterations": 2,
+            "refresh_batches": 2,
+            "z_dropout": 1.0,
+        }
         joint = Joint(NAMES, turns=turns).run(1)
         asked = {(t.ask, bool(t.arrays["z"].any())) for t, _ in joint.sent if "z" in t.arrays}
         assert asked == {("decode", True), ("keep", False)}

@@ -120,7 +120,9 @@ def test_a_run_repeats_to_the_bit():
 
 
 def test_a_flipped_model_gets_no_weight_from_round_two_on():
-    steps = run(stage("pfl", attack="flipping", out=["d"], choice="last", tune=False))
+    steps = run(
+        stage("pfl", attack="flipping", out=["d"], model_selection="last", final_tuning=False)
+    )
     for step in steps[1:]:
         credit = step.closed.report["credit"]
         assert all("d" not in credit[x] for x in "abc")

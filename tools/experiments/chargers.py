@@ -247,7 +247,7 @@ def _settings(arm: Arm, base: Ground) -> dict[str, Any]:
         alpha = {"sites": sites, "alpha": 0.8 if arm.horizon == 1 else 0.9} if sites else {}
         values |= {"prox": arm.row.prox, "credit": arm.sigma, **alpha}
     if arm.row.method == "pfl":
-        values |= {"choice": "last", "tune": False}
+        values |= {"model_selection": "last", "final_tuning": False}
     if arm.row.graph:
         turns = SERVER[arm.row.method].settings().turns
         values["turns"] = replace(turns, batch=BATCH, rate=arm.row.rate, **arm.row.turns)
@@ -310,7 +310,7 @@ def _staged(arm: Arm, base: Ground) -> tuple[Learnt, list[Any]]:
     states: dict[str, Any] = {}
     for number, (limit, rate) in enumerate(STAGES):
         settings: dict[str, Any] = {"steps": STAGED, "rate": rate, "prox": 0.0, "credit": 0.99}
-        settings |= {"start": "received", "choice": "last", "tune": False}
+        settings |= {"start": "received", "model_selection": "last", "final_tuning": False}
         turn = replace(arm, seed=arm.seed + number)
         stage = _stage(turn, base, settings, limit, common, batch=WIDE, states=states)
         for count, step in enumerate(stage.steps(spec.shared(common)), 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class BiGFL:
         rank: Rank of the low-rank form.
         map_rate: Step of the map. 0 leaves it the identity: plain smoothing over the graph.
         map_pull: Weight of the map's squared distance from the identity (lambda of the upper one).
-        strangers: Number of non-neighbours drawn for each device, anew in each round.
+        non_neighbours: Number of non-neighbours drawn for each device, anew in each round.
         solver: Solver of the linear system of the map's step: ``conjugate`` gradients, a
             ``neumann`` series, or none (``first_order``): the server uses the gradient itself, and
             a round has one task instead of two.
@@ -65,7 +65,7 @@ class BiGFL:
         coupled: Number of further solves with the neighbours' solutions (for tests and small
             fleets): 0 as in the paper; each needs one more task.
         sites: Public coordinates by device id: latitude and longitude in degrees. Without these and
-            ``neighbours`` all devices are neighbours, and there are no strangers.
+            ``neighbours`` all devices are neighbours, and there are no others.
         neighbours: The same from a CSV with the first line ``client,latitude,longitude``; or pairs
             with the first line ``client,neighbour``. Relative to the configuration.
         threshold: Largest distance of neighbours in km; left out: the median distance.
@@ -81,7 +81,7 @@ class BiGFL:
     rank: Annotated[int, Between(1, 256)] = 8
     map_rate: Rate = 1e-2
     map_pull: Weight = 1.0
-    strangers: Annotated[int, Between(0, 100_000)] = 10
+    non_neighbours: Annotated[int, Between(0, 100_000)] = 10
     solver: Literal["conjugate", "neumann", "first_order"] = "conjugate"
     iterations: Products = 10
     damping: Weight = 1e-3
@@ -94,6 +94,7 @@ class BiGFL:
     neighbours: str | None = None
     threshold: Annotated[float, Between(1e-6, 20_038.0)] | None = None
     stale_after: Rounds = 5
+    renamed: ClassVar[Mapping[str, str]] = {"strangers": "non_neighbours"}
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""
@@ -159,7 +160,7 @@ class BiGFL:
             damping=self.damping,
             map_rate=self.map_rate,
             map_pull=self.map_pull,
-            strangers=self.strangers,
+            non_neighbours=self.non_neighbours,
             solve="server" if self.solver == "first_order" else "device",
             curvature=self.curvature,
             outer=self.coupled,

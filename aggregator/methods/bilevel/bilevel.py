@@ -70,12 +70,12 @@ class Levels:
         damping: Number added to the curvature when solving (delta).
         map_rate: Step of the map; 0 leaves it the identity, and nothing is solved.
         map_pull: Weight of the map's distance from the identity (u).
-        strangers: Number of non-neighbours drawn for each client.
+        non_neighbours: Number of non-neighbours drawn for each client.
         solve: ``device``, or ``server``, which uses the gradient as the solution.
         curvature: Divisor of the server's gradient, and of a device that cannot solve.
         outer: Number of further solving tasks with neighbours' solutions (the coupled game).
         stale_after: Number of rounds that a silent client's weights count.
-        seed: Seed of the draws of strangers.
+        seed: Seed of the draws of non-neighbours.
     """
 
     rounds: Rounds
@@ -88,7 +88,7 @@ class Levels:
     damping: float = 1e-3
     map_rate: float = 1e-2
     map_pull: float = 1.0
-    strangers: int = 10
+    non_neighbours: int = 10
     solve: Literal["device", "server"] = "device"
     curvature: float = 1.0
     outer: int = 0
@@ -103,7 +103,7 @@ class Bilevel(LatestUpdates):
     Attributes:
         phi: Numbers of the map, by name.
         moved: Number of times the map has moved.
-        seed: Seed of the draws of strangers; kept, because the configured one may change.
+        seed: Seed of the draws of non-neighbours; kept, because the configured one may change.
         turn: 0 during the lower level, then the number of the solving task.
         right: Right-hand side of each present solving task, float32; else empty.
         solved: Solution of each in this turn, float32.
@@ -340,7 +340,7 @@ def _upper(state: Bilevel, settings: Levels) -> tuple[tuple[str, ...], Upper]:
     """Return the upper loss of all clients with known weights, and their ids."""
     ids = tuple(sorted(state.held))
     near = settings.near(ids)
-    strange = sampled(near, settings.strangers, draws(state.seed, state.version))
+    strange = sampled(near, settings.non_neighbours, draws(state.seed, state.version))
     basis = settings.first(len(state.w)).with_leaves(state.phi)
     theta = _theta(state, ids)
     told = upper(theta, normalised(near), basis, near, strange=strange, pull=settings.map_pull)
@@ -365,5 +365,5 @@ def _report(state: Bilevel, settings: Levels, told: Upper | None = None) -> dict
     return {
         "upper": told.value,
         "apart": told.likeness.neighbours,
-        "alike": told.likeness.strangers,
+        "alike": told.likeness.non_neighbours,
     }

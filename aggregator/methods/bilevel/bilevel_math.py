@@ -40,7 +40,7 @@ def normalised(adjacent: NDArray[np.bool_] | Matrix) -> Matrix:
 
 
 def sampled(near: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Matrix:
-    """Return the weight of each stranger for each: rows sum to 1, or to 0 without strangers.
+    """Return the weight of each non-neighbour of each: rows sum to 1, or to 0 without any.
 
     Args:
         near: Adjacency matrix, symmetric, shape ``(n, n)``.
@@ -63,22 +63,22 @@ def sampled(near: NDArray[np.bool_], count: int, rng: np.random.Generator) -> Ma
 
 
 def draws(seed: int, version: int) -> np.random.Generator:
-    """Return the generator of one round's strangers; the same arguments give the same draws."""
+    """Return the generator of one round's non-neighbours; the same arguments give the same draws."""
     key = hashlib.sha256(f"bigfl {seed} {version}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
 
 
 class Likeness(NamedTuple):
-    """Similarity of neighbours, and of strangers.
+    """Similarity of neighbours, and of non-neighbours.
 
     Attributes:
         neighbours: ``1/n sum_i sum_(j near i) 1 - cos(H_i, H_j)``.
-        strangers: ``1/n sum_i mean_j max(0, cos(H_i, H_j))``.
+        non_neighbours: ``1/n sum_i mean_j max(0, cos(H_i, H_j))``.
         slope: Gradient of their sum in H, shape ``(n, d)``.
     """
 
     neighbours: float
-    strangers: float
+    non_neighbours: float
     slope: Matrix
 
 
@@ -146,7 +146,7 @@ def upper(
     """
     mixed = graph @ theta
     told = likeness(basis.forth(mixed), near, strange)
-    value = told.neighbours + told.strangers + 0.5 * pull * basis.excess()
+    value = told.neighbours + told.non_neighbours + 0.5 * pull * basis.excess()
     slopes = total((1.0, basis.slopes(mixed, told.slope)), (pull, basis.excess_slopes()))
     return Upper(value, told, graph.T @ basis.back(told.slope), slopes)
 

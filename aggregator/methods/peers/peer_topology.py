@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -38,33 +38,39 @@ class ExchangeSettings:
             line ``client,neighbour``. Relative to the configuration. Left out: a ring in order of
             name.
         threshold: Largest distance of neighbours in km; left out: the median distance.
-        reach: On the ring, number of neighbours to either side.
+        ring_neighbours: On the ring, number of neighbours to either side.
         mixing: Weight of a neighbour: computed by the devices from degrees (``metropolis``); the
             same for all links (``maximum_degree``); or the same and with the fastest mixing
             (``best_constant``), at which a device's own model may have negative weight.
         steps: Local steps from one exchange to the next, that of the exchange included.
         rate: Length of a step.
-        fading: True divides it by the square root of the step's number.
+        rate_decay: True divides it by the square root of the step's number.
         order: The gradient step beside the mixing (``dgd``, as printed), or before it (``atc``).
-        every: Seconds from one exchange to the next.
+        interval: Seconds from one exchange to the next.
         deadline: Seconds after which a neighbour is missing in an exchange.
-        last: Total number of steps; left out: no end.
+        total_steps: Total number of steps; left out: no end.
         drop_after: Seconds after which a device that left is unlinked; left out: never, its
             neighbours keep its place.
     """
 
     neighbours: str | None = None
     threshold: Annotated[float, Between(1e-6, 20_038.0)] | None = None
-    reach: Annotated[int, Between(1, NEIGHBOURS_LIMIT // 2)] = 1
+    ring_neighbours: Annotated[int, Between(1, NEIGHBOURS_LIMIT // 2)] = 1
     mixing: Literal["metropolis", "maximum_degree", "best_constant"] = "metropolis"
     steps: Annotated[int, Between(1, 65536)] = 1
     rate: Rate = 1e-3
-    fading: bool = False
+    rate_decay: bool = False
     order: Literal["dgd", "atc"] = "dgd"
-    every: Seconds = 900.0
+    interval: Seconds = 900.0
     deadline: Seconds = 120.0
-    last: Annotated[int, Between(1, 2**31)] | None = None
+    total_steps: Annotated[int, Between(1, 2**31)] | None = None
     drop_after: Seconds | None = None
+    renamed: ClassVar[Mapping[str, str]] = {
+        "reach": "ring_neighbours",
+        "fading": "rate_decay",
+        "every": "interval",
+        "last": "total_steps",
+    }
 
     def __post_init__(self) -> None:
         """Refuse contradictory or missing settings.
@@ -74,8 +80,8 @@ class ExchangeSettings:
         """
         if self.threshold is not None and self.neighbours is None:
             raise ValueError("threshold: expected none without neighbours")
-        if self.reach > 1 and self.neighbours is not None:
-            raise ValueError("reach: expected 1, for neighbours says who is near")
+        if self.ring_neighbours > 1 and self.neighbours is not None:
+            raise ValueError("ring_neighbours: expected 1 with a file of neighbours")
 
     @property
     def values(self) -> dict[str, float]:
@@ -83,12 +89,12 @@ class ExchangeSettings:
         out = {
             "steps": float(self.steps),
             "rate": self.rate,
-            "fading": float(self.fading),
+            "fading": float(self.rate_decay),
             "order": float(self.order == "atc"),
-            "every": self.every,
+            "every": self.interval,
             "deadline": self.deadline,
         }
-        return out | ({"last": float(self.last)} if self.last is not None else {})
+        return out | ({"last": float(self.total_steps)} if self.total_steps is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class DflSgd(ExchangeSettings):
             drops the extremes of each coordinate.
         radius: With ``clip``: largest norm of a difference.
         trim: With ``trim``: number of neighbours to drop at either end.
-        insist: True waits for a neighbour's vector without a limit, as trackers must: both ends of
+        wait_for_neighbours: True waits for a neighbour's vector without a limit, as trackers must: both ends of
             a link then take the same decision, and a device that left delays its neighbours until
             ``drop_after``.
     """
@@ -108,12 +114,18 @@ class DflSgd(ExchangeSettings):
     robust: Literal["none", "clip", "trim"] = "none"
     radius: Annotated[float, Between(1e-12, 1e12)] = 1.0
     trim: Annotated[int, Between(0, NEIGHBOURS_LIMIT)] = 1
-    insist: bool = False
+    wait_for_neighbours: bool = False
+    renamed: ClassVar[Mapping[str, str]] = {
+        **ExchangeSettings.renamed,
+        "insist": "wait_for_neighbours",
+    }
 
     @property
     def values(self) -> dict[str, float]:
         """Return the numbers of ``begin``."""
-        out = ExchangeSettings.values.__get__(self) | ({"insist": 1.0} if self.insist else {})
+        out = ExchangeSettings.values.__get__(self) | (
+            {"insist": 1.0} if self.wait_for_neighbours else {}
+        )
         match self.robust:
             case "clip":
                 return {**out, "robust": 1.0, "radius": self.radius}
@@ -275,7 +287,7 @@ def linked(
     {'b': 0.3333, 'd': 0.3333}
     """
     names = sorted(members)
-    whole = near if near is not None else _ring(names, settings.reach)
+    whole = near if near is not None else _ring(names, settings.ring_neighbours)
     beside = whole.among(names)
     out: dict[str, dict[str, float]] = {name: {} for name in names}
     for part in _parts(beside):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -39,12 +39,12 @@ class PFL:
         steps: Local steps a round.
         rate: Their learning rate.
         prox: Weight of half the squared distance to the mixture (beta).
-        prox_of: The same for single devices, by id.
+        prox_by_device: The same for single devices, by id.
         credit: Weight of the nearest model relative to the device's own (sigma), above 0 and below
             1: with a smaller one a device admits fewer others, near 1 it admits all and nothing
             protects it.
-        credit_of: The same for single devices, by id.
-        least: Likeness below which a model has no weight (A_min), below 1.
+        credit_by_device: The same for single devices, by id.
+        min_similarity: Likeness below which a model has no weight (A_min), below 1.
         alpha: Weight of likeness; the rest is the weight of neighbourhood. Left out: 0.8 with a
             neighbourhood, 1 without.
         sites: Public coordinates by device id: latitude and longitude in degrees.
@@ -65,10 +65,10 @@ class PFL:
         start: Start of a device's steps: its ``own`` weights, or the ``received`` mixture.
         optimiser: Optimiser of the steps: the bundle's, plain steps, or Adam.
         moments: State of the optimiser: ``kept`` over rounds, or ``fresh`` in each.
-        choice: Model that a device forecasts with, of those after its rounds: its ``own`` best on
+        model_selection: Model that a device forecasts with, of those after its rounds: its ``own`` best on
             held-back windows; that of the round with the least mean held-back loss of the
             ``fleet``; or the ``last``. Without held-back windows (``training.split``) the last.
-        tune: After the run, a device takes as many steps once more, without any pull.
+        final_tuning: After the run, a device takes as many steps once more, without any pull.
         stale_after: Number of rounds that the last weights of a silent device count.
         history: Number of rounds of which all weights are kept.
     """
@@ -76,10 +76,10 @@ class PFL:
     steps: Steps = 10
     rate: Rate = 1e-3
     prox: Prox = 0.1
-    prox_of: Mapping[str, Prox] = field(default_factory=dict)
+    prox_by_device: Mapping[str, Prox] = field(default_factory=dict)
     credit: float = 0.8
-    credit_of: Mapping[str, float] = field(default_factory=dict)
-    least: float = 0.01
+    credit_by_device: Mapping[str, float] = field(default_factory=dict)
+    min_similarity: float = 0.01
     alpha: Share | None = None
     sites: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     neighbours: str | None = None
@@ -94,19 +94,31 @@ class PFL:
     start: Literal["own", "received"] = "own"
     optimiser: Literal["bundle", "sgd", "adam"] = "bundle"
     moments: Literal["kept", "fresh"] = "kept"
-    choice: Literal["own", "fleet", "last"] = "own"
-    tune: bool = True
+    model_selection: Literal["own", "fleet", "last"] = "own"
+    final_tuning: bool = True
     stale_after: Rounds = 5
     history: Annotated[int, Between(0, 100_000)] = 100
+    renamed: ClassVar[Mapping[str, str]] = {
+        "least": "min_similarity",
+        "prox_of": "prox_by_device",
+        "credit_of": "credit_by_device",
+        "choice": "model_selection",
+        "tune": "final_tuning",
+    }
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""
-        named = {"credit": self.credit, **{f"credit_of.{k}": v for k, v in self.credit_of.items()}}
+        named = {
+            "credit": self.credit,
+            **{f"credit_by_device.{k}": v for k, v in self.credit_by_device.items()},
+        }
         for key, sigma in named.items():
             if not 0.0 < sigma < 1.0:
                 raise ValueError(f"{key}: expected more than 0 and less than 1, got {sigma:g}")
-        if not 0.0 <= self.least < 1.0:
-            raise ValueError(f"least: expected at least 0 and less than 1, got {self.least:g}")
+        if not 0.0 <= self.min_similarity < 1.0:
+            raise ValueError(
+                f"min_similarity: expected at least 0 and less than 1, got {self.min_similarity:g}"
+            )
         if self.sites and self.neighbours is not None:
             raise ValueError("neighbours: expected none beside sites, for both say who is near")
         near = bool(self.sites) or self.neighbours is not None
@@ -130,7 +142,7 @@ class PFL:
         alpha = (0.8 if near else 1.0) if self.alpha is None else self.alpha
         return Credit(
             alpha,
-            self.least,
+            self.min_similarity,
             self.floor,
             self.anti_sybil,
             self.scale,
@@ -141,12 +153,15 @@ class PFL:
 
     def numbers(self, client: str) -> dict[str, float]:
         """Return the numbers of a client's task."""
-        values = task(self.steps, self.rate, prox=self.prox_of.get(client, self.prox))
-        values |= {"optimiser": _OPTIMISERS[self.optimiser], "choice": _CHOICES[self.choice]}
+        values = task(self.steps, self.rate, prox=self.prox_by_device.get(client, self.prox))
+        values |= {
+            "optimiser": _OPTIMISERS[self.optimiser],
+            "choice": _CHOICES[self.model_selection],
+        }
         flags = {
             "received": self.start == "received",
             "fresh": self.moments == "fresh",
-            "tune": self.tune,
+            "tune": self.final_tuning,
         }
         return values | {name: 1.0 for name, is_set in flags.items() if is_set}
 
@@ -178,7 +193,7 @@ def pfl(setup: Setup) -> Half[Personalised]:
             settings.numbers,
             settings.stale_after,
             settings.history,
-            by_fleet=settings.choice == "fleet",
+            by_fleet=settings.model_selection == "fleet",
         )
     )
 
@@ -203,7 +218,9 @@ def by_credit(
     how = settings.compared
 
     def mix(rows: Rows) -> Mixed:
-        sigma = np.array([settings.credit_of.get(name, settings.credit) for name in rows.ids])
+        sigma = np.array(
+            [settings.credit_by_device.get(name, settings.credit) for name in rows.ids]
+        )
         parts = (np.arange(rows.width),) if modules is None else modules
         return credited(rows, sigma, near.among(rows.ids), parts, how)
 

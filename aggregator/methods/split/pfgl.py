@@ -33,32 +33,32 @@ class PFGL(PFL):
     ``steps`` are the iterations of a round (or local steps, where they alternate).
 
     Attributes:
-        choice: Round whose model a device and whose graph the server forecasts with: the ``last``;
+        model_selection: Round whose model a device and whose graph the server forecasts with: the ``last``;
             or the one with the least mean held-back loss of the ``fleet``, as in the paper, over
-            ``turns.judge`` more batches a round through the graph. Without held-back windows
+            ``turns.validation_batches`` more batches a round through the graph. Without held-back windows
             (``training.split``) the last.
-        tune: The last round has no pull: final tuning, through the graph. Only where ``run.rounds``
+        final_tuning: The last round has no pull: final tuning, through the graph. Only where ``run.rounds``
             sets the last round.
         turns: Settings of the turns inside a round.
     """
 
-    choice: Any = "last"
-    tune: bool = False
+    model_selection: Any = "last"
+    final_tuning: bool = False
     turns: SplitTurns = field(default_factory=SplitTurns)
 
     def __post_init__(self) -> None:
         """Refuse a choice that needs a graph for each device."""
         PFL.__post_init__(self)
-        if self.choice not in _CHOICES:
+        if self.model_selection not in _CHOICES:
             said = "'fleet' or 'last', for all forecast through one graph"
-            raise ValueError(f"choice: expected {said}, got {self.choice!r}")
+            raise ValueError(f"model_selection: expected {said}, got {self.model_selection!r}")
 
     def numbers(self, client: str) -> dict[str, float]:
         """Return the numbers of a client's task."""
-        told = {"prox": self.prox_of.get(client, self.prox), "rate": self.rate}
+        told = {"prox": self.prox_by_device.get(client, self.prox), "rate": self.rate}
         told["optimiser"] = _OPTIMISERS[self.optimiser]
         flags = {"received": self.start == "received", "fresh": self.moments == "fresh"}
-        told |= {"choice": _CHOICES[self.choice]} if _CHOICES[self.choice] else {}
+        told |= {"choice": _CHOICES[self.model_selection]} if _CHOICES[self.model_selection] else {}
         return told | {name: 1.0 for name, is_set in flags.items() if is_set}
 
 
@@ -105,16 +105,16 @@ def pfgl(setup: Setup) -> Half[Any]:
     has_no_use(setup, "rule", "weighting", "share")
     settings: PFGL = setup.settings
     mixing = by_credit(settings, settings.near(setup.folder), modules_of_scope(setup))
-    if settings.tune and setup.rounds.limit is None:
-        raise SchemaError("run.settings.tune", "run.rounds, whose last one it is", "no end")
+    if settings.final_tuning and setup.rounds.limit is None:
+        raise SchemaError("run.settings.final_tuning", "false without run.rounds", "true")
     inner = Personalising(
         mixing,
         setup.rounds,
         settings.numbers,
         settings.stale_after,
         settings.history,
-        by_fleet=settings.choice == "fleet",
-        is_last_alone=settings.tune,
+        by_fleet=settings.model_selection == "fleet",
+        is_last_alone=settings.final_tuning,
     )
     return _woven(setup, inner)
 

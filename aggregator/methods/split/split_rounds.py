@@ -481,7 +481,7 @@ def _each(
 
 
 def _numbers(score: SplitBinding) -> dict[str, float]:
-    return {"half": 1.0} if score.turns.half else {}
+    return {"half": 1.0} if score.turns.float16 else {}
 
 
 # --- forecasts ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,20 +45,20 @@ class SplitTurns:
         batch: Windows of one iteration, the same for all stations.
         deadline: Seconds that a turn waits for a station.
         schedule: ``joint``: every iteration moves the devices and the graph. ``alternating``: first
-            the graph alone for ``server`` iterations; then its output on ``refresh`` batches goes
+            the graph alone for ``server_iterations``; then its output on ``refresh_batches`` batches goes
             to the devices, which step on these without asking again. Not the same descent, for a
             hundredth of the bytes.
-        server: Iterations of the graph alone, in the alternating schedule.
-        refresh: Batches whose ``z`` the devices get, in the alternating schedule.
+        server_iterations: Iterations of the graph alone, in the alternating schedule.
+        refresh_batches: Batches whose ``z`` the devices get, in the alternating schedule.
         rate: Learning rate of the graph model.
         guard: Largest norm of activations and gradients, in medians; 0: no limit.
         mask: True leaves a station that most others leave out of their models out of the graph too:
             its activations are its last accepted mean, its loss has no effect.
         own_loss_only: True sends a device only its own loss's gradient, as problem (7) is printed:
             one backward pass a station.
-        half: True sends arrays in float16.
+        float16: True sends arrays in float16.
         gather: Seconds in which requests for forecasts are collected and served together.
-        judge: Batches of held-back windows that a round is judged by, where the fleet chooses.
+        validation_batches: Batches of held-back windows that a round is judged by, where the fleet chooses.
         z_dropout: Fraction of windows for which a training device receives ``z = 0``: it learns to
             forecast without the server, as it must when the server is away.
     """
@@ -66,41 +66,57 @@ class SplitTurns:
     batch: Annotated[int, Between(1, 1024)] = 32
     deadline: Annotated[float, Between(0.05, 3600.0)] = 20.0
     schedule: Literal["joint", "alternating"] = "joint"
-    server: Annotated[int, Between(0, 65536)] = 4
-    refresh: Annotated[int, Between(1, 64)] = 4
+    server_iterations: Annotated[int, Between(0, 65536)] = 4
+    refresh_batches: Annotated[int, Between(1, 64)] = 4
     rate: Annotated[float, Between(0.0, 1e3)] = 5e-4
     guard: Annotated[float, Between(0.0, 1e6)] = MEDIANS
     mask: bool = True
     own_loss_only: bool = False
-    half: bool = False
+    float16: bool = False
     gather: Annotated[float, Between(0.0, 60.0)] = 0.5
-    judge: Annotated[int, Between(1, 64)] = 4
+    validation_batches: Annotated[int, Between(1, 64)] = 4
     z_dropout: Annotated[float, Between(0.0, 1.0)] = 0.0
+    renamed: ClassVar[Mapping[str, str]] = {
+        "server": "server_iterations",
+        "refresh": "refresh_batches",
+        "judge": "validation_batches",
+        "half": "float16",
+    }
 
     def program(self, steps: int, *, judges: bool = False) -> tuple[str, ...]:
         """Return the iterations of a round, by their purpose.
 
         >>> SplitTurns().program(2)
         ('joint', 'joint')
-        >>> SplitTurns(schedule="alternating", server=2, refresh=1, judge=1).program(100, judges=True)
+        >>> turns = SplitTurns(
+        ...     schedule="alternating",
+        ...     server_iterations=2,
+        ...     refresh_batches=1,
+        ...     validation_batches=1,
+        ... )
+        >>> turns.program(100, judges=True)
         ('server', 'server', 'refresh', 'local', 'judge')
         """
-        last = ("judge",) * self.judge if judges else ()
+        last = ("judge",) * self.validation_batches if judges else ()
         if self.schedule == "joint":
             return ("joint",) * steps + last
-        return ("server",) * self.server + ("refresh",) * self.refresh + ("local", *last)
+        return (
+            ("server",) * self.server_iterations
+            + ("refresh",) * self.refresh_batches
+            + ("local", *last)
+        )
 
     def uplink(self, steps: int, shape: tuple[int, int]) -> int:
         """Return the bytes that a station sends in one round, without envelopes.
 
         >>> SplitTurns().uplink(1, (64, 32))  # the paper's sizes: H and the gradient in Z
         524288
-        >>> SplitTurns(schedule="alternating", half=True).uplink(10_000, (16, 32))
+        >>> SplitTurns(schedule="alternating", float16=True).uplink(10_000, (16, 32))
         393216
         """
         program = self.program(steps)
         said = 2 * sum(what in {"joint", "server"} for what in program) + program.count("refresh")
-        return said * self.batch * shape[0] * shape[1] * (2 if self.half else 4)
+        return said * self.batch * shape[0] * shape[1] * (2 if self.float16 else 4)
 
     @property
     def most(self) -> float:

@@ -72,7 +72,7 @@ class TestNumbers:
         strange = sampled(PATH, 10, ANY(0))
         told = upper(THETA, normalised(PATH), full(2), PATH, strange=strange)
         assert told.likeness.neighbours == pytest.approx(0.03693995, abs=1e-8)
-        assert told.likeness.strangers == pytest.approx(0.61840443, abs=1e-8)
+        assert told.likeness.non_neighbours == pytest.approx(0.61840443, abs=1e-8)
         assert told.value == pytest.approx(0.65534437, abs=1e-8)
 
     def test_the_lower_term_and_its_slope(self):
@@ -294,7 +294,7 @@ class TestUpper:
     def test_a_model_of_nothing_has_no_angle_and_no_infinite_slope(self):
         told = likeness(np.zeros((3, 2)), PATH, sampled(PATH, 1, ANY(0)))
         assert np.isfinite(told.slope).all()
-        assert told.strangers == 0.0
+        assert told.non_neighbours == 0.0
 
     def test_strangers_are_drawn_again_alike_and_never_a_neighbour(self):
         near = np.zeros((30, 30), bool)

@@ -120,7 +120,7 @@ def test_who_is_back_in_time_keeps_its_place():
 @pytest.mark.parametrize("name", ["metropolis", "maximum_degree", "best_constant"])
 @pytest.mark.parametrize("reach", [1, 2])
 def test_every_matrix_mixes(name, reach):
-    links = linked(list("abcdefg"), None, ExchangeSettings(mixing=name, reach=reach))
+    links = linked(list("abcdefg"), None, ExchangeSettings(mixing=name, ring_neighbours=reach))
     mixing_matrix.check(matrix(links), negative=name == "best_constant")
     assert all(len(near) == 2 * reach for near in links.values())
 
@@ -143,7 +143,10 @@ def test_a_graph_that_cannot_be_exchanged_over_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "key"),
-    [({"threshold": 3.0}, "threshold"), ({"neighbours": "a.csv", "reach": 2}, "reach")],
+    [
+        ({"threshold": 3.0}, "threshold"),
+        ({"neighbours": "a.csv", "ring_neighbours": 2}, "ring_neighbours"),
+    ],
 )
 def test_what_says_two_things_is_refused(changes, key):
     with pytest.raises(ValueError, match=key):
@@ -159,9 +162,13 @@ def test_doubting_a_neighbour_is_refused_with_trackers_and_said_why():
 @pytest.mark.parametrize("name", ["dfl_sgd", "dfl_gt"])
 def test_every_number_it_says_is_in_the_contract(name):
     numbers = {number.name: number for number in CONTRACTS[name]["begin"].numbers}
-    settings = [METHODS[name].settings(last=9, fading=True, order="atc")]
+    settings = [METHODS[name].settings(total_steps=9, rate_decay=True, order="atc")]
     if name == "dfl_sgd":
-        settings += [DflSgd(robust="clip"), DflSgd(robust="trim", trim=2), DflSgd(insist=True)]
+        settings += [
+            DflSgd(robust="clip"),
+            DflSgd(robust="trim", trim=2),
+            DflSgd(wait_for_neighbours=True),
+        ]
         assert settings[-1].values["insist"] == 1.0
     for one in settings:
         assert all(numbers[key].admits(value) for key, value in one.values.items())
@@ -177,7 +184,7 @@ def test_status_and_page_can_show_the_links_and_the_store_keep_them():
 
 
 def test_a_device_reads_what_the_aggregator_says():
-    values = DflSgd(robust="clip", radius=2.0, every=60.0, last=7, order="atc").values
+    values = DflSgd(robust="clip", radius=2.0, interval=60.0, total_steps=7, order="atc").values
     task = m.TaskMessage(1, 4, 0, "begin", bytes(16), vals=values, peers=("b",), keys=(b"k" * 32,))
     hood = of_task(task)
     assert (hood.epoch, hood.interval, hood.total_steps, hood.keys) == (
