@@ -252,7 +252,7 @@ def hosted(folder, method, **numbers):
         settings = {"rate": 0.02, "interval": 1.0, "deadline": 6.0, **numbers}
         run_ = {"bundle": "load-mlp", "method": method, "quorum": 4, "settings": settings}
         page = {"listen": f"127.0.0.1:{free_port()}"}
-        table = {"fleet": "street", "state": "aggregator", "run": run_, "page": page}
+        table = {"fleet": "street", "state": "aggregator", "run": run_, "http": page}
         host.write_text(toml(table | {"broker": {"url": url}}))
         run(command("gridfed-aggregator", "init", str(host)))
         (folder / "root.pub").write_bytes((folder / "aggregator" / "root.pub").read_bytes())

@@ -74,8 +74,8 @@ class Street:
         ready = prepare(
             folder / "fleet", "day", scenario, sample_set("homes"), broker=url, page=page
         )
-        pace = {"spread": plan.spread}
-        _rewrite(ready.aggregator, pace=pace, admission=None, broker=_at(other))
+        pacing = {"jitter": plan.spread}
+        _rewrite(ready.aggregator, pacing=pacing, admission=None, broker=_at(other))
         config, meter = ready.devices[0].config, free_port()
         sources = [{"type": "p1", "url": f"tcp://127.0.0.1:{meter}"}, _weather(folder, town)]
         # Learning takes this machine's time, at the town's pace: of wake time nothing is measured.
