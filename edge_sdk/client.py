@@ -21,9 +21,10 @@ from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.methods import METHODS, Factory
 from edge_sdk.peers.membership import PeerMembership
+from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.poison_messages import digest_of, is_defect
 from edge_sdk.session.session import Connect, Session
-from edge_sdk.session.task_inbox import FoundBundle
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, GivenUp, Work
 from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bundle
@@ -82,7 +83,15 @@ class Client:
         self._store = DeviceStore.open(config.state)
         try:
             self._own_up()
-            self._session = Session(config, self._store, self._clock, self._signer, ring)
+            self._agenda = Agenda()
+            self._session = Session(
+                config,
+                self._store,
+                clock=self._clock,
+                signer=self._signer,
+                ring=ring,
+                agenda=self._agenda,
+            )
             self._begin(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport, self._session))
@@ -100,7 +109,8 @@ class Client:
 
     def _begin(self, methods: Mapping[str, Factory]) -> None:
         """Create the parts of the client in order of dependency."""
-        config, store, session = self.config, self._store, self._session
+        config, store = self.config, self._store
+        session, agenda = self._session, self._agenda
         upkeep = self._upkeep = FlushScheduler(config.limits, store, session, self._clock)
         bundle = open_bundle(config, session.announced)
         work = self._work = Work(
@@ -109,15 +119,28 @@ class Client:
             methods,
             store=store,
             session=session,
+            agenda=agenda,
             clock=self._clock,
             between_batches=self._between_batches,
         )
         answering = self._answering = TrainingTransaction(
-            store=store, session=session, work=work, upkeep=upkeep, sealer=self._sealer
+            store=store,
+            session=session,
+            agenda=agenda,
+            work=work,
+            upkeep=upkeep,
+            sealer=self._sealer,
         )
-        self._playing = SplitRounds(config.id, session, work, answering)
+        self._playing = SplitRounds(
+            config.id,
+            session=session,
+            agenda=agenda,
+            work=work,
+            answering=answering,
+            serve=self._serve,
+        )
         self._gathering = PeerMembership(
-            config, store=store, session=session, work=work, answering=answering
+            config, store=store, session=session, agenda=agenda, work=work, answering=answering
         )
         self._alone = LocalRounds(
             config, store=store, session=session, work=work, answering=answering, upkeep=upkeep
@@ -131,7 +154,7 @@ class Client:
         wall = self._clock.wall()
         latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
         seen = self.learner.observe(reading, latest)
-        self._session.counts["readings " + seen] += 1
+        self._session.count("readings " + seen)
         self._upkeep.flush_in_time(self.learner)
 
     def tick(self, timeout: float = 0.0) -> None:
@@ -146,8 +169,8 @@ class Client:
         except StoreFull as error:  # nothing was changed, sent or acknowledged
             if not session.counts["disk full"]:
                 logger.warning("disk full %s", fields(why=error))
-            session.counts["disk full"] += 1
-        is_busy = bool(session.up.entries) or session.at_work is not None
+            session.count("disk full")
+        is_busy = bool(session.outbox.entries) or self._agenda.current is not None
         self._upkeep.live(awake=session.is_linked and is_busy)
 
     def forecast(self) -> Forecast:
@@ -217,7 +240,7 @@ class Client:
     @property
     def why_stopped(self) -> str:
         """Reason why no updates are sent now, such as ``command`` or ``budget``; empty if none."""
-        return self._session.why_stopped
+        return self._session.participation.why_stopped
 
     @property
     def is_done(self) -> bool:
@@ -248,16 +271,16 @@ class Client:
             "id": self.config.id,
             "fleet": self.config.fleet,
             "linked": session.is_linked,
-            "ready": session.up.is_ready,
-            "stopped": session.why_stopped,
+            "ready": session.outbox.is_ready,
+            "stopped": session.participation.why_stopped,
             "bundle": learner.manifest.name,
             "method": learner.role.method,
             "run": session.seen.run,
             "round": session.seen.round,
             "version": session.seen.version,
-            "life": session.up.numbers.life,
-            "spent": session.up.numbers.spent,
-            "outbox": len(session.up.entries),
+            "life": session.outbox.numbers.life,
+            "spent": session.outbox.numbers.spent,
+            "outbox": len(session.outbox.entries),
             "windows": len(learner.windows()),
             "can_forecast": self.is_ready,
             "alone": self._work.alone is not None,
@@ -273,21 +296,22 @@ class Client:
 
     def _turn(self, timeout: float) -> None:
         """Serve the network, then do the next pending work; train at most one round."""
-        session = self._session
+        session, agenda = self._session, self._agenda
         self._upkeep.flush_in_time(self.learner)
-        session.serve(0.0 if self._has_work else self._gathering.within(timeout))
-        if session.lost:
+        self._serve(0.0 if self._has_work else self._gathering.within(timeout))
+        if agenda.pop_store_loss():
             self._work.begin_anew()
         self._work.spending.watch()
         self._work.judge_present()
-        if session.bundle is not None:
-            found = session.bundle
+        if agenda.bundle is not None:
+            found = agenda.bundle
             self._guarded("bundle", lambda: self._follow(found), found.body)
             self._work.spending.watch()  # under the mechanism now in force
         self._guarded("turns", self._playing.play)
         self._guarded("neighbours", self._gathering.exchange)
-        if session.task is not None and self._is_answerable(session.task):
-            task, session.task = session.task, None
+        task = agenda.waiting
+        if task is not None and self._is_answerable(task):
+            agenda.pop_waiting()
             number = (session.seen.run, task.round, task.attempt, task.step, task.ask)
             self._guarded("task", lambda: self._learn(task), *number)
         elif self._alone.is_time(among_neighbours=self._gathering.neighbours is not None):
@@ -298,7 +322,7 @@ class Client:
         session, digest = self._session, digest_of(what, *number)
         if number and session.set_aside.holds(digest):
             if what == "bundle":
-                session.bundle = None
+                self._agenda.drop_bundle()
             return
         try:
             action()
@@ -306,14 +330,29 @@ class Client:
             if isinstance(error, GivenUp) or not is_defect(error):
                 raise
             session.set_aside.add(what, digest, error)
-            session.drop(what)
+            self._drop(what)
+
+    def _drop(self, what: str) -> None:
+        """Discard what triggered a defect: a bundle, the open round's tasks, or peer messages."""
+        if what == "bundle":
+            self._agenda.drop_bundle()
+        elif what == "neighbours":
+            self._agenda.drop_letters()
+        else:
+            self._agenda.drop_round()
+            self._session.clear_signals()
+
+    def _serve(self, timeout: float) -> None:
+        """Serve the network, and record what arrives."""
+        for event in self._session.serve(timeout):
+            self._agenda.add(event)
 
     @property
     def _has_work(self) -> bool:
         """Return whether work is pending besides serving the network."""
-        session = self._session
-        ready = session.task is not None and self._is_answerable(session.task)
-        return ready or session.bundle is not None or bool(session.calls.waiting)
+        agenda = self._agenda
+        ready = agenda.waiting is not None and self._is_answerable(agenda.waiting)
+        return ready or agenda.bundle is not None or bool(agenda.signals)
 
     def _is_answerable(self, task: Task) -> bool:
         """Return whether to train a task now."""
@@ -331,7 +370,8 @@ class Client:
         self.flush()
         if self._work.follow(found):
             self._gathering.gather()
-            self._session.reconsider()
+            for event in self._session.reconsider():
+                self._agenda.add(event)
 
     def _between_batches(self) -> None:
         """Serve the network during training; abandon it if a newer round or a stop made it useless.
@@ -339,16 +379,16 @@ class Client:
         Raises:
             GivenUp: The round has left no trace.
         """
-        session = self._session
-        session.serve(0.0)
-        is_called = session.task is not None and (
-            session.task.ask == END or not session.forbidden  # else it may not be answered
-        )
-        if self._stopping() or is_called or session.bundle is not None:
+        self._serve(0.0)
+        task, is_exhausted = self._agenda.waiting, self._session.participation.is_budget_exhausted
+        is_newer = task is not None and (task.ask == END or not is_exhausted)
+        if self._stopping() or is_newer or self._agenda.bundle is not None:
             raise GivenUp
 
 
 def _maker(config: Config, transport: Transport | Connect | None, session: Session) -> Connect:
     if transport is None:
-        return lambda will: connect(config, will, session.judged_at, session.judged_else)
+        return lambda will: connect(
+            config, will, session.time.certificate_time, session.time.earlier_certificate_time
+        )
     return transport if callable(transport) else lambda _will: transport

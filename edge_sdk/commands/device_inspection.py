@@ -18,7 +18,7 @@ from edge_sdk.forecasting.forecast import Forecast
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.noise_calibration import NoisePlan
-from edge_sdk.session.task_inbox import filed
+from edge_sdk.session.announcements import saved_message
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
 from edge_sdk.training.model_runtime import ModelRuntime
@@ -92,7 +92,7 @@ def _lines(origin: int, told: Floats, truth: Floats, between: Floats) -> Iterabl
 
 def announced_of(store: DeviceStore) -> m.BundleMessage | None:
     """Return the saved announcement of the run."""
-    return filed(store, m.BundleMessage, "bundle")
+    return saved_message(store, m.BundleMessage, "bundle")
 
 
 def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:

@@ -99,7 +99,7 @@ def listen(source: Source, count: int, patience: float, out: Path | None) -> dic
                 with guard:
                     file.write(record(frame))
 
-            source.record = keep
+            source.record_frames(keep)
         opened.callback(source.close)
         source.start()
         values, readings = _gathered(source, count, patience)

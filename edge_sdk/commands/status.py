@@ -18,7 +18,7 @@ from edge_sdk.commands.device_inspection import account_of, announced_of, plan_o
 from edge_sdk.config import Config
 from edge_sdk.privacy.datasheet import promise
 from edge_sdk.session.certificate_monitor import days_left
-from edge_sdk.session.session import SPENT
+from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training import bootstrap
 from edge_sdk.training.active_run import RETURNS
@@ -46,7 +46,7 @@ def status(config: Config) -> dict[str, Any]:
         announced = announced_of(store)
         plan, days = plan_of(config, announced), days_left(config)
         account, one = account_of(store, plan), plan.release()
-        told = "" if account.has_room(one) else SPENT
+        told = "" if account.has_room(one) else BUDGET_EXHAUSTED
         return {
             "id": config.id,
             "fleet": config.fleet,

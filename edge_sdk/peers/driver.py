@@ -29,6 +29,7 @@ from edge_sdk.peers.exchange import (
     PeerExchange,
     PeerLink,
 )
+from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.contract.method import Array, Task
@@ -86,6 +87,7 @@ class PeerDriver:
         run: int,
         spec: ParamSpec,
         session: Session,
+        agenda: Agenda,
         store: DeviceStore,
         shell: PeerShell,
         pace: RetryPolicy,
@@ -93,7 +95,7 @@ class PeerDriver:
     ) -> None:
         """Resume from ``kept``, or begin."""
         self.hood, self._method, self._spec = hood, method, spec
-        self._session, self._store, self._shell = session, store, shell
+        self._session, self._agenda, self._store, self._shell = session, agenda, store, shell
         self._turns = turns(method, hood.values)
         self._place = ExchangePosition()
         self._began = self._heard = self._linked_at = session.now
@@ -114,7 +116,7 @@ class PeerDriver:
         self._is_new = True
         if kept is not None and int(kept["run"]) == run and int(kept["epoch"]) >= hood.epoch:
             self._resume(kept)
-        session.meet(hood.keys)
+        session.accept_peers(hood.keys)
 
     # --- interface of the client ------------------------------------------------------------------
 
@@ -162,18 +164,18 @@ class PeerDriver:
             self._x = replace(self._x, began=now, quiet=quiet)
             if self._has_begun:
                 self._follow(gossip.repeated(self._x))
-        while session.mail:
-            letter = session.mail.popleft()
+        while self._agenda.letters:
+            letter = self._agenda.letters.popleft()
             self._heard = session.now
             assert isinstance(letter.message, (m.PeerMessage, m.SettleMessage))
             try:
                 turn = gossip.hear(self._x, letter.sender, letter.message, session.now)
             except Refused as refused:
-                session.counts[f"neighbours refused {refused.reason.name}"] += 1
+                session.count(f"neighbours refused {refused.reason.name}")
                 continue
             self._follow(turn)
         if self._has_begun:
-            self._follow(gossip.tick(self._x, session.now, session.chance().draw))
+            self._follow(gossip.tick(self._x, session.now, session.inputs().draw))
         self._catch_up()
         self._go_on()
 
@@ -187,7 +189,7 @@ class PeerDriver:
         """Mix when every link is settled; begin the next exchange when it is due."""
         if self._has_begun and not self._is_mixed and self._x.is_over:
             self._mix()
-        if self._is_finished or self._session.why_stopped:
+        if self._is_finished or self._session.participation.why_stopped:
             return
         if not self._has_begun:
             self._join(self._x.epoch, self._place)
@@ -204,10 +206,10 @@ class PeerDriver:
         degrees = {name: x.links[name].heard.degree for name in used}
         weights = np.array([self.hood.weight(degrees, name) for name in used])
         state = self._think(self._shell.state(), MIX, {"weights": weights, **gossip.vectors(x)})
-        counts = self._session.counts
-        counts["exchanges"] += 1
-        counts["links used"] += len(used)
-        counts["links missed"] += len(x.links) - len(used)
+        session = self._session
+        session.count("exchanges")
+        session.count("links used", len(used))
+        session.count("links missed", len(x.links) - len(used))
         logger.info(
             "models mixed %s", fields(epoch=x.epoch, step=self._place.t, used=",".join(used))
         )
@@ -220,11 +222,13 @@ class PeerDriver:
             self._place = ExchangePosition(self._place.t + 1)
         self._is_mixed, self._is_new = True, False
         self._shell.take_over(state)
-        self._session.exchanged = {
-            "step": self._place.t,
-            "mixed": counts["links used"],
-            "missed": counts["links missed"],
-        }
+        session.record_exchange(
+            {
+                "step": self._place.t,
+                "mixed": session.counts["links used"],
+                "missed": session.counts["links missed"],
+            }
+        )
         if self._is_finished:
             self._shell.keep(state, self._leaves(self._x), 0)
 
@@ -259,24 +263,24 @@ class PeerDriver:
         for made in turn.decided:
             self._store.file_paper(_paper(made.name), _written(made, self._x))
         for name, message in turn.says:
-            self._session.tell(name, message)
+            self._session.send_to_peer(name, message)
         for note in turn.notes:
             self._note(note)
 
     def _note(self, note: Note) -> None:
         if isinstance(note, LinkDisagreement):
-            self._session.counts["links perhaps disagreed"] += 1
+            self._session.count("links perhaps disagreed")
             told = {"neighbour": note.name, "step": note.step}
             logger.warning("exchange possibly one-sided %s", fields(**told))
         elif isinstance(note, Lost):
             self._join_late()
-        elif note.epoch > self._x.epoch and not self._session.why_stopped:
+        elif note.epoch > self._x.epoch and not self._session.participation.why_stopped:
             logger.info("epoch joined %s", fields(epoch=note.epoch, step=note.step))
             self._join(note.epoch, ExchangePosition(note.step // len(self._turns)))
 
     def _join(self, epoch: int, place: ExchangePosition) -> None:
         """Start, or restart from the learned state; trackers begin at the device's gradient."""
-        self._session.counts["epochs"] += 1
+        self._session.count("epochs")
         empty = PeerLink(PeerChunks(self._x.size))
         links = dict.fromkeys(self._x.links, empty)
         self._x = replace(self._x, epoch=epoch, links=links, step=-1, said={})
@@ -307,7 +311,7 @@ class PeerDriver:
         With trackers all devices must restart: the share that the peers received of the lost
         tracker would be missing for ever.
         """
-        if self._session.why_stopped:  # joining requires an offer
+        if self._session.participation.why_stopped:  # joining requires an offer
             return
         self._is_new, ahead = False, self._ahead
         epoch = self._x.epoch + int(self._method == "dfl_gt")

@@ -8,6 +8,7 @@ from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
 from edge_sdk.peers.driver import LINK, PeerDriver, PeerShell
 from edge_sdk.privacy.ledger import BudgetSpent
+from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import Work
@@ -33,6 +34,7 @@ class PeerMembership:
         *,
         store: DeviceStore,
         session: Session,
+        agenda: Agenda,
         work: Work,
         answering: TrainingTransaction,
     ) -> None:
@@ -42,7 +44,7 @@ class PeerMembership:
             ConfigError: An invalid neighbourhood; the message names the key.
         """
         self._config, self._store, self._session = config, store, session
-        self._work, self._answering = work, answering
+        self._agenda, self._work, self._answering = agenda, work, answering
         self.neighbours: PeerDriver | None = None
         self.gather()
 
@@ -56,7 +58,7 @@ class PeerMembership:
         self.neighbours = None
         hood = hood_of(self._config, self._store, role.method, seen.run)
         if hood is None:
-            self._session.meet({})
+            self._session.accept_peers({})
             return
         self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in hood.keys])
         learned = self._store.learned()
@@ -68,11 +70,12 @@ class PeerMembership:
             run=seen.run,
             spec=self._work.learner.spec,
             session=self._session,
+            agenda=self._agenda,
             store=self._store,
             shell=PeerShell(
                 state=lambda: self._work.state,
                 think=self._think,
-                take_over=self._work.stand,
+                take_over=self._work.adopt,
                 keep=self._answering.keep,
             ),
             pace=RetryPolicy(
@@ -83,12 +86,11 @@ class PeerMembership:
 
     def exchange(self) -> None:
         """Continue the exchange; a device without remaining budget only receives."""
-        session = self._session
-        if session.begin is not None:
-            task, session.begin = session.begin, None
-            if self.neighbours is None or task.round > self.neighbours.hood.epoch:
-                self._store.file_paper(NEIGHBOURS, encode(task))
-                self.gather()
+        task = self._agenda.pop_peers()
+        present = self.neighbours
+        if task is not None and (present is None or task.round > present.hood.epoch):
+            self._store.file_paper(NEIGHBOURS, encode(task))
+            self.gather()
         if self.neighbours is None:
             return
         try:

@@ -1,337 +1,118 @@
-"""Judge announcements: keys, runs, models, tasks and bundles, as pure functions.
-
-Announcements are retained and may be replayed, so each carries a serial number that only rises.
-This module neither fetches nor stores; ``TaskInbox`` does (`PROTOCOL.md` sections 7 and 10.4).
-"""
+"""Receive the announcements of the fleet: keys of the aggregator, and bundles with their runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from random import Random
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-import numpy as np
+from edge_sdk.app.cli import fields
+from edge_sdk.session import manifest_checks
+from edge_sdk.session.download import DownloadCompleted, Downloads
+from edge_sdk.session.events import BundleAnnounced, FoundBundle
+from edge_sdk.session.key_ring import KeyRing
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.errors import Refused
+from edge_sdk.wire.protocol.codec import decode
+from edge_sdk.wire.protocol.messages import BundleMessage, KeysMessage, TaskMessage
 
-from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
-from edge_sdk.wire.contract.parameter_layout import Vector
-from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.keys import kid_of
-from edge_sdk.wire.protocol.envelope import AGGREGATOR, ROOT
-from edge_sdk.wire.protocol.messages import (
-    CHUNK_LIMIT,
-    SERIAL_LEAP,
-    BundleMessage,
-    ChunkMessage,
-    HaveMessage,
-    KeysMessage,
-    ModelMessage,
-    PartMessage,
-    TaskMessage,
-)
-from edge_sdk.wire.protocol.transfer import Receiving
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", BundleMessage, KeysMessage, TaskMessage)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRing:
-    """The trusted public keys: the pinned root key, and the aggregator keys that root announced.
+class KeysAdopted:
+    """The device follows a list of keys.
 
     Attributes:
-        root: Raw public key of the operator.
-        pinned: Aggregator key pinned in the configuration, or None.
-        announced: The newest ``keys`` announcement, or None.
+        is_changed: True if the list is another one than before.
+        is_renumbered: True if none of the keys was known: serial numbers begin anew.
     """
 
-    root: bytes
-    pinned: bytes | None = None
-    announced: KeysMessage | None = None
+    is_changed: bool
+    is_renumbered: bool
 
-    def key(self, sender: str, kid: bytes, now: int | None) -> bytes | None:
-        """Return the key in force for a sender; without a clock, validity is not checked."""
-        if sender == ROOT:
-            return self.root if kid_of(self.root) == kid else None
-        if sender != AGGREGATOR:
-            return None
-        for public, start, end in self._online():
-            if kid_of(public) == kid and (now is None or start <= now < end):
-                return public
-        if self.announced is None and self.pinned and kid_of(self.pinned) == kid:
-            return self.pinned
-        return None
 
-    def is_in_force(self, now: int) -> bool:
-        """Return whether some announced key is valid at a time, or none is announced."""
-        known = self._online()
-        return not known or any(start <= now < end for _, start, end in known)
+class Announcements:
+    """The keys and the bundle announcement in force on one device.
 
-    def accept(self, keys: KeysMessage) -> KeyRing:
-        """Adopt a newer list of keys; it revokes the old one.
+    Args:
+        store: Store that keeps them.
+        downloads: Downloads a bundle that is not installed.
+        ring: Keys of the configuration.
+        methods: Names of the methods that this device accepts.
+
+    Attributes:
+        ring: The trusted keys.
+        bundle: The bundle announcement in force, or None before the first.
+    """
+
+    def __init__(
+        self,
+        store: DeviceStore,
+        downloads: Downloads,
+        ring: KeyRing,
+        methods: Sequence[str],
+    ) -> None:
+        self._store, self._downloads, self._methods = store, downloads, methods
+        self.ring = replace(ring, announced=saved_message(store, KeysMessage, "keys"))
+        self.bundle = saved_message(store, BundleMessage, "bundle")
+        self._installed = b""
+
+    def receive_keys(self, keys: KeysMessage, body: bytes) -> KeysAdopted:
+        """Adopt and save a list of keys.
 
         Raises:
             Refused: ROLLBACK for an older list.
         """
-        if self.announced is not None and keys.serial < self.announced.serial:
-            raise Refused(Reason.ROLLBACK, f"keys {keys.serial}")
-        return replace(self, announced=keys)
+        before, self.ring = self.ring, self.ring.accept(keys)
+        known = before.announced
+        is_renumbered = known is not None and not set(known.sign) & set(keys.sign)
+        self._store.file_paper("keys", body, **({"serial": 0} if is_renumbered else {}))
+        return KeysAdopted(self.ring != before, is_renumbered)
 
-    def _online(self) -> tuple[tuple[bytes, int, int], ...]:
-        if self.announced is None:
-            return ()
-        return tuple(
-            zip(self.announced.sign, self.announced.from_, self.announced.until, strict=True)
-        )
+    def record_installed(self, digest: bytes) -> None:
+        """Set the digest of the installed bundle's archive."""
+        self._installed = digest
 
-
-@dataclass(slots=True)
-class BodyDownload:
-    """The download of one body: first from retained slots, after a delay on request.
-
-    Attributes:
-        manifest: Message that announced the body.
-        receiving: The chunks received so far.
-        opens: Time at which to subscribe to the slots, spread over the fleet.
-        asks: Time from which missing chunks are requested.
-        is_open: True once the slots are subscribed.
-    """
-
-    manifest: ModelMessage | BundleMessage | TaskMessage
-    receiving: Receiving
-    opens: float
-    asks: float
-    is_open: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        manifest: ModelMessage | BundleMessage | TaskMessage,
-        *,
-        opens: float,
-        patience: float,
-        rng: Random,
-    ) -> BodyDownload:
-        """Plan the download of an announced body; only the common model waits for its slots.
+    def receive_bundle(self, announced: BundleMessage, body: bytes) -> Iterator[BundleAnnounced]:
+        """Follow a newer announcement; download its archive first if another bundle is installed.
 
         Raises:
-            Refused: MALFORMED or TOO_LARGE sizes.
+            Refused: As ``manifest_checks.judge_bundle``, or sizes that no archive has.
         """
-        chunk = CHUNK_LIMIT if isinstance(manifest, BundleMessage) else manifest.chunk or 0
-        wait = patience if isinstance(manifest, ModelMessage) else 0.0
-        digest, size = manifest.digest or b"", manifest.size or 0
-        receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
-        return cls(manifest, receiving, opens, opens + wait)
+        newest, coming = self.bundle, self._downloads.manifest
+        manifest_checks.judge_bundle(announced, newest, self._methods)
+        if newest is not None and announced.serial == newest.serial:
+            return
+        if announced.digest == self._installed:
+            yield BundleAnnounced(FoundBundle(announced, body, None))
+        elif not isinstance(coming, BundleMessage) or coming.serial < announced.serial:
+            self._downloads.begin(announced, announced=body)
 
-    @property
-    def has_slots(self) -> bool:
-        """Return whether the body is also published in retained slots."""
-        return isinstance(self.manifest, ModelMessage)
+    @staticmethod
+    def downloaded(completed: DownloadCompleted) -> Iterator[BundleAnnounced]:
+        """Return a bundle whose archive is complete."""
+        if isinstance(completed.manifest, BundleMessage):
+            found = FoundBundle(completed.manifest, completed.announced, completed.body)
+            yield BundleAnnounced(found)
 
-    def take(self, message: PartMessage | ChunkMessage, now: float) -> None:
-        """Store a chunk; one of another body is ignored.
-
-        Raises:
-            Refused: BAD_CHUNK for a wrong index or length.
-        """
-        if message.id == self.receiving.id:
-            self.receiving.add(message.id, message.i, message.blob, now)
-
-    def ask(self, now: float) -> HaveMessage | None:
-        """Return the request for missing chunks that is due now, or None."""
-        report = self.receiving.report(now) if now >= self.asks else None
-        if report is None:
-            return None
-        return HaveMessage(id=self.receiving.id, have=report.having, win=report.window)
-
-    @property
-    def next_due(self) -> float:
-        """Time of the next action: opening the slots, or requesting chunks."""
-        if not self.is_open and self.has_slots:
-            return self.opens
-        return max(self.asks, self.receiving.next_due)
+    def adopt(self, found: FoundBundle) -> None:
+        """Set and save the announcement in force."""
+        self._store.file_paper("bundle", found.body)
+        self.bundle = found.announced
 
 
-@dataclass(frozen=True, slots=True)
-class NewestAnnouncements:
-    """The newest announcements used; saved, so that no restart accepts an older one.
+def saved_message(store: DeviceStore, what: type[M], name: str) -> M | None:
+    """Read a saved announcement, or None.
 
-    Attributes:
-        serial: Serial number of the newest ``model`` manifest.
-        run: Run number announced by root.
-        version: Newest version of the common model used in that run; -1 for none.
-        round: Last round trained in that run; -1 for none.
-        attempt: Attempt of that round.
-        step: Step inside that round.
+    One that holds a number out of bounds is ignored: the next one replaces it.
     """
-
-    serial: int = 0
-    run: int = 0
-    version: int = -1
-    round: int = -1
-    attempt: int = 0
-    step: int = 0
-
-    @property
-    def turn(self) -> tuple[int, int, int]:
-        """Round, attempt and step of the last task; only a larger one is new."""
-        return self.round, self.attempt, self.step
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestExpectation:
-    """The properties that a manifest must have to be accepted on this device."""
-
-    spec: bytes  # layout digest of the shared vector
-    size: int  # number of its scalars
-    contract: Contract
-    max_steps: int  # of the device's own configuration
-    signed: Mapping[str, float] = field(default_factory=dict)  # limits of the bundle, by number
-
-    @property
-    def limits(self) -> Mapping[str, float]:
-        """Upper limit of each number in a task: the bundle's, and the device's own for steps."""
-        steps = min(self.max_steps, self.signed.get("steps", self.max_steps))
-        return {**self.signed, "steps": steps}
-
-    @property
-    def name(self) -> str:
-        """Name of the ask that is answered with an update."""
-        return answered(self.contract)[0]
-
-    @property
-    def ask(self) -> Ask:
-        """Contract of that ask."""
-        return answered(self.contract)[1]
-
-
-def judge_model(
-    model: ModelMessage, seen: NewestAnnouncements, wanted: ManifestExpectation
-) -> None:
-    """Refuse a manifest that this device must not follow, even if its signature is valid.
-
-    Raises:
-        Refused: ROLLBACK (older serial or version), WRONG_RUN, WRONG_SPEC, WRONG_ENCODING, or
-            BAD_SCALAR for numbers outside the contract or beyond what this device accepts.
-    """
-    check_serial(model.serial, seen.serial)
-    if model.serial < seen.serial:
-        raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
-    if model.run != seen.run:
-        raise Refused(Reason.WRONG_RUN, f"run {model.run}, expected {seen.run}")
-    if model.version < seen.version and not wanted.ask.personal:  # then it only informs, and late
-        raise Refused(Reason.ROLLBACK, f"version {model.version}")
-    if model.spec != wanted.spec or model.part != "shared":
-        raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
-    if model.enc != "f4":
-        raise Refused(Reason.WRONG_ENCODING, model.enc)
-    judge_numbers(model.vals, wanted.ask, wanted.limits)
-
-
-def check_serial(said: int, known: int) -> None:
-    """Refuse an announcement whose serial number is implausibly far ahead.
-
-    Raises:
-        Refused: FROM_FUTURE.
-    """
-    if said > known + SERIAL_LEAP:
-        raise Refused(Reason.FROM_FUTURE, f"announcement {said} after {known}")
-
-
-def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
-    """Refuse a task that this device must not work on, even if its signature is valid.
-
-    Raises:
-        Refused: WRONG_RUN; UNKNOWN_KIND for an ask that the method does not send to one device;
-            WRONG_SPEC; ROLLBACK for an older version than the one in use; MALFORMED if it carries
-            no vectors where the contract has some, or some where it has none; BAD_SCALAR.
-    """
-    if task.run != seen.run:
-        raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {seen.run}")
-    ask = wanted.contract.get(task.ask)
-    if ask is None or not ask.personal:
-        raise Refused(Reason.UNKNOWN_KIND, f"ask {task.ask!r}")
-    if task.spec != wanted.spec:
-        raise Refused(Reason.WRONG_SPEC, task.spec.hex())
-    if task.base < seen.version:
-        raise Refused(Reason.ROLLBACK, f"version {task.base}")
-    if bool(ask.down) != (task.digest is not None):
-        raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
-    judge_numbers(task.vals, ask, wanted.limits)
-
-
-def vectors(
-    names: tuple[str, ...], joined: Vector, size: int, *, stacked: bool = False
-) -> dict[str, Vector]:
-    """Split the body of a content message into vectors, in the order of the contract.
-
-    The last ones may be missing: a contract lists what a task can carry. If ``stacked``, the last
-    is a stack of all remaining vectors.
-
-    Raises:
-        Refused: WRONG_SIZE: not a whole number of vectors, or too many.
-
-    Example:
-        >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
-        >>> {name: vector.tolist() for name, vector in found.items()}
-        {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
-        >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
-        ['z']
-        >>> vectors(("c", "phi"), np.zeros(8, np.float32), 2, stacked=True)["phi"].shape
-        (3, 2)
-    """
-    count = len(joined) // size if size else 0
-    if count * size != len(joined) or not 1 <= count <= (count if stacked else len(names)):
-        raise Refused(Reason.WRONG_SIZE, f"{len(joined)} scalars for {', '.join(names)}")
-    if stacked and count >= len(names):
-        single = (len(names) - 1) * size
-        found = dict(zip(names, np.split(joined[:single], max(len(names) - 1, 1)), strict=False))
-        return {**found, names[-1]: joined[single:].reshape(-1, size)}
-    return dict(zip(names, np.split(joined, count), strict=False))
-
-
-def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, float]) -> None:
-    """Refuse numbers outside the contract, or above the limits of this device and its bundle.
-
-    Args:
-        values: Numbers of a task, by name.
-        ask: Contract of the ask.
-        limits: Upper limit of each number, by name; if absent, only the contract's applies.
-
-    Raises:
-        Refused: BAD_SCALAR.
-
-    Example:
-        >>> ask = CONTRACTS["fedavg"]["train"]
-        >>> judge_numbers({"steps": 64.0, "rate": 1000.0}, ask, {"steps": 64, "rate": 1.0})
-        Traceback (most recent call last):
-        edge_sdk.wire.errors.Refused: BAD_SCALAR: rate=1000 above 1, the most accepted here
-    """
-    known = {number.name: number for number in ask.numbers}
-    for name, value in values.items():
-        if name not in known or not known[name].admits(value):
-            raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
-    for name, most in limits.items():
-        if (value := values.get(name, 0.0)) > most:
-            why = f"{name}={value:g} above {most:g}, the most accepted here"
-            raise Refused(Reason.BAD_SCALAR, why)
-
-
-def judge_bundle(
-    bundle: BundleMessage, newest: BundleMessage | None, methods: Callable[[str], bool]
-) -> None:
-    """Refuse a bundle announcement that is older than the one in force, or not supported.
-
-    Raises:
-        Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for a
-            method this device does not accept; WRONG_ENCODING if the encoding of the method's
-            updates is not allowed; PLAIN_REFUSED if the run requires sealed messages, which this
-            version cannot make.
-    """
-    if newest is not None:
-        older = bundle.serial < newest.serial or bundle.run < newest.run
-        if older or (bundle.name == newest.name and bundle.version < newest.version):
-            raise Refused(Reason.ROLLBACK, f"bundle announcement {bundle.serial}")
-    if not methods(bundle.method):
-        raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
-    contract = CONTRACTS.get(bundle.method)
-    if (answered(contract)[1].enc if contract else "f4") not in bundle.encs:
-        raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
-    if bundle.seal:
-        raise Refused(Reason.PLAIN_REFUSED, ", ".join(bundle.seal))
+    paper = store.paper(name)
+    try:
+        return None if paper is None else decode(what, paper)
+    except Refused as refused:
+        logger.warning("stored value rejected %s", fields(what=name, why=refused))
+        return None

@@ -79,12 +79,12 @@ class ExpiryReminder:
 
     config: Config
     warnings: int = 0
-    _watch: Watch = field(default_factory=Watch)
+    _watch: Watch = field(init=False)
     _due: float = float("-inf")
 
     def __post_init__(self) -> None:
         """Read the file names from the configuration."""
-        self._watch.files = tls_files(self.config)
+        self._watch = Watch(tls_files(self.config))
 
     def turn(self, now: float) -> None:
         """Check the files if a check is due.

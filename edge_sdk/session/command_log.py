@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.errors import Reason, Refused, WireError
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
-from edge_sdk.wire.protocol.messages import COMMAND_LEAP
+from edge_sdk.wire.protocol.messages import COMMAND_LEAP, CommandMessage
 
 REMEMBERED = 32
 """Number of executed commands that are recognised if repeated."""
 
 _PAPER, _HIGHEST = "commands", "command"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReceived:
+    """A command is new: execute it, then ``CommandLog.add`` it."""
+
+    command: CommandMessage
+    ref: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRepeated:
+    """A command was executed before, with this result code."""
+
+    number: int
+    ref: bytes
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSuperseded:
+    """An unknown command is numbered below the highest executed one: it may be a replay."""
+
+    command: CommandMessage
+    ref: bytes
+    highest: int
 
 
 class CommandLog:
@@ -21,9 +49,9 @@ class CommandLog:
         >>> from pathlib import Path
         >>> with DeviceStore.open(Path(tempfile.mkdtemp())) as store:
         ...     log = CommandLog(store)
-        ...     log.note(9, bytes(16), 0)
-        ...     log.code(9, bytes(16)), log.code(9, b"other bytes"), log.is_older(3)
-        (0, None, True)
+        ...     log.add(9, bytes(16), 0)
+        ...     log.code(9, bytes(16)), log.code(9, b"other bytes"), log.highest
+        (0, None, 9)
     """
 
     def __init__(self, store: DeviceStore) -> None:
@@ -40,24 +68,30 @@ class CommandLog:
         found = [code for num, which, code in self._done() if (num, which) == (number, ref)]
         return found[0] if found else None
 
-    def is_older(self, number: int) -> bool:
-        """Return whether a command may be a replay: its number is not above the highest."""
-        return number <= self.highest
-
-    def check_leap(self, number: int, issued: int) -> None:
-        """Refuse a command number that is implausibly far ahead.
+    def receive(
+        self, command: CommandMessage, ref: bytes, *, issued: int
+    ) -> CommandReceived | CommandRepeated | CommandSuperseded:
+        """Return what is to be done about a command.
 
         Args:
-            number: Number of the command.
+            command: Verified command.
+            ref: Digest that identifies it.
             issued: Highest number in the last welcome message.
 
         Raises:
-            Refused: FROM_FUTURE.
+            Refused: FROM_FUTURE: its number is implausibly far ahead.
         """
+        number = command.num
+        code = self.code(number, ref)
+        if code is not None:
+            return CommandRepeated(number, ref, code)
+        if number <= self.highest:
+            return CommandSuperseded(command, ref, self.highest)
         if number > max(self.highest, issued) + COMMAND_LEAP:
             raise Refused(Reason.FROM_FUTURE, f"command {number} after {self.highest}")
+        return CommandReceived(command, ref)
 
-    def note(self, number: int, ref: bytes, code: int, **facts: int) -> None:
+    def add(self, number: int, ref: bytes, code: int, **facts: int) -> None:
         """Save an executed command together with the facts it changed, in one transaction."""
         done = [*self._done(), (number, ref, code)][-REMEMBERED:]
         self._store.file_paper(_PAPER, pack_leaves({"done": done}), **{_HIGHEST: number}, **facts)

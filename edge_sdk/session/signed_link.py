@@ -1,4 +1,4 @@
-"""Send signed envelopes through the link's window and yield verified messages."""
+"""Send signed envelopes through the link's window and return verified messages."""
 
 from __future__ import annotations
 
@@ -57,20 +57,57 @@ class SignedLink:
         unknown: Number of header keys that were ignored.
         bytes_up: Payload bytes passed to the link.
         bytes_down: Payload bytes that arrived.
-        hears_peers: True if messages from peers are accepted.
     """
 
-    link: Transport
-
     def __init__(self, signer: Signer, *, fleet: str, device: str) -> None:
-        """Prepare the envelope; ``link`` is set before any use."""
+        """Prepare the envelope; nothing is sent before ``connect``."""
         self.refused: Counter[Reason] = Counter()
         self.unknown = 0
         self.bytes_up = self.bytes_down = 0
-        self.hears_peers = False
+        self._link: Transport | None = None
+        self._accepts_peers = False
         self._signer, self._fleet, self._device = signer, fleet, device
         self._queue = PublishQueue(on_published=self._count, on_refused=_log_refused)
         self._arrived: deque[Happening] = deque()
+
+    def connect(self, link: Transport) -> None:
+        """Start connecting over a link."""
+        self._link = link
+        link.open()
+
+    def close(self, status: StatusMessage) -> None:
+        """Publish a last status, and close the link."""
+        if self.is_up:
+            self.publish_status(status)
+            self.flush()
+            self.link.poll(0.0)
+        self.link.close()
+
+    @property
+    def link(self) -> Transport:
+        """The link in use."""
+        assert self._link is not None, "not connected yet"
+        return self._link
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether the broker has accepted the connection."""
+        return self.link.is_up
+
+    @property
+    def is_refusing_unknown(self) -> bool:
+        """Return whether messages were refused because their key is unknown here."""
+        return self.refused[Reason.UNKNOWN_CLIENT] > 0
+
+    def count_refused(self, reason: Reason) -> None:
+        """Count a verified message that is not followed."""
+        self.refused[reason] += 1
+
+    def accept_peers(self, *, wanted: bool) -> None:
+        """Accept messages from peers from now on, or refuse them."""
+        is_new, self._accepts_peers = wanted and not self._accepts_peers, wanted
+        if is_new and self._link is not None:
+            self.subscribe()
 
     def poll(self, timeout: float, key_of: KeyOf) -> Iterator[LinkUp | LinkDown | VerifiedMessage]:
         """Serve the link and yield events; a message is acknowledged after it was processed.
@@ -100,7 +137,7 @@ class SignedLink:
                 yield happening
             self._arrived.popleft()
 
-    def say(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
+    def send(self, message: Message, *, worker: str | None = None, qos: int = 1) -> int:
         """Seal a message to the aggregator and queue it; return its size in bytes."""
         topic = topics.up(self._fleet, self._device, message.kind, worker)
         expiry = EXPIRY if message.kind in PERISHABLE else None
@@ -108,16 +145,16 @@ class SignedLink:
         self._publish(QueuedPublish(topic, payload, qos=qos, expiry=expiry))
         return len(payload)
 
-    def tell(self, neighbour: str, message: Message) -> int:
+    def send_to_peer(self, peer: str, message: Message) -> int:
         """Seal a message to a peer and queue it; return its size in bytes, 0 without a link."""
         if not self.link.is_up:
             return 0
-        payload = self.sealed(message, recipient=neighbour)
-        topic = topics.peer(self._fleet, self._device, neighbour)
+        payload = self.sealed(message, recipient=peer)
+        topic = topics.peer(self._fleet, self._device, peer)
         self._publish(QueuedPublish(topic, payload, expiry=EXPIRY))
         return len(payload)
 
-    def send(self, kind: str, body: bytes, proof: bytes) -> None:
+    def send_sealed(self, kind: str, body: bytes, proof: bytes) -> None:
         """Queue a body that was sealed before: a resend has the same bytes.
 
         Raises:
@@ -128,8 +165,8 @@ class SignedLink:
         payload = wrap(body, kind=kind, sender=self._device, proof=proof)
         self._publish(QueuedPublish(topics.up(self._fleet, self._device, kind), payload))
 
-    def owned(self, entry: OutboxEntry) -> OutboxEntry:
-        """Sign an outbox entry again if the device has another key now; its body stays."""
+    def sign_again(self, entry: OutboxEntry) -> OutboxEntry:
+        """Return an outbox entry, signed again if the device has another key now; its body stays."""
         if entry.proof.startswith(kid_of(self._signer.public)):
             return entry
         proof = prove(
@@ -142,7 +179,7 @@ class SignedLink:
         )
         return replace(entry, proof=proof)
 
-    def announce(self, status: StatusMessage) -> None:
+    def publish_status(self, status: StatusMessage) -> None:
         """Queue the retained status."""
         topic = topics.status(self._fleet, self._device)
         self._publish(QueuedPublish(topic, self.sealed(status), retain=True))
@@ -171,26 +208,26 @@ class SignedLink:
     def subscribe(self) -> None:
         """Subscribe to every topic that a device always needs."""
         self.link.subscribe(*topics.device_filters(self._fleet, self._device))
-        if self.hears_peers:
+        if self._accepts_peers:
             self.link.subscribe(topics.peers_filter(self._fleet, self._device))
 
-    def fetch_parts(self, *, wanted: bool) -> None:
+    def subscribe_parts(self, *, wanted: bool) -> None:
         """Subscribe to the slots of the common model, or unsubscribe."""
         change: Callable[..., None] = self.link.subscribe if wanted else self.link.unsubscribe
         change(topics.parts_filter(self._fleet))
 
-    def drain(self) -> None:
+    def flush(self) -> None:
         """Pass queued messages to the link up to its window."""
         self._queue.flush(self.link)
 
-    def forget(self) -> None:
+    def discard_queue(self) -> None:
         """Drop messages queued for a lost connection; the outbox keeps the undelivered entries."""
         self._queue.clear()
 
     def _publish(self, message: QueuedPublish) -> None:
         if self.link.is_up:
             self._queue.append(message)
-            self.drain()
+            self.flush()
 
     def _count(self, message: QueuedPublish) -> None:
         self.bytes_up += len(message.payload)

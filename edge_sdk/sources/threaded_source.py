@@ -77,6 +77,10 @@ class ThreadedSource:
         """Set the grid of the registers, unless the configuration set one."""
         self.normaliser.settle(step)
 
+    def record_frames(self, record: Callable[[RawFrame], object]) -> None:
+        """Call a function with every frame from now on, in the reader's thread."""
+        self.record = record
+
     def start(self, saved: bytes | None = None) -> None:
         """Start the reader thread, with the state from ``saved``."""
         if saved and not self.is_retold:

@@ -13,9 +13,10 @@ from edge_sdk.errors import EdgeError
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods import Factory
 from edge_sdk.methods.local_sgd import LocalState
-from edge_sdk.session.announcements import ManifestExpectation
+from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.events import FoundBundle
+from edge_sdk.session.manifest_checks import ManifestExpectation
 from edge_sdk.session.session import Session
-from edge_sdk.session.task_inbox import FoundBundle
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import recall, set_up, take_over
 from edge_sdk.training.model_runtime import ModelRuntime, RunnableBundle
@@ -57,6 +58,7 @@ class Work:
         *,
         store: DeviceStore,
         session: Session,
+        agenda: Agenda,
         clock: Clock,
         between_batches: Callable[[], None],
     ) -> None:
@@ -68,6 +70,7 @@ class Work:
             methods: Device half of each method, by name.
             store: Store of the device.
             session: Session of the device.
+            agenda: Work that waits on the device.
             clock: Source of the time.
             between_batches: Called between two minibatches; may raise ``GivenUp``.
 
@@ -76,7 +79,7 @@ class Work:
         """
         self._config, self._methods = config, methods
         self._between_batches = between_batches
-        self._store, self._session, self._clock = store, session, clock
+        self._store, self._session, self._agenda, self._clock = store, session, agenda, clock
         self.spending = PrivacyAccountant(store, session, clock)
         self.state: Any = None
         self.alone: LocalState | None = None
@@ -89,9 +92,17 @@ class Work:
         """State to forecast with."""
         return self.state if self.alone is None else self.alone
 
-    def stand(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
+    def adopt(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
         """Adopt the state after a round of the fleet; the state of local rounds is discarded."""
         self.state, self.alone = state, None
+
+    def advance(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
+        """Adopt the state within a round; the state of local rounds is kept."""
+        self.state = state
+
+    def adopt_local(self, state: LocalState) -> None:
+        """Adopt the state after a local round, until the next round of the fleet."""
+        self.alone = state
 
     # --- the last good parameters -----------------------------------------------------------------
 
@@ -133,10 +144,10 @@ class Work:
         if found := self.learner.fault_of(self.state, first):
             self._count_return(found)
             self._store.set_facts(**self.returns)
-            self.stand(first)
+            self.adopt(first)
 
     def _count_return(self, why: str) -> None:
-        self._session.counts[RETURNED] += 1
+        self._session.count(RETURNED)
         logger.warning("parameters restored %s", fields(why=why))
 
     # --- contract of the run ----------------------------------------------------------------------
@@ -169,14 +180,17 @@ class Work:
         Returns:
             True if it is active; a bundle that cannot run here changes nothing.
         """
-        self._session.bundle, layout = None, self.learner.spec.whole_digest
+        self._agenda.drop_bundle()
+        layout = self.learner.spec.whole_digest
         try:
             bundle = take_over(self._config, found, self.learner.bundle)
             self._put(bundle, found.announced, self.learner.series)
         except (EdgeError, Refused) as error:
-            self._session.counts["bundles refused"] += 1
+            self._session.count("bundles refused")
             logger.warning("bundle refused %s", fields(name=found.announced.name, why=error))
             return False
+        if found.announced.run != self._session.seen.run:
+            self._agenda.begin_run()
         self._session.adopt(found)
         self.recall()
         if self.learner.spec.whole_digest != layout:
@@ -192,11 +206,10 @@ class Work:
         self._is_judged = False
         if learned is not None and learned.run == self._session.seen.run:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
-            self._session.learned(turn, learned.version)
+            self._session.record_trained(turn, learned.version)
 
     def begin_anew(self) -> None:
         """Discard local training since a store was lost: nothing is released under its noise."""
-        self._session.lost = False
         self.learner.forget()
         self.alone = None
         self.recall()
@@ -220,9 +233,8 @@ class Work:
         )
         self.learner = learner
         self.spending.begin(learner.mechanism)
-        self._session.at_work, self._session.holds = None, bundle.digest
+        self._agenda.finish()
         spec, most = learner.spec, self._config.accept.max_steps
         signed = learner.manifest.training.limits
-        self._session.wanted = ManifestExpectation(
-            spec.digest, spec.shared_size, self.contract, most, signed
-        )
+        wanted = ManifestExpectation(spec.digest, spec.shared_size, self.contract, most, signed)
+        self._session.expect(wanted, installed=bundle.digest)

@@ -24,9 +24,10 @@ from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.validation import plan_of, refuse_method
-from edge_sdk.session.announcements import KeyRing
+from edge_sdk.session.announcements import saved_message
+from edge_sdk.session.events import FoundBundle
+from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.signed_link import Will
-from edge_sdk.session.task_inbox import FoundBundle, filed
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.training.model_runtime import ModelRuntime, RunnableBundle, RunRole, series_for
 from edge_sdk.training.retention import history_of
@@ -231,7 +232,7 @@ def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSe
     """
     if answered(CONTRACTS[method])[1].up is not Up.PEERS:
         return None
-    said = filed(store, m.TaskMessage, NEIGHBOURS)
+    said = saved_message(store, m.TaskMessage, NEIGHBOURS)
     if said is not None and said.run == run:
         return of_task(said)
     if not config.neighbours.keys:
@@ -266,14 +267,14 @@ def recall(learner: ModelRuntime, store: DeviceStore) -> tuple[Any, LearnedState
     From another run, perhaps of another method, only the weights are restored: the rest of a half's
     state belongs to the run in which it was trained.
     """
-    learner.kept = recall_intervals(learner, store)
+    learner.restore_intervals(recall_intervals(learner, store))
     state, learned = learner.first_state(), store.learned()
     if learned is None or learned.spec != learner.spec.whole_digest:
         return state, None
     if learned.leaves.get("noise", "none") != learner.mechanism.origin:
         return state, None  # trained on other readings than are allowed now
     if learned.leaves["scale"]:
-        learner.scale = Scale(*learned.leaves["scale"])
+        learner.fix_scale(Scale(*learned.leaves["scale"]))
     if learned.run != learner.role.run:
         return learner.half.init(learned.leaves["half"]["p"]), learned
     return type(state).from_arrays(learned.leaves["half"]), learned

@@ -69,7 +69,7 @@ class FlushScheduler:
             self._store.add_readings(rows, before=before, step=learner.series.step)
             self._oldest = before or self._oldest
         except StoreFull:  # readings are dropped first; the outbox is kept
-            self._session.counts["readings not kept"] += len(rows)
+            self._session.count("readings not kept", len(rows))
         learner.series.saved(rows)
 
     def _due(self, learner: ModelRuntime, rows: Sequence[SeriesRow]) -> int | None:
@@ -99,11 +99,13 @@ class FlushScheduler:
                 if note != self.remembered(name):
                     self._store.file_paper(f"source {name}", note)
         except StoreFull:
-            self._session.counts["notes not kept"] += 1
+            self._session.count("notes not kept")
 
     def book(self) -> None:
         """Save the bytes written today and the peak memory, for the report."""
-        self._governor.look(float("inf"), self._clock.wall() / 1000, self._session.time_for_days)
+        self._governor.look(
+            float("inf"), self._clock.wall() / 1000, self._session.time.time_for_days
+        )
         flash, wake = self._governor.flash, self._governor.wake
         told = {"flash day": flash.day, "flash": flash.used}
         told |= {"wake day": wake.day, "wake": wake.used}
@@ -118,7 +120,7 @@ class FlushScheduler:
         try:
             keep_intervals(kept, self._store)
         except StoreFull:
-            self._session.counts["calibrations not kept"] += 1
+            self._session.count("calibrations not kept")
         else:
             self._kept = kept
 
@@ -126,12 +128,14 @@ class FlushScheduler:
 
     def live(self, *, awake: bool) -> None:
         """Record how the time since the last call was spent."""
-        self._governor.live(self._session.now, self._session.time_for_days, awake=awake)
+        self._governor.live(self._session.now, self._session.time.time_for_days, awake=awake)
 
     def held(self) -> str:
         """Return which resource limit forbids training now; empty if none does."""
         session, before = self._session, self._governor.held
-        held = self._governor.look(session.now, self._clock.wall() / 1000, session.time_for_days)
+        held = self._governor.look(
+            session.now, self._clock.wall() / 1000, session.time.time_for_days
+        )
         if held and held != before:
             logger.info("training deferred %s", fields(why=held))
         return held

@@ -35,7 +35,7 @@ class LocalRounds:
     def is_time(self, *, among_neighbours: bool) -> bool:
         """Return whether a local round is due; never while peers may still receive a release."""
         session, work, now = self._session, self._work, self._session.now
-        is_free = not session.forbidden
+        is_free = not session.participation.is_budget_exhausted
         if among_neighbours and is_free:
             return False
         patience = seconds(self._config.local_rounds.after)
@@ -59,9 +59,9 @@ class LocalRounds:
             except GivenUp:
                 return
             if not work.fault_of(candidate, work.latest):
-                work.alone = candidate
+                work.adopt_local(candidate)
         self._upkeep.live(awake=True)
-        self._session.counts["rounds alone"] += 1
+        self._session.count("rounds alone")
         self._store.set_facts(alone=number + 1)
 
     def _task(self, number: int) -> Task:

@@ -138,6 +138,14 @@ class ModelRuntime:
         self.series.load(rows)
         self._frame = self._learnable = None
 
+    def restore_intervals(self, kept: SavedCalibration | None) -> None:
+        """Set the state of the interval calibration that was saved; None recomputes it."""
+        self.kept = kept
+
+    def fix_scale(self, scale: Scale) -> None:
+        """Set the scale of a training that was saved."""
+        self.scale = scale
+
     def forget(self) -> None:
         """Discard the scale, and what was derived from the readings."""
         self.scale = self.kept = self._frame = self._learnable = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from edge_sdk.config import Config
-from edge_sdk.session.announcements import NewestAnnouncements
+from edge_sdk.session.manifest_checks import NewestAnnouncements
 from edge_sdk.store.store import LearnedState
 from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.wire.contract.method import CONTRACTS, Task, Update

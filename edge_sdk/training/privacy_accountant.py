@@ -13,7 +13,7 @@ from edge_sdk.app.clock import Clock
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount
 from edge_sdk.privacy.mechanism import Mechanism
-from edge_sdk.session.session import SPENT, Session
+from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import account_of
 from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
@@ -47,38 +47,37 @@ class PrivacyAccountant:
         """Charge releases that a restored disk image may lack."""
         if not releases:
             return
-        up = self._session.up
-        numbers = replace(up.numbers, spent=min(up.numbers.spent + releases, RELEASES_LIMIT))
+        before = self._session.outbox.numbers
+        numbers = replace(before, spent=min(before.spent + releases, RELEASES_LIMIT))
         charges = self.mechanism.plan.unseen(self._clock.wall(), releases)
         self._store.charge(numbers, charges)
-        self._session.up = replace(up, numbers=numbers)
+        self._session.adopt_numbers(numbers)
         self.account = self.account.plus(*charges)
 
     def watch(self) -> None:
         """Stop releases when the budget is exhausted, and resume them when it is not."""
-        spent = self._session.up.numbers.spent
-        if (spent, self._session.most) == self._watched:
+        participation, spent = self._session.participation, self._session.outbox.numbers.spent
+        if (spent, participation.releases_allowed) == self._watched:
             return
-        self._watched = (spent, self._session.most)
+        self._watched = (spent, participation.releases_allowed)
         plan = self.mechanism.plan
-        self.account = replace(self.account, most=plan.most(self._session.most))
+        self.account = replace(self.account, most=plan.most(participation.releases_allowed))
         wall = self._clock.wall()
         draw = (plan.charge(wall),) if self.mechanism.origin == "input" else ()  # for a new reading
         if self.account.plus(*self._unseen(wall), *draw).has_room(plan.release()):
-            self._session.forbidden = ""
+            participation.permit()
         else:
-            self.stop("nothing more may be told")
+            self.stop("no further release fits into the budget")
 
     def stop(self, why: object) -> None:
         """Forbid every release, and log it once."""
-        if not self._session.forbidden:
+        if self._session.participation.exhaust_budget():
             logger.warning("privacy budget exhausted %s", fields(why=why))
-        self._session.forbidden = SPENT
 
     @property
     def may_release(self) -> bool:
         """Return whether a release may be sent now: not stopped, and the numbers are confirmed."""
-        return self._session.up.may_release and not self._session.why_stopped
+        return self._session.participation.may_release
 
     def cost(self, releases: int) -> tuple[tuple[PrivacyCharge, ...], PrivacyAccount]:
         """Return the charges of a round with so many releases, and the account including them.
@@ -88,7 +87,7 @@ class PrivacyAccountant:
         Raises:
             BudgetSpent: A release does not fit into the budget.
         """
-        counted = self._session.up.numbers.spent + releases
+        counted = self._session.outbox.numbers.spent + releases
         if counted > RELEASES_LIMIT:
             raise BudgetSpent(f"{counted} releases are more than can be counted")
         wall = self._clock.wall()
@@ -108,5 +107,5 @@ class PrivacyAccountant:
             self.account = account_of(self._store, self.mechanism.plan)
 
     def _unseen(self, wall: int) -> tuple[PrivacyCharge, ...]:
-        count = self._session.up.numbers.spent - self.account.told
+        count = self._session.outbox.numbers.spent - self.account.told
         return self.mechanism.plan.unseen(wall, count)

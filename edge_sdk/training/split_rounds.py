@@ -6,6 +6,7 @@ The round ends in one update, which ``TrainingTransaction`` charges and saves.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from edge_sdk.errors import StoreFull
 from edge_sdk.methods.split import SERVE, SHARE
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.runtime import GraphError
+from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.training.active_run import GivenUp, Work
 from edge_sdk.training.training_transaction import TrainingTransaction
@@ -28,15 +30,29 @@ _ASK_AGAIN = 30.0  # seconds until help with a forecast is requested again
 class SplitRounds:
     """Answers the perishable tasks of split rounds.
 
-    The open round is the session's ``at_work``: no other task runs meanwhile.
+    The open round is the agenda's current task: no other task runs meanwhile.
+
+    Args:
+        device: Id of the device.
+        session: Its session.
+        agenda: Its pending work.
+        work: The active run.
+        answering: Saves the update that ends a round.
+        serve: Serves the network, and records what arrives.
     """
 
     def __init__(
-        self, device: str, session: Session, work: Work, answering: TrainingTransaction
+        self,
+        device: str,
+        *,
+        session: Session,
+        agenda: Agenda,
+        work: Work,
+        answering: TrainingTransaction,
+        serve: Callable[[float], None],
     ) -> None:
-        """Begin without a forecast request."""
-        self._device, self._session, self._work = device, session, work
-        self._answering = answering
+        self._device, self._session, self._agenda = device, session, agenda
+        self._work, self._answering, self._serve = work, answering, serve
         self._asked_for, self._half, self._not_served = (-1, 0.0), 0.0, ""
 
     @property
@@ -46,26 +62,26 @@ class SplitRounds:
 
     def open(self, task: Task) -> None:
         """Start a split round; its task is answered when its steps are complete."""
-        self._session.at_work = task
-        self._tell(*self._work.learner.play(self._work.state, task), task)
+        self._agenda.start(task)
+        self._send(*self._work.learner.play(self._work.state, task), task)
 
     def play(self) -> None:
         """Answer perishable tasks in order of arrival; then request new graph output."""
-        calls = self._session.calls.waiting
-        while calls:
-            task = calls.popleft()
+        signals = self._agenda.signals
+        while signals:
+            task = signals.popleft()
             if task.arrays and task.ask != "encode":  # a forecast uses the same encoding
                 self._half = task.values.get("half", 0.0)
             try:
                 if task.ask == SHARE:
                     self._share(task)
                 else:
-                    self._tell(*self._work.learner.play(self._work.state, task), task)
+                    self._send(*self._work.learner.play(self._work.state, task), task)
             except GraphError as error:
-                self._session.counts["questions not answered"] += 1
+                self._session.count("questions not answered")
                 logger.warning("task not answered %s", fields(ask=task.ask, why=error))
-            self._session.serve(0.0)
-        if SERVE in self._work.contract and self._session.may_ask:
+            self._serve(0.0)
+        if SERVE in self._work.contract and self._session.may_request:
             self._ask_for_the_graph()
 
     def _ask_for_the_graph(self) -> None:
@@ -84,45 +100,46 @@ class SplitRounds:
             why = "" if effects else "window not learnable"
         self._note_not_served(why)
         if effects:
-            self._session.counts["graph asked"] += 1
-            self._tell(state, effects, Task(self._device, 0, SERVE, values={"half": self._half}))
+            self._session.count("graph asked")
+            self._send(state, effects, Task(self._device, 0, SERVE, values={"half": self._half}))
 
     def _why_not_served(self) -> str:
         """Return why the newest window may not be sent now; empty if it may."""
-        stopped = self._session.why_stopped
+        stopped = self._session.participation.why_stopped
         if stopped == "stop":  # forecasts are helped after the end of a run, too
-            return self._session.why_silent
+            return self._session.participation.why_silent
         return stopped
 
     def _note_not_served(self, why: str) -> None:
         """Count a window that is not sent, and log the reason when it changes."""
         if why:
-            self._session.counts["graph not asked"] += 1
+            self._session.count("graph not asked")
         if why and why != self._not_served:
             logger.warning("graph model unavailable %s", fields(why=why))
         self._not_served = why
 
-    def _tell(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
+    def _send(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
         """Adopt an unsaved state, and send the signals that came with it."""
-        self._work.state = state
+        self._work.advance(state)
         told = self._work.spending.mechanism.plan.sends_metrics
         enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
         for effect in effects:
             if not isinstance(effect, Signal):
                 continue
-            if self._why_not_served() if effect.ask == SERVE else self._session.why_stopped:
+            stopped = self._session.participation.why_stopped
+            if self._why_not_served() if effect.ask == SERVE else stopped:
                 continue
             report = self._work.contract[effect.ask].report
             shown = {n.name for n in report if told or not n.measured}
             values = {name: v for name, v in effect.values.items() if name in shown}
             try:
-                self._session.signal(replace(effect, values=values), enc)
+                self._session.send_signal(replace(effect, values=values), enc)
             except Refused:
-                self._session.counts["signals not finite"] += 1
+                self._session.count("signals not finite")
 
     def _share(self, call: Task) -> None:
         """Answer the task of the open round with the result of its steps."""
-        session, asked = self._session, self._session.at_work
+        session, asked = self._session, self._agenda.current
         if asked is None or call.round != asked.round:
             return
         try:
@@ -130,9 +147,9 @@ class SplitRounds:
         except (GivenUp, BudgetSpent, StoreFull) as error:  # the server asks again
             if isinstance(error, BudgetSpent):
                 self._work.spending.stop(error)
-            session.counts["rounds not released"] += 1
+            session.count("rounds not released")
             return
         if session.seen.round == asked.round:
-            session.at_work = None
-            session.counts["rounds"] += 1
+            self._agenda.finish()
+            session.count("rounds")
             logger.info("split round completed %s", fields(run=session.seen.run, round=asked.round))

@@ -15,6 +15,7 @@ from edge_sdk.app.cli import fields
 from edge_sdk.errors import StoreFull
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.runtime import GraphError
+from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import GivenUp, Work
@@ -34,13 +35,14 @@ class TrainingTransaction:
         *,
         store: DeviceStore,
         session: Session,
+        agenda: Agenda,
         work: Work,
         upkeep: FlushScheduler,
         sealer: UpdateSealer,
     ) -> None:
         """Keep the parts that a transaction uses."""
-        self._store, self._session, self._work, self._upkeep = store, session, work, upkeep
-        self._sealer = sealer
+        self._store, self._session, self._agenda = store, session, agenda
+        self._work, self._upkeep, self._sealer = work, upkeep, sealer
 
     def is_ready(self, task: Task) -> bool:
         """Return whether a task may run now: adopting the final model is always allowed.
@@ -49,36 +51,38 @@ class TrainingTransaction:
         """
         if task.ask == END:
             return True
-        work, session = self._work, self._session
-        if not session.may_learn or not session.agreed_on(work.ask.enc) or self._upkeep.held():
+        work, participation = self._work, self._session.participation
+        is_allowed = participation.may_train and participation.accepts_encoding(work.ask.enc)
+        if not is_allowed or self._upkeep.held():
             return False
         return work.is_common or len(work.learner.windows()) > 0
 
     def attempt(self, task: Task) -> None:
         """Train one round; abandon it without a trace if it cannot be finished or released."""
         session, begun = self._session, self._session.now
-        session.at_work = task
+        self._agenda.start(task)
         self._upkeep.live(awake=False)
         try:
             self.handle(task)
         except GivenUp:
-            session.counts["rounds given up"] += 1
-            session.task = session.task or (None if self._work.is_common else task)
+            session.count("rounds given up")
+            if not self._work.is_common:
+                self._agenda.postpone(task)
         except (BudgetSpent, StoreFull, GraphError) as error:
             if isinstance(error, BudgetSpent):
                 self._work.spending.stop(error)
-            session.counts["rounds not released"] += 1
+            session.count("rounds not released")
             logger.warning("update not released %s", fields(round=task.round, why=error))
         else:
             is_final, run = task.ask == END, session.seen.run
-            session.counts["final models" if is_final else "rounds"] += 1
+            session.count("final models" if is_final else "rounds")
             told = {"run": run, "round": task.round, "base": task.base}
             logger.info(
                 "final model adopted %s" if is_final else "round trained %s",
                 fields(**told, seconds=session.now - begun),
             )
         finally:
-            session.at_work = None
+            self._agenda.finish()
             self._upkeep.live(awake=True)
 
     def handle(self, event: Task, asked: Task | None = None) -> None:
@@ -98,7 +102,7 @@ class TrainingTransaction:
         work, session, spending = self._work, self._session, self._work.spending
         state, effects = work.learner.learn(work.state, event)
         if asked is not None and not effects:  # the task it answers remains open
-            work.state = state
+            work.advance(state)
             return
         task = asked or event
         is_returned = bool(work.fault_of(state))
@@ -110,7 +114,7 @@ class TrainingTransaction:
             raise GivenUp  # stopped, or the numbers are not confirmed yet
         charges, account = spending.cost(len(updates))
         released = [spending.mechanism.release(update) for update in updates]
-        numbers = session.up.numbers
+        numbers = session.outbox.numbers
         numbers = replace(numbers, spent=numbers.spent + len(released))
         entry = None
         if released:
@@ -126,11 +130,11 @@ class TrainingTransaction:
             charges=charges,
             facts=work.returns if is_returned else None,
         )
-        work.stand(state)
+        work.adopt(state)
         spending.paid(account)
-        session.learned((learned.round, *learned.leaves["turn"]), learned.version)
+        session.record_trained((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
-            session.released(entry)
+            session.release(entry)
 
     def _may_leave(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether an update is sent although its parameters are at fault.
@@ -157,14 +161,14 @@ class TrainingTransaction:
         """
         work, session, spending = self._work, self._session, self._work.spending
         charges, account = spending.cost(releases)
-        numbers, seen = session.up.numbers, session.seen
+        numbers, seen = session.outbox.numbers, session.seen
         numbers = replace(numbers, spent=numbers.spent + releases)
         me = work.learner.config.id
         here = Task(me, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
         learned = record(state, here, work.learner, seen)
         learned = replace(learned, leaves={**learned.leaves, "gossip": leaves})
         self._store.save(learned=learned, numbers=numbers, charges=charges)
-        session.up = replace(session.up, numbers=numbers)
-        work.state = state
+        session.adopt_numbers(numbers)
+        work.advance(state)
         spending.paid(account)
         spending.mechanism.begin()

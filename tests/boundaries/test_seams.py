@@ -14,6 +14,24 @@ from edge_sdk import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = sorted((ROOT / "firmware_sim").rglob("*.py"))
+SDK = sorted((ROOT / "edge_sdk").rglob("*.py"))
+
+FOREIGN = {
+    "edge_sdk/app/cli.py": {"sys"},
+    "edge_sdk/commands/ocpp_proxy.py": {"context"},  # of ssl
+    "edge_sdk/runtime/onnx_reader.py": {"array.flags"},  # of numpy
+    "edge_sdk/runtime/ort_engine.py": {"options"},  # of onnxruntime
+    "edge_sdk/sources/pm3gpp.py": {"parser", "self.group"},  # of expat; a record of that module
+    "edge_sdk/wire/contract/archive.py": {"entry"},  # of zipfile
+    "edge_sdk/wire/link/broker_options.py": {"context"},  # of ssl
+    "edge_sdk/wire/link/loopback.py": {  # records of that module, a broker for tests
+        "session",
+        "self._sessions[client_id]",
+        "self._tree.at(topic_filter.split('/'))",
+    },
+    "edge_sdk/wire/link/mqtt.py": {"client", "properties"},  # of paho
+}
+"""Objects of other libraries that are set up by assigning their attributes, by file."""
 
 NAMED_TUPLE = {"_replace", "_asdict", "_fields"}
 """Public methods of a named tuple: the underscore keeps them apart from its fields."""
@@ -38,6 +56,49 @@ def private_reads(source: str) -> Iterator[str]:
         if is_own or node.attr.startswith("__") or node.attr in NAMED_TUPLE or node.attr in own:
             continue
         yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def outside_assignments(source: str) -> Iterator[tuple[str, str]]:
+    """Yield object and statement of every assignment to an attribute of another object.
+
+    An element of such an attribute counts, too: ``part.counts[name] += 1``.
+    """
+    for node in ast.walk(ast.parse(source)):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = [*node.targets]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        while targets:
+            target = targets.pop()
+            if isinstance(target, ast.Tuple | ast.List):
+                targets += target.elts
+                continue
+            while isinstance(target, ast.Subscript | ast.Starred):
+                target = target.value
+            if not isinstance(target, ast.Attribute):
+                continue
+            if not (isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}):
+                yield ast.unparse(target.value), f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_an_outside_assignment_is_found():
+    found = [one for one, _ in outside_assignments("a.b, self.part.c = 1, 2; self.d[0] = 3")]
+    assert sorted(found) == ["a", "self.part"]
+    assert [one for one, _ in outside_assignments("x.y[0] += 1; del z.w[1]")] == ["x", "z"]
+
+
+@pytest.mark.parametrize("path", SDK, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_assigns_a_field_of_another_object(path):
+    foreign = FOREIGN.get(path.relative_to(ROOT).as_posix(), set())
+    found = outside_assignments(path.read_text("utf-8"))
+    assert [line for owner, line in found if owner not in foreign] == []
+
+
+@pytest.mark.parametrize("path", SDK, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_uses_a_private_attribute_of_another_object(path):
+    found = private_reads(path.read_text("utf-8"))
+    assert [line for line in found if not line.endswith("zlib._Decompress")] == []
 
 
 def test_a_private_read_is_found():

@@ -83,7 +83,9 @@ def test_the_hello_is_repeated_unchanged_until_it_is_answered(fleet):
     assert fleet.server.heard["hello"] > 1
     assert fleet.server.highest == 1
     fleet.server.is_mute = False
-    fleet.run(round(fleet.device.client._session.up.pace.cap) + 2, seconds=1.0)  # the longest wait
+    fleet.run(
+        round(fleet.device.client._session.outbox.pace.cap) + 2, seconds=1.0
+    )  # the longest wait
     assert fleet.device.client.status()["ready"]
     assert fleet.device.client.status()["life"] == 1
 

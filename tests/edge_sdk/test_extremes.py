@@ -118,7 +118,7 @@ def test_a_budget_out_of_bounds_is_refused_and_receipted_as_that(fleet, releases
     fleet.device.kill()
     fleet.device.start()
     fleet.run(20)
-    assert fleet.device.client._session.most is None
+    assert fleet.device.client._session.participation.releases_allowed is None
 
 
 def test_the_largest_budget_survives_a_restart(fleet):
@@ -238,7 +238,7 @@ def test_an_entry_that_no_message_can_carry_is_not_sent_for_ever(fleet):
     fleet.device.start()
     fleet.device.observe()
     fleet.run(20)
-    assert fleet.device.client._session.up.entries == ()
+    assert fleet.device.client._session.outbox.entries == ()
     assert learns(fleet, 2)
 
 
@@ -305,23 +305,23 @@ def test_a_welcome_takes_back_a_time_that_was_wrong_and_a_replay_does_not_bring_
     fleet.device.start()
     fleet.run(20)
     session = fleet.device.client._session
-    assert session.judged_at() == pytest.approx(right / 1000 + 40 * 86_400, abs=10)
+    assert session.time.certificate_time() == pytest.approx(right / 1000 + 40 * 86_400, abs=10)
     fleet.device.kill()
     fleet.device.start()
     session = fleet.device.client._session
-    assert session.judged_at() == pytest.approx(right / 1000 + 40 * 86_400, abs=10)
-    assert session.judged_else() is not None, "the time before the leap"
+    assert session.time.certificate_time() == pytest.approx(right / 1000 + 40 * 86_400, abs=10)
+    assert session.time.earlier_certificate_time() is not None, "the time before the leap"
     changes["time"] = right
     fleet.run(20)
-    assert session.judged_at() is None
-    assert session.judged_else() is None
+    assert session.time.certificate_time() is None
+    assert session.time.earlier_certificate_time() is None
     old = m.TimeMessage(99, right + 40 * DAY)
     fleet.server.announce("time", old, keys.from_seed(b"a" * 32), "_agg")
     fleet.run(20)
-    assert session.judged_at() is None
+    assert session.time.certificate_time() is None
     fleet.device.kill()
     fleet.device.start()
-    assert fleet.device.client._session.judged_at() is None
+    assert fleet.device.client._session.time.certificate_time() is None
 
 
 def test_a_time_at_which_no_key_is_valid_is_not_believed(told):
@@ -349,7 +349,7 @@ def test_a_device_that_lives_in_the_future_asks_what_the_time_is(told):
         fleet.server.announce("time", said, keys.from_seed(b"a" * 32), "_agg")
         fleet.run(20)
     assert fleet.server.heard["hello"] == hellos + 1
-    assert fleet.device.client._session.judged_at() is None
+    assert fleet.device.client._session.time.certificate_time() is None
 
 
 def test_the_check_says_what_is_stored_and_what_to_do():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_sdk.session.announcements import (
+from edge_sdk.session.manifest_checks import (
     ManifestExpectation,
     NewestAnnouncements,
     judge_task,
@@ -237,9 +237,9 @@ def test_a_device_without_readings_works_on_it_when_it_has_some(asked):
 def test_waiting_for_readings_is_not_a_busy_loop(asked, monkeypatch):
     one, waits = asked(hours=0), []
     tell(one, task_of(one.server))
-    poll = one.device.client._session._post.link.poll
+    poll = one.device.client._session._parts.link.link.poll
     monkeypatch.setattr(
-        one.device.client._session._post.link,
+        one.device.client._session._parts.link.link,
         "poll",
         lambda timeout: waits.append(timeout) or poll(0.0),
     )

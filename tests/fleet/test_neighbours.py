@@ -1,7 +1,6 @@
 """Learning without a server, in one thread: real clients on a broker of lists that misbehaves."""
 
 import logging
-import random
 import re
 from collections import defaultdict
 
@@ -40,7 +39,7 @@ class Block:
         client = Client(
             config, transport=lambda will: self.broker.link(name, will), clock=self.clock
         )
-        client._session._rng = random.Random(f"{self.seed} {name}")  # same seed, same run
+        client._session._rng.seed(f"{self.seed} {name}")  # same seed, same run
         self.observe(name, client)
         self.clients[name] = client
 
@@ -317,7 +316,7 @@ def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path
     one.until(lambda: one.step("home-0") >= 2)
     one.die("home-1")
     client = one.clients["home-0"]
-    client._session._held_up = True  # as an operator's command does
+    client._session.participation.hold(is_held=True)  # as an operator's command does
     one.turn()
     spent = client.status()["spent"]
     link = one.broker.link("home-1")
@@ -329,7 +328,7 @@ def test_a_stopped_device_offers_nothing_when_its_neighbours_begin_anew(tmp_path
         signer=street.keys["home-1"],
     )  # fmt: skip
     for is_held in (True, False):
-        client._session._held_up = is_held
+        client._session.participation.hold(is_held=is_held)
         link.publish(topics.peer("street", "home-1", "home-0"), payload)
         for _ in range(5):
             one.turn()

@@ -31,7 +31,7 @@ def fragile(client, at):
     store, session = client._store, client._session
     store.save = dying(store.save, after=at % 2 == 0)
     store.file_paper = dying(store.file_paper, after=at % 2 == 0)
-    session.tell = dying(session.tell, after=at % 2 == 0)
+    session.send_to_peer = dying(session.send_to_peer, after=at % 2 == 0)
     return taken
 
 

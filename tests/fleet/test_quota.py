@@ -34,7 +34,7 @@ def test_a_used_up_day_ends_the_talk_and_not_the_device(world):
 
 def test_a_restart_gives_no_second_ration_and_a_new_day_does(world):
     one = rationed(world)
-    one.clients[0]._session._save_allowance()
+    one.clients[0]._session._parts.quota.save()
     one.die(0)
     one.start(0)
     version = one.version

@@ -69,7 +69,7 @@ def test_personal_layers_survive_a_power_cut(world):
     one = world(run={"rounds": ROUNDS, "deadline": "600s"})
     one.start_all()
     one.until(lambda: one.version >= 3)
-    one.until(lambda: not one.clients[1]._session.up.entries)
+    one.until(lambda: not one.clients[1]._session.outbox.entries)
     spec, before = one.clients[1].learner.spec, one.clients[1].state.p.copy()
     one.die(1)
     one.start(1)
@@ -81,10 +81,10 @@ def test_a_clock_back_at_1970_is_not_what_certificates_are_judged_by(world):
     one.start_all()
     one.until(lambda: one.version >= 1)
     session, welcomed = one.clients[0]._session, one.clock.wall()
-    assert session.judged_at() is None
+    assert session.time.certificate_time() is None
     one.clock.begun = -one.clock.now
     assert one.clock.wall() == 0
-    assert session.judged_at() == pytest.approx(welcomed / 1000, abs=1)
+    assert session.time.certificate_time() == pytest.approx(welcomed / 1000, abs=1)
     one.die(0)
-    again = one.start(0)._session.judged_at()
+    again = one.start(0)._session.time.certificate_time()
     assert welcomed / 1000 - 3600 <= again <= welcomed / 1000 + 1

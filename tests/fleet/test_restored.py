@@ -40,9 +40,9 @@ def test_devices_beyond_the_backup_say_hello_and_go_on(world):
     one.die(1)
     one.start(1)  # a life that the backup does not know
     one.until(lambda: one.version >= 6)
-    one.until(lambda: one.clients[1]._session.up.entries)  # and a release that nobody recorded
+    one.until(lambda: one.clients[1]._session.outbox.entries)  # and a release that nobody recorded
     one.kill_daemon()
-    owed = {entry.key for entry in one.clients[1]._session.up.entries}
+    owed = {entry.key for entry in one.clients[1]._session.outbox.entries}
     before = accepted(one)
     restored(one, copy)
     run = 1 + RUN_LEAP
@@ -51,7 +51,7 @@ def test_devices_beyond_the_backup_say_hello_and_go_on(world):
     counts = one.daemon._intake.counts
     assert counts["SAY_HELLO"] >= 1
     assert counts["WRONG_RUN"] >= 1, "what was made for the lost rounds is refused, and settled"
-    one.until(lambda: not owed & {e.key for e in one.clients[1]._session.up.entries})
+    one.until(lambda: not owed & {e.key for e in one.clients[1]._session.outbox.entries})
     used = updates(one, run)
     assert len({(u.sender, u.round) for u in used}) == len(used)
     assert len({u.vector.tobytes() for u in used}) == len(used)

@@ -121,13 +121,13 @@ def test_a_resend_is_the_same_bytes_and_charged_once(make, restart):
     fleet.server.is_mute = True
     rounds(fleet, [0])
     (first,) = fleet.server.updates
-    stored = fleet.device.client._session.up.entries[0].body
+    stored = fleet.device.client._session.outbox.entries[0].body
     fleet.server.rows.clear()  # the server lost everything it heard
     fleet.server.updates.clear()
     if restart:
         fleet.device.kill()
         fleet.device.start()
-        assert fleet.device.client._session.up.entries[0].body == stored
+        assert fleet.device.client._session.outbox.entries[0].body == stored
     fleet.server.is_mute = False
     fleet.run(80, seconds=0.5)
     (again,) = [u for u in fleet.server.updates if u.round == 0]

@@ -139,7 +139,7 @@ def test_the_protocol_page_gives_devices_these_kinds():
 def test_no_other_kind_leaves_a_device(kind):
     post = SignedLink(DEVICE_KEY, fleet="north", device=DEVICE)
     message = object.__new__(m.KINDS[kind])
-    for say in (post.sealed, post.say, lambda said: post.send(said.kind, b"", bytes(72))):
+    for say in (post.sealed, post.send, lambda said: post.send_sealed(said.kind, b"", bytes(72))):
         with pytest.raises(ValueError, match=f"must not send '{kind}'"):
             say(message)
 

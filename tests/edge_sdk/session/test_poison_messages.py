@@ -8,6 +8,7 @@ import pytest
 
 from edge_sdk.session import signed_link
 from edge_sdk.session.poison_messages import COUNT, MOST, SetAside
+from edge_sdk.session.task_inbox import TaskInbox
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.protocol import messages as m
 
@@ -61,10 +62,7 @@ def test_a_round_that_meets_a_defect_is_not_learned_again_and_the_next_one_is(fl
 def test_a_message_that_meets_a_defect_is_passed_over_also_after_a_restart(fleet, planted):
     fleet.device.start()
     fleet.device.observe()
-    session = type(fleet.device.client._session)
-    planted.into(
-        session, "_heed", lambda _self, said: isinstance(said, m.ModelMessage) and said.round == 0
-    )
+    planted.into(TaskInbox, "receive_model", lambda _self, said, **_: said.round == 0)
     fleet.server.open_round(0, 0, W0)
     fleet.run()
     fleet.device.kill()

@@ -15,6 +15,9 @@ class Link:
 
     is_up = True
 
+    def open(self):
+        pass
+
     def __init__(self, *happened):
         self.happened, self.acknowledged, self.waited = list(happened), [], []
 
@@ -32,7 +35,7 @@ def post():
     def made(*happened):
         key = SigningKey.from_seed(bytes(32))
         one = SignedLink(key, fleet="north", device="meter")
-        one.link = Link(*happened)
+        one.connect(Link(*happened))
         return one
 
     return made

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.methods.local_sgd import LocalState
-from edge_sdk.session.task_inbox import FoundBundle
+from edge_sdk.session.events import FoundBundle
 from edge_sdk.training import active_run as work_module
 from edge_sdk.wire.protocol import codec
 from edge_sdk.wire.protocol import messages as m
@@ -48,7 +48,7 @@ def wider(bundle):
 
 
 def learn_alone(work):
-    work.alone = LocalState(work.learner.vector(work.state) + np.float32(0.25))
+    work.adopt_local(LocalState(work.learner.vector(work.state) + np.float32(0.25)))
     return work.alone
 
 
@@ -80,9 +80,21 @@ def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monk
     work, session = started.device.client._work, started.device.client._session
     other = wider(work.learner.bundle)
     monkeypatch.setattr(work_module, "take_over", lambda *_: other)
-    before = (work.learner, work.state, session.wanted, session.holds, session.seen)
+    before = (
+        work.learner,
+        work.state,
+        session._parts.inbox.wanted,
+        session._parts.announcements.bundle,
+        session.seen,
+    )
     assert not work.follow(announced(other.manifest, **changes))
-    after = (work.learner, work.state, session.wanted, session.holds, session.seen)
+    after = (
+        work.learner,
+        work.state,
+        session._parts.inbox.wanted,
+        session._parts.announcements.bundle,
+        session.seen,
+    )
     assert all(one is other for one, other in zip(before, after, strict=True))
     assert session.counts["bundles refused"] == 1
 
@@ -90,5 +102,5 @@ def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monk
 def test_what_a_round_of_the_fleet_made_is_newer_than_what_was_learned_alone(started):
     work = started.device.client._work
     learn_alone(work)
-    work.stand(work.state)
+    work.adopt(work.state)
     assert work.latest is work.state

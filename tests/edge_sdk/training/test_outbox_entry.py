@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.session.announcements import NewestAnnouncements
+from edge_sdk.session.manifest_checks import NewestAnnouncements
 from edge_sdk.training.outbox_entry import OWN, SignedSealer, record
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.method import Task, Update

@@ -25,8 +25,7 @@ def parts(client):
 
 
 def spend(session, releases):
-    up = session.up
-    session.up = replace(up, numbers=replace(up.numbers, spent=releases))
+    session.adopt_numbers(replace(session.outbox.numbers, spent=releases))
 
 
 def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round(make):
@@ -54,17 +53,17 @@ def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothin
 
 def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make, caplog):
     spending, session = parts(started(make))
-    session.most = 2
+    session.participation.allow(2)
     spend(session, 2)
     spending.watch()
     spending.watch()
     spending.stop("again")
-    assert session.why_stopped == "budget"
+    assert session.participation.why_stopped == "budget"
     assert not spending.may_release
     assert caplog.text.count("privacy budget exhausted") == 1
-    session.most = 3
+    session.participation.allow(3)
     spending.watch()
-    assert session.forbidden == ""
+    assert not session.participation.is_budget_exhausted
 
 
 def test_every_start_is_charged_where_an_image_may_have_been_restored(make):

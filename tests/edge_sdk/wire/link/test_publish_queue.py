@@ -77,11 +77,11 @@ def test_truncation_removes_the_newest_and_nothing_is_sent_without_a_link(queue,
 
 def test_a_device_drops_a_message_that_its_link_cannot_carry(broker, link, caplog):
     device = SignedLink(SigningKey.from_seed(bytes(32)), fleet="north", device="meter")
-    device.link = link
+    device.connect(link)
     status = StatusMessage(state="online", life=1, conn=1)
     broker.max_payload = 10
-    device.announce(status)
+    device.publish_status(status)
     broker.max_payload = 65_536
-    device.announce(status)
+    device.publish_status(status)
     assert "publish failed" in caplog.text
     assert device.bytes_up == len(device.sealed(status))

@@ -1,0 +1,207 @@
+"""Pass every verified message to the part of the session that it concerns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from edge_sdk.app.cli import fields
+from edge_sdk.session.durable_outbox import FromAggregator
+from edge_sdk.session.events import (
+    InlineLimitAnnounced,
+    PeerMessageReceived,
+    SessionEvent,
+    SignalTaskReceived,
+    StoreLossDetected,
+)
+from edge_sdk.session.operator_commands import OperatorCommands
+from edge_sdk.session.parts import SessionParts
+from edge_sdk.session.poison_messages import digest_of, is_defect
+from edge_sdk.session.signal_inbox import is_perishable
+from edge_sdk.session.signed_link import VerifiedMessage
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol import messages as m
+
+logger = logging.getLogger(__name__)
+
+Events = Iterator[SessionEvent]
+
+
+class Dispatcher:
+    """The arrivals of one device.
+
+    Args:
+        parts: Parts of its session.
+
+    Attributes:
+        heard_at: Time of the last verified message.
+        peers: Raw public keys of the peers, by id.
+    """
+
+    def __init__(self, parts: SessionParts) -> None:
+        self._parts = parts
+        self._commands = OperatorCommands(parts, self.reconsider)
+        self.heard_at = parts.time.uptime
+        self.peers: Mapping[str, bytes] = {}
+        self._last_refusal = ""
+
+    def accept_peers(self, peers: Mapping[str, bytes]) -> None:
+        """Accept messages from these peers only: their raw public keys by id."""
+        self.peers = peers
+        self._parts.link.accept_peers(wanted=bool(peers))
+
+    def key_of(self, sender: str, kid: bytes) -> bytes | None:
+        """Return the public key of a sender that is in force now, or None."""
+        if sender in self.peers:
+            return self.peers[sender]
+        return self._parts.announcements.ring.key(sender, kid, self._parts.time.now())
+
+    def reconsider(self) -> Events:
+        """Check the newest manifest and task again, after their prerequisites have arrived."""
+        try:
+            yield from self._follow(
+                self._parts.inbox.reconsider(is_held=self._parts.participation.is_held)
+            )
+        except Refused as refused:
+            self._refuse(refused, "model or task")
+
+    def receive(self, letter: VerifiedMessage) -> Events:
+        """Process a verified message; a defect is recorded, and the message skipped from now on."""
+        if letter.sender in self.peers:
+            self.heard_at = self._parts.time.uptime
+            yield PeerMessageReceived(letter)
+            return
+        kind, body = letter.message.kind, digest_of(letter.message.kind, letter.ref)
+        if self._parts.set_aside.holds(body):
+            return
+        try:
+            yield from self._follow(self._dispatch(letter))
+        except Refused as refused:
+            self._refuse(refused, kind)
+        except Exception as error:
+            if not is_defect(error):
+                raise
+            self._parts.set_aside.add(kind, body, error)
+
+    def _follow(self, events: Events) -> Events:
+        """Follow what is meant for the session, and pass everything else on to the client."""
+        for event in events:
+            if isinstance(event, InlineLimitAnnounced):
+                self._parts.outbox.limit_inline(event.size)
+            else:
+                yield event
+
+    def _dispatch(self, letter: VerifiedMessage) -> Events:
+        """Pass one verified message to its part.
+
+        Raises:
+            Refused: It is verified and well formed, but must not be followed.
+        """
+        parts = self._parts
+        self.heard_at = parts.time.uptime
+        match letter.message:
+            case (
+                m.WelcomeMessage()
+                | m.FloorMessage()
+                | m.GrantMessage()
+                | m.ReceiptMessage()
+                | m.HaveMessage() as answer
+            ):
+                yield from self._receive_answer(answer)
+            case m.RefusalMessage() as refusal:
+                self._receive_refusal(refusal)
+            case m.PartMessage() | m.ChunkMessage() as piece:
+                yield from self._receive_piece(piece)
+            case m.ModelMessage() | m.TaskMessage() as request:
+                yield from self._receive_request(request, len(letter.body))
+            case m.BundleMessage() as bundle:
+                yield from parts.announcements.receive_bundle(bundle, letter.body)
+            case m.KeysMessage() as keys:
+                self._receive_keys(keys, letter.body)
+            case m.TimeMessage(t=t):
+                self._receive_time(t)
+            case m.CommandMessage() as command:
+                yield from self._commands.receive(command, letter.ref)
+            case _:
+                raise Refused(Reason.UNKNOWN_KIND, letter.message.kind)
+
+    def _receive_request(self, request: m.ModelMessage | m.TaskMessage, size: int) -> Events:
+        """Pass on a request addressed to all devices, or to this device alone."""
+        parts, is_held = self._parts, self._parts.participation.is_held
+        if isinstance(request, m.ModelMessage):
+            parts.count("bytes down model", size)
+            yield from parts.inbox.receive_model(request, is_held=is_held)
+            return
+        parts.count(f"bytes down {request.ask}", size)
+        wanted = parts.inbox.wanted
+        if not is_perishable(request, wanted):
+            yield from parts.inbox.receive_task(request, is_held=is_held)
+        elif wanted is not None and not is_held:
+            ready = parts.signals.receive(request, parts.inbox.seen, wanted, parts.time.uptime)
+            yield from map(SignalTaskReceived, ready)
+
+    def _receive_piece(self, piece: m.PartMessage | m.ChunkMessage) -> Events:
+        completed = self._parts.downloads.add(piece)
+        if completed is not None:
+            yield from self._parts.announcements.downloaded(completed)
+            yield from self._parts.inbox.downloaded(completed)
+
+    def _receive_refusal(self, refusal: m.RefusalMessage) -> None:
+        parts = self._parts
+        if not parts.downloads.refuse(refusal, shortest=parts.outbox.state.pace.base):
+            parts.participation.follow(parts.outbox.receive(refusal))
+
+    def _receive_time(self, t: int) -> None:
+        parts = self._parts
+        if parts.time.receive(t, may_request=parts.outbox.state.is_ready):
+            parts.participation.follow(parts.outbox.greet())
+
+    def _receive_answer(self, answer: FromAggregator) -> Events:
+        """Pass an answer to the outbox; a welcome also corrects time and numbers."""
+        parts = self._parts
+        parts.outbox.check_leap(answer)
+        if parts.outbox.is_loss(answer) and isinstance(answer, m.WelcomeMessage):
+            # never add new noise to values that were released under other noise
+            is_sound = parts.announcements.ring.is_in_force(answer.time)
+            since = parts.time.after_loss(answer.time, is_sound=is_sound)
+            parts.store.begin_noise_anew(since // 1000)
+            yield StoreLossDetected()
+        was_ready = parts.outbox.state.is_ready
+        parts.participation.follow(parts.outbox.receive(answer))
+        if isinstance(answer, m.WelcomeMessage) and parts.outbox.state.is_ready and not was_ready:
+            self._welcomed(answer)
+
+    def _welcomed(self, welcome: m.WelcomeMessage) -> None:
+        parts = self._parts
+        is_sound = parts.announcements.ring.is_in_force(welcome.time)
+        parts.time.correct(welcome.time, is_sound=is_sound)
+        lowered = parts.commands.lower(welcome.cmd)
+        if lowered is not None:
+            numbers = {"issued": welcome.cmd, "now": lowered}
+            logger.warning("command number lowered %s", fields(**numbers))
+        logger.info(
+            "welcome received %s", fields(life=welcome.life, run=welcome.run, hold=welcome.hold)
+        )
+        parts.link.publish_status(parts.outbox.status("online"))
+
+    def _receive_keys(self, keys: m.KeysMessage, body: bytes) -> None:
+        """Adopt the keys, and request again what could not be verified without them.
+
+        A broker sends retained messages in any order, and each of them once per subscription.
+        """
+        parts = self._parts
+        adopted = parts.announcements.receive_keys(keys, body)
+        if adopted.is_renumbered:
+            parts.inbox.restart_serials()
+        if adopted.is_changed and parts.link.is_refusing_unknown:
+            parts.link.subscribe()
+
+    def _refuse(self, refused: Refused, kind: str) -> None:
+        """Count a verified message that is not followed; log an operator's error once."""
+        self._parts.link.count_refused(refused.reason)
+        why = str(refused)
+        is_news = refused.reason is Reason.BAD_SCALAR and why != self._last_refusal
+        if is_news:
+            self._last_refusal = why
+        level = logging.WARNING if is_news else logging.DEBUG
+        logger.log(level, "announcement refused %s", fields(kind=kind, why=why))

@@ -1,0 +1,234 @@
+"""Download one announced body at a time: first from retained slots, after a delay on request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from edge_sdk.session.signed_link import SignedLink
+from edge_sdk.wire.errors import Reason
+from edge_sdk.wire.protocol.messages import (
+    CHUNK_LIMIT,
+    BundleMessage,
+    ChunkMessage,
+    HaveMessage,
+    ModelMessage,
+    PartMessage,
+    RefusalMessage,
+    TaskMessage,
+)
+from edge_sdk.wire.protocol.transfer import Receiving
+
+Announcement = ModelMessage | BundleMessage | TaskMessage
+"""A message that announces a body."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadCompleted:
+    """A body is complete and has the announced digest.
+
+    Attributes:
+        manifest: Message that announced it.
+        announced: Bytes of that message, where they are kept.
+        body: The body.
+    """
+
+    manifest: Announcement
+    announced: bytes
+    body: bytes
+
+
+@dataclass(slots=True)
+class BodyDownload:
+    """The download of one body: first from retained slots, after a delay on request.
+
+    Attributes:
+        manifest: Message that announced the body.
+        receiving: The chunks received so far.
+        opens: Time at which to subscribe to the slots, spread over the fleet.
+        asks: Time from which missing chunks are requested.
+        announced: Bytes of the message, where they are kept.
+        is_open: True once the slots are subscribed.
+    """
+
+    manifest: Announcement
+    receiving: Receiving
+    opens: float
+    asks: float
+    announced: bytes = b""
+    is_open: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Announcement,
+        *,
+        opens: float,
+        patience: float,
+        rng: Random,
+        announced: bytes = b"",
+    ) -> BodyDownload:
+        """Plan the download of an announced body; only the common model waits for its slots.
+
+        Raises:
+            Refused: MALFORMED or TOO_LARGE sizes.
+        """
+        chunk = CHUNK_LIMIT if isinstance(manifest, BundleMessage) else manifest.chunk or 0
+        wait = patience if isinstance(manifest, ModelMessage) else 0.0
+        digest, size = manifest.digest or b"", manifest.size or 0
+        receiving = Receiving(digest, size, chunk, now=opens, rng=rng)
+        return cls(manifest, receiving, opens, opens + wait, announced)
+
+    @property
+    def has_slots(self) -> bool:
+        """Return whether the body is also published in retained slots."""
+        return isinstance(self.manifest, ModelMessage)
+
+    def add(self, message: PartMessage | ChunkMessage, now: float) -> None:
+        """Store a chunk; one of another body is ignored.
+
+        Raises:
+            Refused: BAD_CHUNK for a wrong index or length.
+        """
+        if message.id == self.receiving.id:
+            self.receiving.add(message.id, message.i, message.blob, now)
+
+    def open_slots(self) -> bool:
+        """Mark the slots as subscribed; return whether they are to be subscribed now."""
+        is_due, self.is_open = self.has_slots and not self.is_open, self.has_slots
+        return is_due
+
+    def close_slots(self) -> None:
+        """Mark the slots as not subscribed."""
+        self.is_open = False
+
+    def postpone(self, until: float) -> None:
+        """Request no chunks before a time."""
+        self.asks = until
+
+    def request(self, now: float) -> HaveMessage | None:
+        """Return the request for missing chunks that is due now, or None."""
+        report = self.receiving.report(now) if now >= self.asks else None
+        if report is None:
+            return None
+        return HaveMessage(id=self.receiving.id, have=report.having, win=report.window)
+
+    @property
+    def next_due(self) -> float:
+        """Time of the next action: opening the slots, or requesting chunks."""
+        if not self.is_open and self.has_slots:
+            return self.opens
+        return max(self.asks, self.receiving.next_due)
+
+
+class Downloads:
+    """The download in progress on one device, if any.
+
+    Args:
+        link: Link on which chunks are requested.
+        rng: Source of the times at which devices begin.
+        now: Returns the seconds of the monotonic clock.
+        counts: Counters of the session.
+    """
+
+    def __init__(
+        self, link: SignedLink, rng: Random, now: Callable[[], float], counts: Counter[str]
+    ) -> None:
+        self._link, self._rng, self._now, self._counts = link, rng, now, counts
+        self._download: BodyDownload | None = None
+
+    @property
+    def manifest(self) -> Announcement | None:
+        """Message whose body is being downloaded, or None."""
+        return self._download.manifest if self._download is not None else None
+
+    @property
+    def next_due(self) -> float | None:
+        """Time of the next action, or None."""
+        return self._download.next_due if self._download is not None else None
+
+    def begin(
+        self, manifest: Announcement, *, patience: float = 0.0, announced: bytes = b""
+    ) -> None:
+        """Begin to download a body, instead of the one in progress.
+
+        Devices open the slots of the common model at random times within its spread.
+
+        Args:
+            manifest: Message that announces the body.
+            patience: Seconds to wait for slots before missing chunks are requested.
+            announced: Bytes of the message, if they are to be kept.
+
+        Raises:
+            Refused: MALFORMED or TOO_LARGE sizes.
+        """
+        opens = self._now()
+        if isinstance(manifest, ModelMessage):
+            opens += self._rng.random() * manifest.spread / 1000
+        download = BodyDownload.of(
+            manifest, opens=opens, patience=patience, rng=self._rng, announced=announced
+        )
+        self.stop()
+        self._download = download
+
+    def stop(self) -> None:
+        """End the download, and unsubscribe from its slots."""
+        if self._download is not None and self._download.is_open:
+            self._link.subscribe_parts(wanted=False)
+        self._download = None
+
+    def abandon(self) -> None:
+        """End the download of another run; its slots are those of every run."""
+        self._download = None
+
+    def reconnected(self) -> None:
+        """Subscribe to the slots again when it is due: the link came up anew."""
+        if self._download is not None:
+            self._download.close_slots()
+
+    def advance(self) -> None:
+        """Subscribe to the slots when it is due, and request missing chunks."""
+        download, now = self._download, self._now()
+        if download is None or not self._link.is_up or now < download.opens:
+            return
+        if download.open_slots():
+            self._link.subscribe_parts(wanted=True)
+        request = download.request(now)
+        if request is not None:
+            self._counts["fetches asked"] += 1
+            self._link.send(request)
+
+    def add(self, piece: PartMessage | ChunkMessage) -> DownloadCompleted | None:
+        """Store a chunk; return the body once it is complete.
+
+        Raises:
+            Refused: BAD_CHUNK for a wrong index or length; BAD_DIGEST for the whole.
+        """
+        download = self._download
+        if download is None:
+            return None
+        download.add(piece, self._now())
+        if not download.receiving.is_complete:
+            return None
+        body = download.receiving.body()
+        self.stop()
+        return DownloadCompleted(download.manifest, download.announced, body)
+
+    def refuse(self, refusal: RefusalMessage, *, shortest: float) -> bool:
+        """Process a refusal of the requested chunks; return False if it is about something else.
+
+        Args:
+            refusal: Refusal from the aggregator.
+            shortest: Minimum seconds until the next request.
+        """
+        download = self._download
+        if download is None or refusal.id != download.receiving.id:
+            return False
+        self._counts["fetches refused"] += 1
+        if refusal.code == Reason.NOT_FOUND:
+            self.stop()
+        else:
+            download.postpone(self._now() + max(refusal.wait / 1000, shortest))
+        return True

@@ -1,0 +1,252 @@
+"""Drive the pure outbox over link and store: save what changed, then send what is due."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from edge_sdk.app.cli import fields
+from edge_sdk.session.signed_link import SignedLink
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol import outbox
+from edge_sdk.wire.protocol.outbox import (
+    EntrySettled,
+    Outbox,
+    OutboxEntry,
+    OutboxStep,
+    RefusalReceived,
+    RetryPolicy,
+    SendChunk,
+    SendWhole,
+    StepInputs,
+    UplinkCounters,
+)
+
+logger = logging.getLogger(__name__)
+
+_REMEDIES = {
+    Reason.TWO_LIVES: "another process uses this name and key: stop it, and enrol this one again",
+    Reason.UPGRADE_REQUIRED: "install a newer version",
+    Reason.REVOKED: "ask the operator; enrol this device again",
+}
+"""Remedy for each refusal after which this process takes no further part."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRefused:
+    """The aggregator counts no more releases of this device than it has counted.
+
+    Attributes:
+        spent: Number of releases so far.
+    """
+
+    spent: int
+
+
+FromAggregator = (
+    m.WelcomeMessage
+    | m.FloorMessage
+    | m.GrantMessage
+    | m.HaveMessage
+    | m.ReceiptMessage
+    | m.RefusalMessage
+)
+"""Messages that an outbox processes."""
+
+
+class DurableOutbox:
+    """The outbox of one device. Its numbers and entries are always saved before a byte is sent.
+
+    Args:
+        store: Store that keeps numbers and entries.
+        link: Link on which they are sent.
+        rng: Source of the retry jitter.
+        now: Returns the seconds of the monotonic clock.
+        counts: Counters of the session.
+        sdk: Version of this software.
+        base: Shortest wait for an answer in seconds.
+
+    Attributes:
+        state: State of the pure machine.
+    """
+
+    def __init__(
+        self,
+        store: DeviceStore,
+        link: SignedLink,
+        rng: Random,
+        now: Callable[[], float],
+        counts: Counter[str],
+        *,
+        sdk: str,
+        base: float,
+    ) -> None:
+        self._store, self._link, self._rng = store, link, rng
+        self._now, self._counts = now, counts
+        self.state = Outbox(
+            numbers=store.numbers(),
+            entries=tuple(map(link.sign_again, store.outbox())),
+            conn=store.fact("conn"),
+            sdk=sdk,
+            pace=RetryPolicy(base, 90 * base),
+        )
+        self._saved = self.state.entries
+
+    @property
+    def quota(self) -> int | None:
+        """Daily quota of the welcome in bytes, or None before the first."""
+        return None if self.state.welcome is None else self.state.welcome.quota
+
+    def inputs(self) -> StepInputs:
+        """Return the inputs of a step: the time, a random draw and a nonce."""
+        return StepInputs(self._rng.random, lambda: secrets.token_bytes(16), self._now())
+
+    @property
+    def next_due(self) -> float | None:
+        """Time of the next message that is due, or None."""
+        return outbox.next_due(self.state)
+
+    def status(self, state: Literal["online", "offline", "lost"]) -> m.StatusMessage:
+        """Return the status of the device, to be retained by the broker."""
+        life = self.state.welcome.life if self.state.welcome is not None else 0
+        return m.StatusMessage(state=state, life=life, conn=self.state.conn)
+
+    # --- events of the machine --------------------------------------------------------------------
+
+    def tick(self) -> tuple[BudgetRefused, ...]:
+        """Send the messages that are due."""
+        return self._apply(outbox.tick(self.state, self.inputs()))
+
+    def greet(self) -> tuple[BudgetRefused, ...]:
+        """Send a new hello, to learn the present time and numbers."""
+        return self._apply(outbox.greet(self.state, self.inputs()))
+
+    def link_up(self, max_payload: int) -> tuple[BudgetRefused, ...]:
+        """Continue over a new connection."""
+        return self._apply(
+            outbox.linked(self.state, self.inputs(), max_payload=max_payload, conn=self.state.conn)
+        )
+
+    def link_down(self) -> None:
+        """Stop sending until the next connection."""
+        self.state = outbox.unlinked(self.state)
+
+    def receive(self, message: FromAggregator) -> tuple[BudgetRefused, ...]:
+        """Process a message from the aggregator.
+
+        Raises:
+            Refused: MALFORMED: a bitmap of the wrong size; the state is unchanged.
+        """
+        return self._apply(outbox.hear(self.state, message, self.inputs()))
+
+    def check_leap(self, message: FromAggregator) -> None:
+        """Refuse a reply to the hello whose counters are implausibly far ahead.
+
+        Raises:
+            Refused: MALFORMED; nothing changes, and the hello is sent again.
+        """
+        greeting, numbers = self.state.greeting, self.state.numbers
+        match message:
+            case m.WelcomeMessage(spent=found):
+                name, known, most = "spent", numbers.spent, m.RELEASES_LEAP
+            case m.FloorMessage(life=found):
+                name, known, most = "life", numbers.life, m.LIFE_LEAP
+            case _:
+                return
+        if greeting is None or message.hello != greeting.ref or found <= known + most:
+            return
+        if not self._counts["leaps refused"]:
+            told = {name: found, "own": known, "most": known + most}
+            remedy = "enrol this device with a new key"
+            logger.error("number rejected %s", fields(**told, do=remedy))
+        self._counts["leaps refused"] += 1
+        raise Refused(Reason.MALFORMED, f"{name} {found} is more than {most} above {known}")
+
+    def is_loss(self, message: FromAggregator) -> bool:
+        """Return whether a message shows that an earlier store of this device was lost."""
+        greeting = self.state.greeting
+        return (
+            isinstance(message, m.WelcomeMessage)
+            and greeting is not None
+            and message.hello == greeting.ref
+            and self.state.numbers.lost
+            and message.spent > 0
+        )
+
+    def release(self, entry: OutboxEntry) -> tuple[BudgetRefused, ...]:
+        """Send an entry that the store already holds."""
+        self._saved = (*self._saved, entry)
+        return self._apply(outbox.release(self.state, entry, self.inputs()))
+
+    # --- numbers ----------------------------------------------------------------------------------
+
+    def adopt_numbers(self, numbers: UplinkCounters) -> None:
+        """Adopt numbers that the store already holds: releases were charged with other data."""
+        self.state = replace(self.state, numbers=numbers)
+
+    def limit_inline(self, size: int) -> None:
+        """Set the largest update that is sent without an offer."""
+        self.state = replace(self.state, inline=size)
+
+    def count_connection(self) -> None:
+        """Count and save one more connection."""
+        self.state = replace(self.state, conn=min(self.state.conn + 1, 2**32 - 1))
+        self._store.set_facts(conn=self.state.conn)
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def _apply(self, step: OutboxStep) -> tuple[BudgetRefused, ...]:
+        """Save the changed state, then send its messages, then count and return its notes."""
+        after = step.uplink
+        if after.numbers != self.state.numbers or after.entries != self._saved:
+            self._store.keep(after.numbers, before=self._saved, after=after.entries)
+            self._saved = after.entries
+        self.state = after
+        for message in step.says:
+            self._send(message)
+        return tuple(found for note in step.notes for found in self._note(note))
+
+    def _send(self, message: outbox.Say) -> None:
+        match message:
+            case SendWhole(entry=entry):
+                self._counts["sent"] += 1
+                self._link.send_sealed(entry.kind, entry.body, entry.proof)
+            case SendChunk(chunk=chunk, worker=worker):
+                self._link.send(chunk, worker=worker)
+            case m.OfferMessage():
+                offered = self.state.entry((message.life, message.seq))
+                is_repeat = offered is not None and offered.attempts > 1
+                self._counts["resent" if is_repeat else "sent"] += 1
+                self._link.send(message)
+            case m.HelloMessage():
+                self._link.send(message)
+
+    def _note(self, note: outbox.Note) -> Iterator[BudgetRefused]:
+        match note:
+            case EntrySettled(code=0):
+                self._counts["accepted"] += 1
+            case EntrySettled(entry=entry, code=code):
+                self._counts["refused"] += 1
+                self._counts[f"refused {_name_of(code)}"] += 1
+                logger.warning(
+                    "update refused %s", fields(round=entry.round, reason=_name_of(code))
+                )
+                if code == Reason.BUDGET_SPENT:
+                    yield BudgetRefused(self.state.numbers.spent)
+            case RefusalReceived(code=code, wait=wait):
+                self._counts[f"told {_name_of(code)}"] += 1
+                if code in _REMEDIES and self._counts[f"told {_name_of(code)}"] == 1:
+                    remedy = {"reason": _name_of(code), "do": _REMEDIES[Reason(code)]}
+                    logger.error("participation stopped %s", fields(**remedy))
+                logger.debug("refusal received %s", fields(reason=_name_of(code), wait=wait))
+
+
+def _name_of(code: int) -> str:
+    return Reason(code).name if code in Reason.__members__.values() else str(code)

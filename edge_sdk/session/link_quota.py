@@ -1,0 +1,48 @@
+"""Count the bytes that cross the link against the daily quota, across restarts."""
+
+from __future__ import annotations
+
+import logging
+
+from edge_sdk.app.cli import fields
+from edge_sdk.limits.daily_quota import DailyQuota
+from edge_sdk.limits.resource_limits import lesser
+from edge_sdk.store.store import DeviceStore
+
+logger = logging.getLogger(__name__)
+
+
+class LinkQuota:
+    """The daily quota of one device's link.
+
+    Args:
+        store: Store that keeps the count.
+        own: Quota of the device's own configuration, or None.
+    """
+
+    def __init__(self, store: DeviceStore, own: int | None) -> None:
+        self._store, self._own = store, own
+        self._day, self._counted = DailyQuota(store.fact("day"), store.fact("used")), 0
+
+    def is_spent(self, announced: int | None) -> bool:
+        """Return whether the quota is used up; the lower of the announced and the own one holds."""
+        return self._day.is_spent(lesser(announced, self._own))
+
+    def count(self, crossed: int, now: int | None, *, announced: int | None) -> None:
+        """Count the bytes since the last call, and log once when the quota is used up.
+
+        Args:
+            crossed: Payload bytes of both directions since the start of the process.
+            now: Server time in Unix milliseconds; None if it is not known.
+            announced: Quota of the welcome, or None.
+        """
+        was_spent = self.is_spent(announced)
+        self._day = self._day.use(crossed - self._counted, now)
+        self._counted = crossed
+        if self.is_spent(announced) and not was_spent:
+            logger.warning("daily quota exhausted %s", fields(bytes=self._day.used))
+            self.save()
+
+    def save(self) -> None:
+        """Save the count for the next process."""
+        self._store.set_facts(day=self._day.day, used=self._day.used)

@@ -1,0 +1,212 @@
+"""Check manifests, tasks and bundle announcements, as pure functions.
+
+Announcements are retained and may be replayed, so each carries a serial number that only rises.
+This module neither fetches nor stores; ``TaskInbox`` and ``Announcements`` do (`PROTOCOL.md`
+sections 7 and 10.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
+from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol.messages import (
+    SERIAL_LEAP,
+    BundleMessage,
+    ModelMessage,
+    TaskMessage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestAnnouncements:
+    """The newest announcements used; saved, so that no restart accepts an older one.
+
+    Attributes:
+        serial: Serial number of the newest ``model`` manifest.
+        run: Run number announced by root.
+        version: Newest version of the common model used in that run; -1 for none.
+        round: Last round trained in that run; -1 for none.
+        attempt: Attempt of that round.
+        step: Step inside that round.
+    """
+
+    serial: int = 0
+    run: int = 0
+    version: int = -1
+    round: int = -1
+    attempt: int = 0
+    step: int = 0
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """Round, attempt and step of the last task; only a larger one is new."""
+        return self.round, self.attempt, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestExpectation:
+    """The properties that a manifest must have to be accepted on this device."""
+
+    spec: bytes  # layout digest of the shared vector
+    size: int  # number of its scalars
+    contract: Contract
+    max_steps: int  # of the device's own configuration
+    signed: Mapping[str, float] = field(default_factory=dict)  # limits of the bundle, by number
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Upper limit of each number in a task: the bundle's, and the device's own for steps."""
+        steps = min(self.max_steps, self.signed.get("steps", self.max_steps))
+        return {**self.signed, "steps": steps}
+
+    @property
+    def name(self) -> str:
+        """Name of the ask that is answered with an update."""
+        return answered(self.contract)[0]
+
+    @property
+    def ask(self) -> Ask:
+        """Contract of that ask."""
+        return answered(self.contract)[1]
+
+
+def judge_model(
+    model: ModelMessage, seen: NewestAnnouncements, wanted: ManifestExpectation
+) -> None:
+    """Refuse a manifest that this device must not follow, even if its signature is valid.
+
+    Raises:
+        Refused: ROLLBACK (older serial or version), WRONG_RUN, WRONG_SPEC, WRONG_ENCODING, or
+            BAD_SCALAR for numbers outside the contract or beyond what this device accepts.
+    """
+    check_serial(model.serial, seen.serial)
+    if model.serial < seen.serial:
+        raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
+    if model.run != seen.run:
+        raise Refused(Reason.WRONG_RUN, f"run {model.run}, expected {seen.run}")
+    if model.version < seen.version and not wanted.ask.personal:  # then it only informs, and late
+        raise Refused(Reason.ROLLBACK, f"version {model.version}")
+    if model.spec != wanted.spec or model.part != "shared":
+        raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
+    if model.enc != "f4":
+        raise Refused(Reason.WRONG_ENCODING, model.enc)
+    judge_numbers(model.vals, wanted.ask, wanted.limits)
+
+
+def check_serial(said: int, known: int) -> None:
+    """Refuse an announcement whose serial number is implausibly far ahead.
+
+    Raises:
+        Refused: FROM_FUTURE.
+    """
+    if said > known + SERIAL_LEAP:
+        raise Refused(Reason.FROM_FUTURE, f"announcement {said} after {known}")
+
+
+def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
+    """Refuse a task that this device must not work on, even if its signature is valid.
+
+    Raises:
+        Refused: WRONG_RUN; UNKNOWN_KIND for an ask that the method does not send to one device;
+            WRONG_SPEC; ROLLBACK for an older version than the one in use; MALFORMED if it carries
+            no vectors where the contract has some, or some where it has none; BAD_SCALAR.
+    """
+    if task.run != seen.run:
+        raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {seen.run}")
+    ask = wanted.contract.get(task.ask)
+    if ask is None or not ask.personal:
+        raise Refused(Reason.UNKNOWN_KIND, f"ask {task.ask!r}")
+    if task.spec != wanted.spec:
+        raise Refused(Reason.WRONG_SPEC, task.spec.hex())
+    if task.base < seen.version:
+        raise Refused(Reason.ROLLBACK, f"version {task.base}")
+    if bool(ask.down) != (task.digest is not None):
+        raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
+    judge_numbers(task.vals, ask, wanted.limits)
+
+
+def vectors(
+    names: tuple[str, ...], joined: Vector, size: int, *, stacked: bool = False
+) -> dict[str, Vector]:
+    """Split the body of a content message into vectors, in the order of the contract.
+
+    The last ones may be missing: a contract lists what a task can carry. If ``stacked``, the last
+    is a stack of all remaining vectors.
+
+    Raises:
+        Refused: WRONG_SIZE: not a whole number of vectors, or too many.
+
+    Example:
+        >>> found = vectors(("z", "dual"), np.arange(4, dtype=np.float32), 2)
+        >>> {name: vector.tolist() for name, vector in found.items()}
+        {'z': [0.0, 1.0], 'dual': [2.0, 3.0]}
+        >>> list(vectors(("z", "dual"), np.zeros(2, np.float32), 2))
+        ['z']
+        >>> vectors(("c", "phi"), np.zeros(8, np.float32), 2, stacked=True)["phi"].shape
+        (3, 2)
+    """
+    count = len(joined) // size if size else 0
+    if count * size != len(joined) or not 1 <= count <= (count if stacked else len(names)):
+        raise Refused(Reason.WRONG_SIZE, f"{len(joined)} scalars for {', '.join(names)}")
+    if stacked and count >= len(names):
+        single = (len(names) - 1) * size
+        found = dict(zip(names, np.split(joined[:single], max(len(names) - 1, 1)), strict=False))
+        return {**found, names[-1]: joined[single:].reshape(-1, size)}
+    return dict(zip(names, np.split(joined, count), strict=False))
+
+
+def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, float]) -> None:
+    """Refuse numbers outside the contract, or above the limits of this device and its bundle.
+
+    Args:
+        values: Numbers of a task, by name.
+        ask: Contract of the ask.
+        limits: Upper limit of each number, by name; if absent, only the contract's applies.
+
+    Raises:
+        Refused: BAD_SCALAR.
+
+    Example:
+        >>> ask = CONTRACTS["fedavg"]["train"]
+        >>> judge_numbers({"steps": 64.0, "rate": 1000.0}, ask, {"steps": 64, "rate": 1.0})
+        Traceback (most recent call last):
+        edge_sdk.wire.errors.Refused: BAD_SCALAR: rate=1000 above 1, the most accepted here
+    """
+    known = {number.name: number for number in ask.numbers}
+    for name, value in values.items():
+        if name not in known or not known[name].admits(value):
+            raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
+    for name, most in limits.items():
+        if (value := values.get(name, 0.0)) > most:
+            why = f"{name}={value:g} above {most:g}, the most accepted here"
+            raise Refused(Reason.BAD_SCALAR, why)
+
+
+def judge_bundle(
+    bundle: BundleMessage, newest: BundleMessage | None, methods: Sequence[str]
+) -> None:
+    """Refuse a bundle announcement that is older than the one in force, or not supported.
+
+    Raises:
+        Refused: ROLLBACK for a lower serial, run, or version of the same bundle; UNKNOWN_KIND for a
+            method this device does not accept; WRONG_ENCODING if the encoding of the method's
+            updates is not allowed; PLAIN_REFUSED if the run requires sealed messages, which this
+            version cannot make.
+    """
+    if newest is not None:
+        older = bundle.serial < newest.serial or bundle.run < newest.run
+        if older or (bundle.name == newest.name and bundle.version < newest.version):
+            raise Refused(Reason.ROLLBACK, f"bundle announcement {bundle.serial}")
+    if bundle.method not in methods:
+        raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
+    contract = CONTRACTS.get(bundle.method)
+    if (answered(contract)[1].enc if contract else "f4") not in bundle.encs:
+        raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
+    if bundle.seal:
+        raise Refused(Reason.PLAIN_REFUSED, ", ".join(bundle.seal))

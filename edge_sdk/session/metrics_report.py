@@ -1,0 +1,57 @@
+"""Send the hourly metrics message of a device."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+
+from edge_sdk.session.durable_outbox import DurableOutbox
+from edge_sdk.session.server_clock import ServerClock
+from edge_sdk.session.signed_link import SignedLink
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.protocol.messages import MetricsMessage
+
+
+class MetricsReporter:
+    """The metrics of one device.
+
+    Args:
+        store: Store, for its size.
+        link: Link, for the bytes that crossed it, and to send the report.
+        counts: Counters of the session.
+        time: Clock, for the seconds since the start.
+        outbox: Outbox, for the number of its entries.
+    """
+
+    def __init__(
+        self,
+        store: DeviceStore,
+        link: SignedLink,
+        counts: Mapping[str, int],
+        time: ServerClock,
+        outbox: DurableOutbox,
+    ) -> None:
+        self._store, self._link, self._counts = store, link, counts
+        self._time, self._outbox = time, outbox
+        self._exchanged: Mapping[str, int] = {}
+
+    def record_exchange(self, counters: Mapping[str, int]) -> None:
+        """Set the counters of the exchange with peers."""
+        self._exchanged = counters
+
+    def send(self) -> None:
+        """Send the present counters; a report that is lost is not repeated."""
+        counts = self._counts
+        report = MetricsMessage(
+            up=int(self._time.seconds_running),
+            sent=counts["sent"],
+            resent=counts["resent"],
+            refused=counts["refused"],
+            bytes_up=self._link.bytes_up,
+            bytes_down=self._link.bytes_down,
+            outbox=len(self._outbox.state.entries),
+            flash=self._store.size() // 1024,
+            rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            **self._exchanged,
+        )
+        self._link.send(report, qos=0)

@@ -1,0 +1,142 @@
+"""Compose the parts of a session; each owns its state, and none inherits from another."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from edge_sdk.app.clock import Clock
+from edge_sdk.app.settings import seconds
+from edge_sdk.bundle import SDK_VERSION
+from edge_sdk.config import Config
+from edge_sdk.limits.resource_limits import limits_of
+from edge_sdk.session.agenda import Agenda
+from edge_sdk.session.announcements import Announcements
+from edge_sdk.session.command_log import CommandLog
+from edge_sdk.session.download import Downloads
+from edge_sdk.session.durable_outbox import DurableOutbox
+from edge_sdk.session.key_ring import KeyRing
+from edge_sdk.session.link_quota import LinkQuota
+from edge_sdk.session.metrics_report import MetricsReporter
+from edge_sdk.session.participation import Participation
+from edge_sdk.session.poison_messages import SetAside
+from edge_sdk.session.server_clock import ServerClock
+from edge_sdk.session.signal_inbox import SignalInbox
+from edge_sdk.session.signed_link import SignedLink
+from edge_sdk.session.task_inbox import TaskInbox
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.keys import Signer
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """The parts of one device's session.
+
+    Attributes:
+        store: Store that keeps what must survive a power cut.
+        counts: Event counters, by name.
+        time: Estimate of server time.
+        link: Signed link.
+        downloads: The download in progress.
+        announcements: Keys and the bundle announcement in force.
+        inbox: Manifests and tasks.
+        signals: Perishable tasks.
+        outbox: Releases that wait for their receipts.
+        quota: Daily quota of the link.
+        participation: Reasons for which nothing is released.
+        commands: Executed commands.
+        reporter: Hourly metrics.
+        set_aside: Messages that are skipped after a defect.
+    """
+
+    store: DeviceStore
+    counts: Counter[str]
+    time: ServerClock
+    link: SignedLink
+    downloads: Downloads
+    announcements: Announcements
+    inbox: TaskInbox
+    signals: SignalInbox
+    outbox: DurableOutbox
+    quota: LinkQuota
+    participation: Participation
+    commands: CommandLog
+    reporter: MetricsReporter
+    set_aside: SetAside
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        store: DeviceStore,
+        *,
+        clock: Clock,
+        signer: Signer,
+        ring: KeyRing,
+        agenda: Agenda,
+        rng: random.Random,
+    ) -> SessionParts:
+        """Create the parts from the saved state.
+
+        Args:
+            config: Configuration of the device.
+            store: Its store.
+            clock: Clocks of the machine.
+            signer: Signing key of the device.
+            ring: Keys of the configuration.
+            agenda: Work that waits on the device.
+            rng: Source of the draws that spread load.
+        """
+        counts, now = Counter[str](), clock.monotonic
+        time = ServerClock(store, clock)
+        link = SignedLink(signer, fleet=config.fleet, device=config.id)
+        downloads = Downloads(link, rng, now, counts)
+        announcements = Announcements(store, downloads, ring, config.accept.methods)
+        run = announcements.bundle.run if announcements.bundle is not None else 0
+        patience, base = seconds(config.timeouts.retained_model), seconds(config.timeouts.reply)
+        inbox = TaskInbox(config.id, store, time, downloads, agenda, run=run, patience=patience)
+        sdk = ".".join(map(str, SDK_VERSION))
+        outbox = DurableOutbox(store, link, rng, now, counts, sdk=sdk, base=base)
+        quota = LinkQuota(store, limits_of(config.limits).daily_link_bytes)
+        return cls(
+            store=store,
+            counts=counts,
+            time=time,
+            link=link,
+            downloads=downloads,
+            announcements=announcements,
+            inbox=inbox,
+            signals=SignalInbox(config.id),
+            outbox=outbox,
+            quota=quota,
+            participation=Participation(store, outbox, inbox, quota),
+            commands=CommandLog(store),
+            reporter=MetricsReporter(store, link, counts, time, outbox),
+            set_aside=SetAside(store, counts),
+        )
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Count an event."""
+        self.counts[name] += number
+
+    def count_bytes(self) -> None:
+        """Count the bytes that crossed the link against the quota."""
+        crossed = self.link.bytes_up + self.link.bytes_down
+        self.quota.count(crossed, self.time.now(), announced=self.outbox.quota)
+
+    def next_due(self, latest: float) -> float:
+        """Return the time of the next due action, or the latest one that the caller allows."""
+        dues = (self.outbox.next_due, self.downloads.next_due, self.signals.next_due)
+        return min((due for due in dues if due is not None), default=latest)
+
+    @property
+    def is_missing_announcements(self) -> bool:
+        """Return whether keys, a bundle announcement or a manifest is missing that must exist."""
+        welcome, manifest = self.outbox.state.welcome, self.inbox.manifest
+        if welcome is None:
+            return self.announcements.ring.announced is None and self.link.is_refusing_unknown
+        bundle = self.announcements.bundle
+        run = max(welcome.run, manifest.run if manifest is not None else 0)
+        announced = bundle.run if bundle is not None else 0
+        return min(announced, manifest.run if manifest is not None else 0) < run

@@ -1,0 +1,113 @@
+"""Estimate server time from signed messages, and keep it across restarts."""
+
+from __future__ import annotations
+
+import logging
+
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import DAY, Clock, ServerTime
+from edge_sdk.store.store import DeviceStore
+
+logger = logging.getLogger(__name__)
+
+_DOUBT_EVERY = 3600.0  # seconds between two requests for the time that a doubt causes
+
+
+class ServerClock:
+    """The estimate of server time on one device.
+
+    Args:
+        store: Store that keeps the estimate.
+        clock: Clocks of the machine.
+    """
+
+    def __init__(self, store: DeviceStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        floor = max(ServerTime().floor, store.fact("floor"))
+        self._time = ServerTime(floor, before=store.fact("floor before"))
+        self._started = self._doubts_at = self.uptime
+
+    @property
+    def uptime(self) -> float:
+        """Seconds of the monotonic clock."""
+        return self._clock.monotonic()
+
+    @property
+    def seconds_running(self) -> float:
+        """Seconds since this process began."""
+        return self.uptime - self._started
+
+    def now(self) -> int | None:
+        """Return server time in Unix milliseconds, or None without any hint in this process."""
+        return self._time.now(self.uptime)
+
+    def has_passed(self, until: int, *, since: float, grace: float) -> bool:
+        """Return whether a deadline is over; without a hint, ``grace`` seconds after ``since``."""
+        return self._time.has_passed(until, self.uptime, since=since, grace=grace)
+
+    @property
+    def time_for_days(self) -> int:
+        """Server time in Unix milliseconds; if unknown, the latest known one plus the uptime."""
+        now = self.now()
+        return self._time.floor + int(1e3 * self.seconds_running) if now is None else now
+
+    def certificate_time(self) -> float | None:
+        """Return the time to check certificates against, or None to use the machine's clock.
+
+        The machine's clock is wrong if it is a day behind the newest signed time; then that time is
+        used.
+        """
+        signed = max(self._time.floor, self.now() or 0)
+        return signed / 1000 if self._clock.wall() + DAY < signed else None
+
+    def earlier_certificate_time(self) -> float | None:
+        """Return a second time to check certificates against: the stored one before it was raised."""
+        return self._time.before / 1000 if self._time.before else None
+
+    def receive(self, t: int, *, may_request: bool) -> bool:
+        """Adopt an announced time; return whether the time is in doubt and is to be requested.
+
+        It is in doubt if the announcement is a day behind the present estimate.
+
+        Args:
+            t: Server time in Unix milliseconds.
+            may_request: True if a request can be sent now.
+        """
+        known = self.now()
+        self._time = self._time.hear(t, self.uptime, wall=self._clock.wall())
+        is_behind = known is not None and t < known - DAY
+        if not (is_behind and may_request and self.uptime >= self._doubts_at):
+            return False
+        self._doubts_at = self.uptime + _DOUBT_EVERY
+        logger.warning("server time implausible %s", fields(announced=t, known=known))
+        return True
+
+    def correct(self, t: int, *, is_sound: bool) -> None:
+        """Adopt and save the time of a welcome that answers this process's hello.
+
+        Args:
+            t: Server time in Unix milliseconds.
+            is_sound: True if a key of the aggregator is valid at that time; otherwise it is
+                ignored.
+        """
+        before = self._time.kept(self.uptime)
+        if is_sound:
+            self._time = self._time.hear(t, self.uptime, wall=self._clock.wall(), bound=True)
+            self.save()
+        else:
+            logger.error("server time rejected %s", fields(time=t, why="no key is valid"))
+        if abs(self._time.floor - before) > DAY:
+            times = {"before": before, "now": self._time.floor, "machine": self._clock.wall()}
+            logger.warning("stored time changed %s", fields(**times))
+
+    def after_loss(self, t: int, *, is_sound: bool) -> int:
+        """Return the time before which every reading counts as released, after a store was lost."""
+        wall = self._clock.wall()
+        if is_sound:
+            return self._time.hear(t, self.uptime, wall=wall, bound=True).floor
+        return max(self._time.floor, wall)
+
+    def save(self) -> None:
+        """Save the present estimate for the next process."""
+        kept = self._time.kept(self.uptime)
+        self._store.set_facts(**{"floor": kept, "floor before": self._time.before})
