@@ -57,7 +57,7 @@ class Watch(logging.Handler):
                 tell(**self.said)
                 os.kill(os.getpid(), signal.SIGTERM)
 watch = Watch()
-for name in ("edge_sdk.session.session", "edge_sdk.training.training_transaction"):
+for name in ("edge_sdk.session.connection", "edge_sdk.training.training_transaction"):
     logging.getLogger(name).addHandler(watch)
 from edge_sdk.commands.main import main
 main(["run", sys.argv[3]])

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from edge_sdk.app.cli import fields
 from edge_sdk.session import manifest_checks
-from edge_sdk.session.download import DownloadCompleted, Downloads
+from edge_sdk.session.download import DownloadCompleted, Downloader
 from edge_sdk.session.events import BundleAnnounced, FoundBundle
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.store.store import DeviceStore
@@ -40,7 +40,7 @@ class Announcements:
 
     Args:
         store: Store that keeps them.
-        downloads: Downloads a bundle that is not installed.
+        downloads: Downloader a bundle that is not installed.
         ring: Keys of the configuration.
         methods: Names of the methods that this device accepts.
 
@@ -52,7 +52,7 @@ class Announcements:
     def __init__(
         self,
         store: DeviceStore,
-        downloads: Downloads,
+        downloads: Downloader,
         ring: KeyRing,
         methods: Sequence[str],
     ) -> None:

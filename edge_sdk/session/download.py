@@ -123,7 +123,7 @@ class BodyDownload:
         return max(self.asks, self.receiving.next_due)
 
 
-class Downloads:
+class Downloader:
     """The download in progress on one device, if any.
 
     Args:

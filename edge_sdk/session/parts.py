@@ -14,7 +14,7 @@ from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.announcements import Announcements
 from edge_sdk.session.command_log import CommandLog
-from edge_sdk.session.download import Downloads
+from edge_sdk.session.download import Downloader
 from edge_sdk.session.durable_outbox import DurableOutbox
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.link_quota import LinkQuota
@@ -54,7 +54,7 @@ class SessionParts:
     counts: Counter[str]
     time: ServerClock
     link: SignedLink
-    downloads: Downloads
+    downloads: Downloader
     announcements: Announcements
     inbox: TaskInbox
     signals: SignalInbox
@@ -91,7 +91,7 @@ class SessionParts:
         counts, now = Counter[str](), clock.monotonic
         time = ServerClock(store, clock)
         link = SignedLink(signer, fleet=config.fleet, device=config.id)
-        downloads = Downloads(link, rng, now, counts)
+        downloads = Downloader(link, rng, now, counts)
         announcements = Announcements(store, downloads, ring, config.accept.methods)
         run = announcements.bundle.run if announcements.bundle is not None else 0
         patience, base = seconds(config.timeouts.retained_model), seconds(config.timeouts.reply)

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_sdk.session import manifest_checks
 from edge_sdk.session.agenda import Agenda
-from edge_sdk.session.download import DownloadCompleted, Downloads
+from edge_sdk.session.download import DownloadCompleted, Downloader
 from edge_sdk.session.events import (
     InlineLimitAnnounced,
     PeersAnnounced,
@@ -44,7 +44,7 @@ class TaskInbox:
         device: Id of the device.
         store: Store that keeps the newest serial number.
         clock: Server time, for the ends of rounds.
-        downloads: Downloads bodies.
+        downloads: Downloader bodies.
         agenda: Work that waits on the device; read, never changed.
         run: Run of the bundle announcement in force.
         patience: Seconds until missing chunks of a model are requested.
@@ -61,7 +61,7 @@ class TaskInbox:
         device: str,
         store: DeviceStore,
         clock: ServerClock,
-        downloads: Downloads,
+        downloads: Downloader,
         agenda: Agenda,
         *,
         run: int,
