@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_sdk import Client
 from edge_sdk.session.manifest_checks import NewestAnnouncements
 from edge_sdk.training.outbox_entry import OWN, SignedSealer, record
 from edge_sdk.wire import keys
@@ -13,7 +14,9 @@ from edge_sdk.wire.protocol import codec
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.envelope import AGGREGATOR, unseal, wrap
 from edge_sdk.wire.protocol.outbox import UplinkCounters
+from tests.edge_sdk.conftest import DEVICE, DEVICE_KEY
 
+W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 SEEN = NewestAnnouncements(serial=9, run=3, version=5, round=7, attempt=1, step=2)
 KEY = keys.from_seed(b"d" * 32)
 
@@ -59,3 +62,35 @@ def test_an_answer_is_numbered_and_signed_and_the_same_twice(client):
     assert (said.life, said.seq, said.spent, said.n, said.vals) == (2, 11, 11, 32, {"loss": 0.5})
     assert (entry.run, entry.round, entry.base) == (3, 8, 6)
     np.testing.assert_array_equal(codec.unpack_tensor(said.blob, said.enc, 4), vector)
+
+
+class LaterSealer:
+    """Seals as the device does, and notes what it sealed."""
+
+    def __init__(self, config):
+        self.honest, self.rounds = SignedSealer(config, DEVICE_KEY), []
+
+    def seal(self, update, task, numbers, *, run, learner):
+        self.rounds.append((run, task.round, numbers.spent))
+        return self.honest.seal(update, task, numbers, run=run, learner=learner)
+
+
+def test_a_client_answers_when_its_policy_allows_it_and_seals_with_its_sealer(fleet):
+    device, allowed = fleet.device, []
+    sealer = LaterSealer(device.config)
+    device.client = Client(
+        device.config,
+        transport=lambda will: fleet.broker.link(DEVICE, will),
+        clock=fleet.clock,
+        sealer=sealer,
+        may_answer=lambda task: task.round in allowed,
+    )
+    device.observe()
+    fleet.server.open_round(1, 0, W0)
+    fleet.run()
+    assert fleet.server.updates == []
+    assert sealer.rounds == []
+    allowed.append(1)
+    fleet.run()
+    assert [update.round for update in fleet.server.updates] == [1]
+    assert sealer.rounds == [(1, 1, 1)]

@@ -1,0 +1,339 @@
+"""Each part of a session owns its state, takes explicit inputs, and returns events."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import Counter
+from dataclasses import fields as fields_of
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+
+from edge_sdk.errors import StoreFull
+from edge_sdk.session import events
+from edge_sdk.session.agenda import MOST, Agenda
+from edge_sdk.session.announcements import Announcements
+from edge_sdk.session.command_log import (
+    CommandLog,
+    CommandReceived,
+    CommandRepeated,
+    CommandSuperseded,
+)
+from edge_sdk.session.download import Downloader
+from edge_sdk.session.durable_outbox import BudgetRefused, DurableOutbox
+from edge_sdk.session.key_ring import KeyRing
+from edge_sdk.session.link_quota import LinkQuota
+from edge_sdk.session.manifest_checks import ManifestExpectation
+from edge_sdk.session.participation import Participation
+from edge_sdk.session.parts import SessionParts
+from edge_sdk.session.server_clock import ServerClock
+from edge_sdk.session.session import Session
+from edge_sdk.session.task_inbox import TaskInbox
+from edge_sdk.store.store import DeviceStore
+from edge_sdk.wire.contract.method import CONTRACTS, Task
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol import messages as m
+from edge_sdk.wire.protocol.codec import encode, pack_tensor
+from edge_sdk.wire.protocol.envelope import digest
+from edge_sdk.wire.protocol.outbox import OutboxEntry
+
+SPEC = b"s" * 16
+HOUR = 3600.0
+DAY = 86_400_000
+
+
+class Clock:
+    def __init__(self):
+        self.at, self.unix = 0.0, 1_800_000_000_000
+
+    def monotonic(self):
+        return self.at
+
+    def wall(self):
+        return self.unix + int(1000 * self.at)
+
+
+class Link:
+    """Notes what is sent, in one line with what the store saves."""
+
+    is_up = True
+
+    def __init__(self, log):
+        self.log = log
+
+    def sign_again(self, entry):
+        return entry
+
+    def send(self, message, **_):
+        self.log.append(message.kind)
+        return 1
+
+    def send_sealed(self, kind, _body, _proof):
+        self.log.append(kind)
+
+    def subscribe_parts(self, *, wanted):
+        self.log.append(f"parts {wanted}")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with DeviceStore.open(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def parts(store):
+    """The parts that need neither keys nor a broker."""
+    log, clock, counts, agenda = [], Clock(), Counter(), Agenda()
+    link, rng = Link(log), random.Random(1)
+    time = ServerClock(store, clock)
+    downloads = Downloader(link, rng, clock.monotonic, counts)
+    inbox = TaskInbox("meter-1", store, time, downloads, agenda, run=1, patience=2.0)
+    outbox = DurableOutbox(store, link, rng, clock.monotonic, counts, sdk="1", base=1.0)
+    quota = LinkQuota(store, 1000)
+    participation = Participation(store, outbox, inbox, quota)
+    return SimpleNamespace(**{k: v for k, v in locals().items() if k != "store"})
+
+
+# --- no inheritance -------------------------------------------------------------------------------
+
+
+def test_no_part_inherits_from_another():
+    kinds = {cls for cls in get_type_hints(SessionParts).values() if inspect.isclass(cls)}
+    ours = [cls for cls in kinds if cls.__module__.startswith("edge_sdk.session")]
+    assert len(ours) >= 11
+    for cls in (Session, Agenda, *ours):
+        assert cls.__mro__ == (cls, object)
+
+
+def test_events_cannot_be_changed():
+    task = Task("meter-1", 1, "train")
+    for cls in (events.TaskReceived, events.SignalTaskReceived):
+        with pytest.raises(AttributeError):
+            cls(task).task = None
+        assert [one.name for one in fields_of(cls)] == ["task"]
+
+
+# --- agenda ---------------------------------------------------------------------------------------
+
+
+def test_an_agenda_follows_the_events_in_their_order():
+    agenda, first, second = Agenda(), Task("m", 1, "train"), Task("m", 2, "train")
+    agenda.add(events.TaskReceived(first))
+    agenda.start(agenda.pop_waiting())
+    agenda.add(events.TaskReceived(second))
+    assert agenda.tasks == (second, first)
+    agenda.add(events.TaskWithdrawn())
+    assert agenda.tasks == (first,)
+    agenda.finish()
+    agenda.postpone(first)
+    assert agenda.waiting is first
+    agenda.add(events.TaskReceived(second))
+    agenda.postpone(first)
+    assert agenda.waiting is second, "a newer task is not replaced by one that was given up"
+
+
+def test_an_agenda_reports_a_store_loss_and_a_list_of_peers_once():
+    agenda = Agenda()
+    agenda.add(events.StoreLossDetected())
+    assert (agenda.pop_store_loss(), agenda.pop_store_loss()) == (True, False)
+    agenda.add(events.PeersAnnounced("peers"))
+    assert (agenda.pop_peers(), agenda.pop_peers()) == ("peers", None)
+
+
+def test_an_agenda_keeps_the_newest_perishable_tasks():
+    agenda = Agenda()
+    for number in range(MOST + 2):
+        agenda.add(events.SignalTaskReceived(Task("m", number, "encode")))
+    assert (len(agenda.signals), agenda.signals[0].round) == (MOST, 2)
+    agenda.begin_run()
+    assert not agenda.signals
+
+
+# --- outbox ---------------------------------------------------------------------------------------
+
+
+def welcomed(parts, **changes):
+    parts.outbox.link_up(65_536)
+    ref = parts.outbox.state.greeting.ref
+    welcome = m.WelcomeMessage(
+        hello=ref, life=1, spent=0, time=1_800_000_000_000, wire=1, caps=(), run=1, inline=4096,
+        window=4, quota=2**30, hold=2, cmd=0,
+    )  # fmt: skip
+    return replace(welcome, **changes)
+
+
+def entry(**changes):
+    whole = OutboxEntry(1, 1, b"body", b"proof", 1, 1, 0, SPEC, 1)
+    return replace(whole, **changes)
+
+
+def test_nothing_is_sent_before_it_is_saved(parts, store, monkeypatch):
+    keep = store.keep
+    monkeypatch.setattr(store, "keep", lambda *a, **k: (parts.log.append("saved"), keep(*a, **k)))
+    parts.outbox.receive(welcomed(parts))
+    assert parts.log == ["saved", "hello", "saved"]
+    parts.outbox.release(entry())
+    assert parts.log[3:] == ["saved", "update"]
+
+
+def test_a_full_disk_leaves_the_outbox_as_it_was(parts, store, monkeypatch):
+    def full(*_, **__):
+        raise StoreFull("no space left")
+
+    monkeypatch.setattr(store, "keep", full)
+    before = parts.outbox.state
+    with pytest.raises(StoreFull):
+        parts.outbox.link_up(65_536)
+    assert parts.outbox.state is before
+    assert parts.log == []
+
+
+def test_a_refused_budget_is_returned_and_limits_the_releases(parts):
+    parts.outbox.receive(welcomed(parts))
+    parts.outbox.release(entry())
+    sent = parts.outbox.state.entries[0]
+    receipt = m.ReceiptMessage(1, 1, sent.id, Reason.BUDGET_SPENT, 1, 1)
+    notes = parts.outbox.receive(receipt)
+    assert notes == (BudgetRefused(1),)
+    parts.participation.follow(notes)
+    assert parts.participation.releases_allowed == 1
+
+
+def test_a_welcome_that_is_far_ahead_is_refused(parts):
+    welcome = welcomed(parts, spent=m.RELEASES_LEAP + 1)
+    with pytest.raises(Refused, match="spent"):
+        parts.outbox.check_leap(welcome)
+    assert parts.outbox.is_loss(welcome), "the store is new, and releases were counted"
+
+
+# --- participation --------------------------------------------------------------------------------
+
+
+def test_the_reasons_have_an_order(parts):
+    participation = parts.participation
+    assert participation.why_stopped == ""
+    parts.quota.count(1000, None, announced=None)
+    assert participation.why_stopped == "quota"
+    assert participation.exhaust_budget()
+    assert not participation.exhaust_budget(), "logged once"
+    assert participation.why_stopped == "budget"
+    participation.hold(is_held=True)
+    assert participation.why_stopped == participation.why_silent == "command"
+
+
+def test_an_operators_limit_survives_a_restart(parts, store):
+    parts.participation.allow(7)
+    again = Participation(store, parts.outbox, parts.inbox, parts.quota)
+    assert again.releases_allowed == 7
+
+
+# --- time and quota -------------------------------------------------------------------------------
+
+
+def test_a_time_in_doubt_is_requested_once_an_hour(parts):
+    clock, time = parts.clock, parts.time
+    time.correct(clock.wall() + 10 * DAY, is_sound=True)
+    late = clock.wall()
+    assert not time.receive(late, may_request=False)
+    assert [time.receive(late, may_request=True) for _ in range(3)] == [True, False, False]
+    clock.at += HOUR
+    assert time.receive(late, may_request=True)
+
+
+def test_a_time_without_a_valid_key_changes_nothing(parts, caplog):
+    before = parts.time.now()
+    parts.time.correct(parts.clock.wall() + 10 * DAY, is_sound=False)
+    assert parts.time.now() is before is None
+    assert "server time rejected" in caplog.text
+
+
+def test_the_lower_quota_holds_and_is_counted_once(store, caplog):
+    quota = LinkQuota(store, 500)
+    quota.count(400, None, announced=1000)
+    assert not quota.is_spent(1000)
+    assert quota.is_spent(300)
+    for _ in range(2):
+        quota.count(600, None, announced=1000)
+    assert caplog.text.count("daily quota exhausted") == 1
+    assert LinkQuota(store, 500).is_spent(None)
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def test_a_command_is_new_repeated_or_superseded(store):
+    log, command = CommandLog(store), m.CommandMessage(5, "report", {})
+    assert log.receive(command, b"a" * 16, issued=5) == CommandReceived(command, b"a" * 16)
+    log.add(5, b"a" * 16, 0)
+    assert log.receive(command, b"a" * 16, issued=5) == CommandRepeated(5, b"a" * 16, 0)
+    assert log.receive(command, b"b" * 16, issued=5) == CommandSuperseded(command, b"b" * 16, 5)
+    with pytest.raises(Refused, match="FROM_FUTURE"):
+        log.receive(replace(command, num=m.COMMAND_LEAP + 6), b"c" * 16, issued=5)
+
+
+# --- tasks and bundles ----------------------------------------------------------------------------
+
+
+def content(version=0):
+    return encode(
+        m.ContentBody(
+            run=1, version=version, part="shared", spec=SPEC, enc="f4",
+            blob=pack_tensor(np.arange(3, dtype=np.float32), "f4"),
+        )
+    )  # fmt: skip
+
+
+def personal_task(body, **changes):
+    task = m.TaskMessage(
+        run=1, round=1, ask="train", base=0, spec=SPEC, digest=digest(body),
+        size=len(body), chunk=8192, vals={"steps": 2.0, "rate": 0.1}, blob=body,
+    )  # fmt: skip
+    return replace(task, **changes)
+
+
+def test_a_task_withdraws_the_one_before_and_is_returned(parts):
+    parts.inbox.expect(ManifestExpectation(SPEC, 3, CONTRACTS["fedasync"], 100))
+    task = personal_task(content())
+    withdrawn, received = parts.inbox.receive_task(task, is_held=False)
+    assert withdrawn == events.TaskWithdrawn()
+    assert (received.task.round, received.task.ask) == (1, "train")
+    parts.agenda.add(received)
+    assert list(parts.inbox.receive_task(task, is_held=False)) == [], "it is here already"
+
+
+def test_a_task_is_withdrawn_even_if_the_next_one_is_damaged(parts):
+    parts.inbox.expect(ManifestExpectation(SPEC, 3, CONTRACTS["fedasync"], 100))
+    parts.agenda.add(events.TaskReceived(Task("meter-1", 0, "train")))
+    damaged = parts.inbox.receive_task(
+        personal_task(content(), blob=bytes(len(content()))), is_held=False
+    )
+    parts.agenda.add(next(damaged))
+    with pytest.raises(Refused, match="BAD_DIGEST"):
+        next(damaged)
+    assert parts.agenda.waiting is None
+
+
+def bundle(serial, **changes):
+    announced = m.BundleMessage(
+        serial=serial, name="linear", version=serial, digest=bytes([serial]) * 32, size=3,
+        spec=SPEC, sdk="0.1.0", method="fedavg", run=serial, shared=("body.",),
+    )  # fmt: skip
+    return replace(announced, **changes)
+
+
+def test_a_newer_bundle_replaces_the_one_in_download_and_arrives(parts, store):
+    """The announcement belongs to its download: the newer one is not lost with the older."""
+    whole = b"new"
+    announcements = Announcements(store, parts.downloads, KeyRing(bytes(32)), ["fedavg"])
+    newer = bundle(2, digest=digest(whole))
+    assert list(announcements.receive_bundle(bundle(1), b"one")) == []
+    assert list(announcements.receive_bundle(newer, b"two")) == []
+    completed = parts.downloads.add(m.ChunkMessage(digest(whole)[:16], 0, blob=whole))
+    (event,) = announcements.downloaded(completed)
+    assert event == events.BundleAnnounced(events.FoundBundle(newer, b"two", whole))
+    assert list(parts.inbox.downloaded(completed)) == [], "it is no task"
