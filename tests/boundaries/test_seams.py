@@ -17,8 +17,7 @@ SIMULATOR = sorted((ROOT / "firmware_sim").rglob("*.py"))
 SDK = sorted((ROOT / "edge_sdk").rglob("*.py"))
 
 FOREIGN = {
-    "edge_sdk/app/cli.py": {"sys"},
-    "edge_sdk/commands/ocpp_proxy.py": {"context"},  # of ssl
+    "edge_sdk/app/cli.py": {"parser", "sys"},  # of argparse; the interpreter's hook
     "edge_sdk/runtime/onnx_reader.py": {"array.flags"},  # of numpy
     "edge_sdk/runtime/ort_engine.py": {"options"},  # of onnxruntime
     "edge_sdk/sources/pm3gpp.py": {"parser", "self.group"},  # of expat; a record of that module
@@ -29,6 +28,7 @@ FOREIGN = {
         "self._sessions[client_id]",
         "self._tree.at(topic_filter.split('/'))",
     },
+    "edge_sdk/wire/link/tls_files.py": {"context"},  # of ssl
     "edge_sdk/wire/link/mqtt.py": {"client", "properties"},  # of paho
 }
 """Objects of other libraries that are set up by assigning their attributes, by file."""
