@@ -131,7 +131,7 @@ def steps(batch: int, name: str, runs: int) -> dict[str, float]:
 
     from aggregator.models.catalogue import MODELS  # noqa: PLC0415 - as above
     from edge_sdk.bundle import Bundle, TrustedKeys  # noqa: PLC0415 - as above
-    from edge_sdk.shared_math.optim import adam, step  # noqa: PLC0415 - as above
+    from edge_sdk.shared_math.optim import adam, optimiser_step  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
     make, recipe = MODELS[name]
@@ -148,7 +148,7 @@ def steps(batch: int, name: str, runs: int) -> dict[str, float]:
     def device() -> None:
         nonlocal p, moments
         _, g = bundle.gradient(p=p, x=x, y=y)
-        p, moments = step(ours, p, g, moments)
+        p, moments = optimiser_step(ours, p, g, moments)
 
     def framework() -> None:
         theirs.zero_grad()

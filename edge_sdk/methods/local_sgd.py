@@ -20,10 +20,10 @@ from edge_sdk.shared_math.optim import (
     adam,
     add_proximal,
     chain,
+    optimiser_step,
     resumed,
     saved,
     sgd,
-    step,
 )
 from edge_sdk.wire.contract.manifest import Training
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task, Update
@@ -138,7 +138,7 @@ def train(
         losses.append(loss)
         used = used + len(batch) if fresh else len(batch)
         if steps:
-            p, moments = step(optimiser, p, g, moments, after)
+            p, moments = optimiser_step(optimiser, p, g, moments, after)
     report = {"loss": float(np.mean(losses)), "n": float(used)} if losses else {}
     return TrainingResult(p, moments, report, batch)
 
@@ -210,7 +210,7 @@ def fedsgd(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
             loss, g = loss_gradient(local, p, batch)
             plain = sgd(settings.rate_of(event.values))
             trained = TrainingResult(
-                *step(plain, p, g, plain.init(p)), {"loss": loss, "n": float(len(batch))}
+                *optimiser_step(plain, p, g, plain.init(p)), {"loss": loss, "n": float(len(batch))}
             )
             if not trained.is_finite:
                 break

@@ -8,48 +8,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edge_sdk.methods.chosen_model import FLEET, LAST, OWN, ChosenModel, fleet_choice
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, TrainingResult, answer, train
 from edge_sdk.methods.training_context import TrainingContext
-from edge_sdk.shared_math.optim import State, add_proximal, chain, saved
+from edge_sdk.shared_math.optim import add_proximal, chain
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.wire.contract.parameter_layout import Vector
 
-LAST, OWN, FLEET = 0.0, 1.0, 2.0
-"""Values of a task's ``choice``: the model that a device forecasts with."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PersonalState:
-    """State of a device: its model, and the model it has chosen.
+class PersonalState(ChosenModel):
+    """State of a device: its model, the chosen one, and the steps to take at the end of the run.
 
     Attributes:
-        p: Whole vector, at which the next round starts.
-        kept: Chosen model, a whole vector; None while that is ``p``.
-        answered: Last round it answered; 0 before any.
         tune: Number of steps to take from the chosen model at the end of the run.
         rate: Learning rate of these steps.
-        moments: Moments of its optimiser.
     """
 
-    p: Vector
-    kept: Vector | None = None
-    answered: int = 0
     tune: int = 0
     rate: float = 0.0
-    moments: State | None = None
-
-    @property
-    def chosen(self) -> Vector:
-        """Return the whole vector to forecast with."""
-        return self.p if self.kept is None else self.kept
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
-        out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
-        out |= {"tune": np.array(self.tune), "tune_rate": np.array(self.rate)}
-        if self.kept is not None:
-            out["kept"] = self.kept
-        return out | dict(self.moments or {})
+        tune = {"tune": np.array(self.tune), "tune_rate": np.array(self.rate)}
+        return ChosenModel.arrays(self) | tune
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> PersonalState:
@@ -58,8 +40,9 @@ class PersonalState:
         Raises:
             KeyError: An array is missing.
         """
-        tune, rate, answered = int(arrays["tune"]), float(arrays["tune_rate"]), arrays["answered"]
-        return cls(arrays["p"], arrays.get("kept"), int(answered), tune, rate, saved(arrays))
+        one = ChosenModel.from_arrays(arrays)
+        tune, rate = int(arrays["tune"]), float(arrays["tune_rate"])
+        return cls(one.p, one.answered, one.moments, one.kept, tune, rate)
 
 
 def personal(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
@@ -89,7 +72,7 @@ def personal(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
             case Task(ask=ask, arrays={"w": w}) if ask == END and not state.answered:
                 return replace(state, p=spec.place(state.p, w)), ()
             case Task(ask=ask) if ask == END and state.answered:
-                return _tuned(local, settings, _kept(state, event.values), event), ()
+                return _tuned(local, settings, fleet_choice(state, event.values), event), ()
         return state, ()
 
     return Half(PersonalState, apply, model=lambda state: {"p": state.chosen})
@@ -123,14 +106,8 @@ def _told(state: PersonalState, asked: Scalars) -> PersonalState:
     """Apply the fleet's choice, and drop a choice that no longer exists."""
     choice = asked.get("choice", LAST)
     if choice == FLEET:
-        return _kept(state, asked)
+        return fleet_choice(state, asked)
     return replace(state, kept=None) if choice == LAST and state.kept is not None else state
-
-
-def _kept(state: PersonalState, asked: Scalars) -> PersonalState:
-    """Keep the model of the last answer if the fleet chose its round."""
-    is_ours = bool(state.answered) and asked.get("kept", 0.0) == state.answered
-    return replace(state, kept=state.p) if is_ours else state
 
 
 def _chosen(

@@ -17,10 +17,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.methods.chosen_model import FLEET, LAST, ChosenModel, fleet_choice
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, answer
-from edge_sdk.methods.pfl import FLEET, LAST
 from edge_sdk.methods.training_context import Batch, TrainingContext
-from edge_sdk.shared_math.optim import State, add_proximal, chain, resumed, saved, step
+from edge_sdk.shared_math.optim import State, add_proximal, chain, optimiser_step, resumed
 from edge_sdk.wire.contract.method import (
     END,
     Array,
@@ -100,45 +100,16 @@ class SplitRound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitState:
+class SplitState(ChosenModel):
     """State of a device. ``live`` and ``served`` are not persistent.
 
     Attributes:
-        p: Whole vector as last answered.
-        answered: Last round it answered; 0 before any.
-        moments: Moments of its optimiser.
-        kept: Model of the fleet's choice, a whole vector; None while that is ``p``.
         live: Round in progress.
         served: Number of the last window that the graph answered for, and its output.
     """
 
-    p: Vector
-    answered: int = 0
-    moments: State | None = None
-    kept: Vector | None = None
     live: SplitRound | None = None
     served: tuple[int, Array] | None = None
-
-    @property
-    def chosen(self) -> Vector:
-        """Return the whole vector to forecast with."""
-        return self.p if self.kept is None else self.kept
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
-        out: dict[str, Array] = {"p": self.p, "answered": np.array(self.answered)}
-        if self.kept is not None:
-            out["kept"] = self.kept
-        return out | dict(self.moments or {})
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> SplitState:
-        """Rebuild a state from what ``arrays`` returned.
-
-        Raises:
-            KeyError: An array is missing.
-        """
-        return cls(arrays["p"], int(arrays["answered"]), saved(arrays), arrays.get("kept"))
 
 
 def station(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
@@ -160,7 +131,7 @@ def station(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
             case Task(ask=ask, arrays={"w": w}) if ask == TRAIN:
                 return _opened(local, settings, state, event, w)
             case Task(ask=ask, arrays={"w": w}) if ask == END:
-                return _ended(local, _told(state, event.values), w), ()
+                return _ended(local, fleet_choice(state, event.values), w), ()
             case Task(ask="serve", arrays={"z": z}):
                 return _spoken_of(state, event, z), ()
             case Task() if state.live is not None:
@@ -189,17 +160,9 @@ def _opened(
     if task.values.get("choice", LAST) == LAST:
         state = replace(state, kept=None) if state.kept is not None else state
     else:
-        state = _told(state, task.values)
+        state = fleet_choice(state, task.values)
     live = _begun(local, settings, state, task, 0)
     return replace(state, live=live), _ready(local, live)
-
-
-def _told(state: SplitState, asked: Scalars) -> SplitState:
-    """Keep the model of the last answer if the fleet chose its round."""
-    is_ours = bool(state.answered) and asked.get("kept", 0.0) == state.answered
-    if not is_ours or (state.kept is not None and np.array_equal(state.kept, state.p)):
-        return state
-    return replace(state, kept=state.p)
 
 
 def _begun(
@@ -393,7 +356,7 @@ def _stepped(
     task = live.task
     pull = add_proximal(local.spec, task.values.get("prox", settings.prox), task.arrays["w"])
     optimiser = chain(pull, settings.optimiser_of(task.values))
-    p, moments = step(optimiser, live.p, turn.g + ge, live.moments)
+    p, moments = optimiser_step(optimiser, live.p, turn.g + ge, live.moments)
     losses, used = (*live.losses, turn.loss), live.used + len(turn.batch)
     return replace(live, p=p, moments=moments, turn=None, losses=losses, used=used)
 
@@ -436,7 +399,7 @@ def _signal(
 
 def _spoken_of(state: SplitState, task: Task, z: Array) -> SplitState:
     """Store the graph's output for a window; ignore one requested with another model."""
-    told = _told(state, task.values)
+    told = fleet_choice(state, task.values)
     return told if told is not state else replace(state, served=(task.step, z[0]))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401 - enter their operators
-from edge_sdk.runtime.graph import GraphError
+from edge_sdk.runtime.graph import GraphError, require_inputs
 from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read
 from edge_sdk.runtime.operator_registry import Run, build
 from edge_sdk.wire.contract.method import Array
@@ -62,9 +62,7 @@ class NumpyGraph:
         Raises:
             GraphError: A feed is missing, unknown, or of a shape or type the graph refuses.
         """
-        if feeds.keys() != set(self.inputs):
-            given = ", ".join(sorted(feeds)) or "nothing"
-            raise GraphError(f"the graph takes {', '.join(self.inputs)}; got {given}")
+        require_inputs(self.inputs, feeds)
         values: list[Array | None] = list(self._values)
         for feed, slot in self._feeds:
             values[slot] = _fitting(feed, feeds[feed.name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 
-from edge_sdk.runtime.graph import GraphError
+from edge_sdk.runtime.graph import GraphError, require_inputs
 from edge_sdk.wire.contract.method import Array
 
 _QUIET = 3  # errors only: the optimiser's messages are kept out of a device's journal
@@ -40,9 +40,7 @@ class OrtGraph:
         Raises:
             GraphError: A feed is missing, unknown, or of a shape or type the graph refuses.
         """
-        if feeds.keys() != set(self.inputs):
-            given = ", ".join(sorted(feeds)) or "nothing"
-            raise GraphError(f"the graph takes {', '.join(self.inputs)}; got {given}")
+        require_inputs(self.inputs, feeds)
         arrays = {name: np.asarray(value, np.float32) for name, value in feeds.items()}
         try:
             results = self._session.run(None, arrays)

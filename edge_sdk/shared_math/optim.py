@@ -1,6 +1,6 @@
 """Optimisers over one flat vector in optax's shape, for device and aggregator.
 
-A ``Transform`` maps a gradient to a step; ``chain`` applies several in order, and ``step`` adds the
+A ``Transform`` maps a gradient to a step; ``chain`` applies several in order, and ``optimiser_step`` adds the
 result to the parameters. The state is a mapping of named arrays, so that it is saved leaf by leaf
 whatever the optimiser is. Everything is a pure function over explicit values; no argument is
 changed in place.
@@ -9,7 +9,7 @@ Example:
     >>> optimiser = chain(clip_by_global_norm(1.0), sgd(0.1))
     >>> p = np.array([1.0, 1.0])
     >>> state = optimiser.init(p)
-    >>> p, state = step(optimiser, p, np.array([3.0, 4.0]), state)
+    >>> p, state = optimiser_step(optimiser, p, np.array([3.0, 4.0]), state)
     >>> p.round(9).tolist(), int(state["taken"])
     ([0.94, 0.92], 1)
 """
@@ -54,7 +54,7 @@ IDENTITY = stateless(lambda g, _p: g)
 """The transform that changes nothing."""
 
 
-def step(
+def optimiser_step(
     optimiser: Transform, p: Array, g: Array, state: State, after: Transform = IDENTITY
 ) -> tuple[Array, State]:
     """Return the parameters after one step along a gradient, in the dtype of ``p``, and the state.
@@ -129,7 +129,7 @@ def saved(arrays: Mapping[str, Array]) -> State | None:
 def scale(factor: float) -> Transform:
     """Return ``factor * g``; with minus a rate, this is plain gradient descent.
 
-    >>> step(scale(-0.1), np.ones(1), np.full(1, 2.0), {})[0].tolist()
+    >>> optimiser_step(scale(-0.1), np.ones(1), np.full(1, 2.0), {})[0].tolist()
     [0.8]
     """
     return stateless(lambda g, _p: factor * g)
@@ -213,7 +213,7 @@ def sgd(rate: float, momentum: float = 0.0) -> Transform:
     Its state has the names of ``adam``'s, with empty vectors where nothing is remembered.
 
     >>> plain = sgd(0.1)
-    >>> step(plain, np.ones(1), np.full(1, 2.0), plain.init(np.ones(1)))[0].tolist()
+    >>> optimiser_step(plain, np.ones(1), np.full(1, 2.0), plain.init(np.ones(1)))[0].tolist()
     [0.8]
     """
 
@@ -244,7 +244,7 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-
         Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015.
 
     >>> optimiser, theta = adam(0.1), np.zeros(1)
-    >>> theta, state = step(optimiser, theta, theta - 3.0, optimiser.init(theta))
+    >>> theta, state = optimiser_step(optimiser, theta, theta - 3.0, optimiser.init(theta))
     >>> round(float(theta[0]), 9)
     0.1
     """

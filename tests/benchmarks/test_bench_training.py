@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.shared_math.optim import adam
+from edge_sdk.shared_math.optim import adam, optimiser_step
 
 pytestmark = pytest.mark.bench
 
@@ -30,11 +30,11 @@ def test_one_step(name, best, copied, tell):
 
         def step(p=p, x=x, y=y, moments=moments):
             _, g = bundle.gradient(p=p, x=x, y=y)
-            return step(optimiser, p, g, moments)
+            return optimiser_step(optimiser, p, g, moments)
 
         whole, gradient = best(step), best(graph)
         forecast = best(lambda p=p, x=x: bundle.forecast(p=p, x=x))
-        moved = best(lambda p=p, g=g, moments=moments: step(optimiser, p, g, moments))
+        moved = best(lambda p=p, g=g, moments=moments: optimiser_step(optimiser, p, g, moments))
         rows.append(
             (
                 str(size),

@@ -15,7 +15,7 @@ from aggregator.graph import Diffusion
 from aggregator.methods.base.server_optim import corrected_adam
 from aggregator.methods.split.split_rounds import drawn
 from edge_sdk import Config, Reading
-from edge_sdk.shared_math.optim import adam, step
+from edge_sdk.shared_math.optim import adam, optimiser_step
 from edge_sdk.wire.link.loopback import LinkFaults
 from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan
 from firmware_sim.fleet.in_process import enlist
@@ -187,7 +187,7 @@ def test_an_unkind_broker_changes_not_one_bit(world, calm, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_what_a_broker_loses_costs_a_turn_and_never_the_run(world, seed):
-    one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, min_updates=2)
+    one = sites(world, rounds=2, faults=LinkFaults(drop=0.05), seed=seed, least=2)
     start_all(one)
     state = finish(one)
     assert state.version == 2
@@ -293,12 +293,12 @@ def centralised(one, windows):
             told.append(home.bundle.graphs["decode"](p=p[k], y=batches[k].y, **feeds))
             gz[:, k] = told[k][3]
         gh, gp = graph.pullback(net, h, present, gz)
-        net, memory = step(server, net, gp, memory)
+        net, memory = optimiser_step(server, net, gp, memory)
         for k, home in enumerate(homes):
             back = told[k][2] + gh[:, k].astype(np.float32)
             (ge,) = home.bundle.graphs["encode_vjp"](p=p[k], x=batches[k].x, gh=back)
             pull = np.float32(settings["prox"]) * home.spec.lift(home.spec.shared(p[k]) - start)
-            p[k], moments[k] = step(optimiser, p[k], told[k][1] + ge + pull, moments[k])
+            p[k], moments[k] = optimiser_step(optimiser, p[k], told[k][1] + ge + pull, moments[k])
     return p, net
 
 

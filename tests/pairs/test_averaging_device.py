@@ -9,7 +9,7 @@ import pytest
 
 from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.shared_math.optim import adam, sgd, step
+from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -137,7 +137,7 @@ def _by_hand(fleet, name, seed):
         moments = opt.init(p)
         for _ in range(4):
             _, g = tanh_net(p, x[rows].astype(np.float32), y[rows].astype(np.float32))
-            p, moments = step(opt, p, g, moments)
+            p, moments = optimiser_step(opt, p, g, moments)
     return p
 
 

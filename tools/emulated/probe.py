@@ -24,7 +24,7 @@ from edge_sdk import Bundle, Client, Config, Reading
 from edge_sdk.bundle import TrustedKeys, shipped_names
 from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.runtime import ENGINE, engine_name
-from edge_sdk.shared_math.optim import adam, step
+from edge_sdk.shared_math.optim import adam, optimiser_step
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore, LearnedState
 from edge_sdk.wire import keys
@@ -86,7 +86,7 @@ def training(_: Path) -> str:
     bundle = _opened(_MODEL)
     feeds, rule = _windows(bundle), adam(bundle.manifest.training.rate)
     before, g = bundle.gradient(p=bundle.initial, **feeds)
-    p, _moments = step(rule, bundle.initial, g, rule.init(bundle.initial))
+    p, _moments = optimiser_step(rule, bundle.initial, g, rule.init(bundle.initial))
     after, _g = bundle.gradient(p=p, **feeds)
     if not after < before:
         raise Wrong(f"the loss went from {before:.6f} to {after:.6f}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_sdk.methods.proximal_step import SIGN, l1_penalty
 from edge_sdk.shared_math.consensus_dual import Ascent, Floats, damping, next_dual
-from edge_sdk.shared_math.optim import Transform, sgd, stateless, step
+from edge_sdk.shared_math.optim import Transform, optimiser_step, sgd, stateless
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 ONE = ParamSpec.of([("w", (1,))])
@@ -48,7 +48,7 @@ def weights(after: Transform, start: float = 0.03, rounds: int = ROUNDS) -> list
     """Return the path of one weight without a loss, near a consensus at 0."""
     p, path = np.full(1, start), [start]
     for _ in range(rounds):
-        p, _state = step(sgd(0.1), p, np.zeros(1), sgd(0.1).init(p), after)
+        p, _state = optimiser_step(sgd(0.1), p, np.zeros(1), sgd(0.1).init(p), after)
         path.append(float(p[0]))
     return path
 

@@ -27,7 +27,7 @@ from aggregator.methods.base.round_machine import (
 )
 from aggregator.rules import Memory, Rows, Rule, RuleVerdict, TooFewRows
 from aggregator.rules.weights import by_samples, uniform
-from edge_sdk.shared_math.optim import IDENTITY, Transform, step
+from edge_sdk.shared_math.optim import IDENTITY, Transform, optimiser_step
 from edge_sdk.wire.contract.method import ALL, Array, Effects, Half, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -170,7 +170,9 @@ def _combined(rule: Rule, settings: Averaging, state: Averaged) -> RoundOutcome[
         verdict = rule(rows, scheme.shares(state, rows.ids), state.memory)
     except TooFewRows as error:
         return _discarded(state, str(error))
-    w, moments = step(settings.optimiser, state.w, verdict.value, state.moments, settings.after)
+    w, moments = optimiser_step(
+        settings.optimiser, state.w, verdict.value, state.moments, settings.after
+    )
     if not np.isfinite(published(w)).all():
         return _discarded(state, NOT_FINITE)
     kept = scheme.keep(state, w)

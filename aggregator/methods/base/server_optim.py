@@ -18,8 +18,8 @@ from edge_sdk.wire.contract.method import Array
 def sgd(rate: float = 1.0) -> Transform:
     """Return plain steps, ``w - rate * delta``. Rate 1 is federated averaging.
 
-    >>> from edge_sdk.shared_math.optim import step
-    >>> step(sgd(1.0), np.zeros(1), np.array([-2.75]), {})[0]
+    >>> from edge_sdk.shared_math.optim import optimiser_step
+    >>> optimiser_step(sgd(1.0), np.zeros(1), np.array([-2.75]), {})[0]
     array([2.75])
     """
     return scale(-rate)
@@ -34,12 +34,12 @@ def momentum(
     the way after 1 / (1 - beta) rounds). ``heavy_ball`` keeps the sum ``m = beta m + delta``: its
     steps are up to 1 / (1 - beta) times as long.
 
-    >>> from edge_sdk.shared_math.optim import step
-    >>> w, m = step(momentum(beta=0.9), np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})
+    >>> from edge_sdk.shared_math.optim import optimiser_step
+    >>> w, m = optimiser_step(momentum(beta=0.9), np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})
     >>> round(float(w[0]), 3)
     0.275
     >>> ball = momentum(beta=0.9, form="heavy_ball")
-    >>> float(step(ball, np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})[0][0])
+    >>> float(optimiser_step(ball, np.zeros(1), np.array([-2.75]), {"m": np.zeros(1)})[0][0])
     2.75
     """
     return chain(trace(beta, 1.0 - beta if form == "average" else 1.0), scale(-rate))
@@ -53,9 +53,9 @@ def adam(
     Differs from other libraries on purpose: some correct the bias, which multiplies the first
     step by (1 - beta1)⁻¹ √(1 - beta2).
 
-    >>> from edge_sdk.shared_math.optim import step
+    >>> from edge_sdk.shared_math.optim import optimiser_step
     >>> opt = adam(rate=0.01, beta1=0.99, beta2=0.999, eps=1e-3)
-    >>> w, state = step(opt, np.zeros(1), np.array([-2.75]), opt.init(np.zeros(1)))
+    >>> w, state = optimiser_step(opt, np.zeros(1), np.array([-2.75]), opt.init(np.zeros(1)))
     >>> round(float(w[0]), 8), round(float(state["v"][0]), 9)
     (0.00312612, 0.007563499)
 
@@ -79,9 +79,9 @@ def corrected_adam(
     It equals ``edge_sdk.shared_math.optim.adam`` but for the order of the operations, on which the
     last bits depend: journals that were written with it must replay exactly.
 
-    >>> from edge_sdk.shared_math.optim import step
+    >>> from edge_sdk.shared_math.optim import optimiser_step
     >>> opt = corrected_adam(0.1)
-    >>> p, state = step(opt, np.zeros(1), np.array([-3.0]), opt.init(np.zeros(1)))
+    >>> p, state = optimiser_step(opt, np.zeros(1), np.array([-3.0]), opt.init(np.zeros(1)))
     >>> round(float(p[0]), 9), int(state["taken"])
     (0.1, 1)
     """

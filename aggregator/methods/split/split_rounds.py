@@ -36,7 +36,7 @@ from aggregator.methods.split.split_types import (
     SplitPlay,
     SplitTurns,
 )
-from edge_sdk.shared_math.optim import step
+from edge_sdk.shared_math.optim import optimiser_step
 from edge_sdk.wire.contract.method import (
     Array,
     Due,
@@ -333,7 +333,7 @@ def _backward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
         gh = _own(act, score, gz)
     gh = gh * act.factors[:, :, None, None].astype(gh.dtype)
     if answered and np.isfinite(gp).all():
-        p, memory = step(corrected_adam(score.turns.rate), act.p, gp, act.memory)
+        p, memory = optimiser_step(corrected_adam(score.turns.rate), act.p, gp, act.memory)
         act = replace(act, p=p, memory=memory)
     losses = [act.heard[n].values["loss"] for n in answered if "loss" in act.heard[n].values]
     act = replace(act, losses=(*act.losses, *([float(np.mean(losses))] if losses else [])))

@@ -5,7 +5,7 @@ import pytest
 
 from aggregator.methods.base.server_optim import adam, corrected_adam, momentum, sgd
 from edge_sdk.shared_math.optim import adam as device_adam
-from edge_sdk.shared_math.optim import step
+from edge_sdk.shared_math.optim import optimiser_step
 
 DELTAS = (-2.75, -1.0, 0.5)
 
@@ -15,7 +15,7 @@ def trajectory(optimiser, deltas=DELTAS):
     moments = optimiser.init(w)
     path = []
     for delta in deltas:
-        w, moments = step(optimiser, w, np.array([delta]), moments)
+        w, moments = optimiser_step(optimiser, w, np.array([delta]), moments)
         path.append(float(w[0]))
     return path
 
@@ -45,7 +45,7 @@ def test_adam_starts_its_second_moment_at_eps_squared():
     optimiser = adam()
     moments = optimiser.init(np.zeros(1))
     assert moments["v"][0] == 1e-6
-    _, moments = step(optimiser, np.zeros(1), np.array([-2.75]), moments)
+    _, moments = optimiser_step(optimiser, np.zeros(1), np.array([-2.75]), moments)
     assert moments["v"][0] == pytest.approx(0.007563499, rel=1e-7)
 
 
@@ -60,12 +60,12 @@ def test_arguments_are_left_alone_and_a_saved_state_continues_to_the_bit(optimis
     w = rng.normal(size=5)
     moments = optimiser.init(w)
     kept = w.copy()
-    w1, m1 = step(optimiser, w, rng.normal(size=5), moments)
+    w1, m1 = optimiser_step(optimiser, w, rng.normal(size=5), moments)
     assert w.tobytes() == kept.tobytes()
     delta = rng.normal(size=5)
     again = {name: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape) for name, x in m1.items()}
-    straight, _ = step(optimiser, w1, delta, m1)
-    resumed, _ = step(optimiser, np.frombuffer(w1.tobytes()), delta, again)
+    straight, _ = optimiser_step(optimiser, w1, delta, m1)
+    resumed, _ = optimiser_step(optimiser, np.frombuffer(w1.tobytes()), delta, again)
     assert straight.tobytes() == resumed.tobytes()
 
 
@@ -82,7 +82,7 @@ def test_corrected_adam_has_the_bits_of_the_journals_written_with_it():
     first = second = np.zeros_like(q)
     for taken in range(1, 8):
         g = rng.normal(size=6).astype(np.float32)
-        p, state = step(optimiser, p, g, state)
+        p, state = optimiser_step(optimiser, p, g, state)
         first = 0.9 * first + (1.0 - 0.9) * g
         second = 0.999 * second + (1.0 - 0.999) * g * g
         root = np.sqrt(second / (1.0 - 0.999**taken)) + 1e-8

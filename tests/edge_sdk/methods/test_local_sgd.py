@@ -10,7 +10,7 @@ import pytest
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg, fedsgd
 from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.shared_math.optim import adam, sgd, step
+from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.manifest import Training
 from edge_sdk.wire.contract.method import CONTRACTS, Member, Task, Update
@@ -216,7 +216,7 @@ def test_what_a_bundle_recommends_becomes_settings():
     own = LocalSgd.of(Training(beta1=0.5, eps=1e-3))
     opt, same = own.optimiser(0.1), partial(adam, beta1=0.5, eps=1e-3)(0.1)
     p, g = vector(0.0), vector(1e-3)
-    assert step(opt, p, g, opt.init(p))[0] == step(same, p, g, same.init(p))[0]
+    assert optimiser_step(opt, p, g, opt.init(p))[0] == optimiser_step(same, p, g, same.init(p))[0]
     assert own.minibatch == "fresh"
 
 

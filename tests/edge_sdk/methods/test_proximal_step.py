@@ -17,7 +17,7 @@ from edge_sdk.methods.proximal_step import (
 )
 from edge_sdk.methods.wasserstein_radius import WassersteinGuard, noise_constant, sampled_radius
 from edge_sdk.shared_math.consensus_dual import next_dual
-from edge_sdk.shared_math.optim import adam, chain, sgd, step
+from edge_sdk.shared_math.optim import adam, chain, optimiser_step, sgd
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 
 TWO = ParamSpec.of([("body", (2,)), ("head", (1,))], ["body"])
@@ -30,7 +30,7 @@ def pull(optimiser, z=(0.0, 0.0), dual=(0.0, 0.0), reach=0.0, mode=PROX, **more)
 
 def stepped(one, p, g=(0.0, 0.0, 0.0)):
     p, (optimiser, after) = np.array(p), one
-    return step(optimiser, p, np.array(g), optimiser.init(p), after)[0]
+    return optimiser_step(optimiser, p, np.array(g), optimiser.init(p), after)[0]
 
 
 @pytest.mark.parametrize("mode", [PROX, SIGN])

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_sdk.bundle import shipped_folder, shipped_names
-from edge_sdk.shared_math.optim import adam, sgd, step
+from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
 from edge_sdk.wire.contract.manifest import Manifest
 
 FILE = Path(__file__).with_name("recorded.json")
@@ -42,7 +42,7 @@ def trained(name, graph, engine):
         x = draw.random(window, np.float32)
         y = draw.random((BATCH, manifest.window.horizon), np.float32)
         loss, g, *_ = run(p=p, x=x, y=y, **GRAPHS[graph])
-        p, moments = step(opt, p, g, moments)
+        p, moments = optimiser_step(opt, p, g, moments)
     at = np.linspace(0, len(p) - 1, SHOWN).astype(int)
     return {"loss": float(loss), "p": [float(value) for value in p[at]]}
 

@@ -17,7 +17,7 @@ from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder, shipped_names
 from edge_sdk.runtime import ENGINE, GraphError, numpy_engine, onnx_reader
 from edge_sdk.runtime.numpy_engine import NumpyGraph
 from edge_sdk.runtime.operator_registry import OPERATORS, build
-from edge_sdk.shared_math.optim import adam, sgd
+from edge_sdk.shared_math.optim import adam, optimiser_step, sgd
 from edge_sdk.wire.contract.manifest import Manifest
 
 pytest.importorskip("onnxruntime", reason="what numpy is compared with")
@@ -82,7 +82,7 @@ def test_a_hundred_steps_of_training_end_at_the_engines_model(name, graph):
         y = draw.random((16, manifest.window.horizon), np.float32)
         for i, run in enumerate(pair):
             losses[step, i], g, *_ = run(p=at[i], x=x, y=y, **MORE[graph])
-            at[i], moments[i] = step(opt, at[i], g, moments[i])
+            at[i], moments[i] = optimiser_step(opt, at[i], g, moments[i])
         apart = max(apart, float(np.abs(at[0] - at[1]).max()))
         if has_kinks:
             at, moments = [at[0], at[0]], [moments[0], moments[0]]

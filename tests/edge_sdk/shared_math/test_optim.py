@@ -14,12 +14,12 @@ from edge_sdk.shared_math.optim import (
     chain,
     clip_by_global_norm,
     norm_clipped,
+    optimiser_step,
     resumed,
     saved,
     scale,
     sgd,
     stateless,
-    step,
     trace,
 )
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -28,7 +28,7 @@ from edge_sdk.wire.contract.parameter_layout import ParamSpec
 def descend(optimiser, theta, gradient, steps):
     moments, path = optimiser.init(theta), []
     for _ in range(steps):
-        theta, moments = step(optimiser, theta, gradient(theta), moments)
+        theta, moments = optimiser_step(optimiser, theta, gradient(theta), moments)
         path.append(theta)
     return path
 
@@ -65,7 +65,7 @@ def test_updates_change_nothing_in_place_and_keep_float32():
         p, g = np.ones(3, np.float32), np.full(3, 2.0, np.float32)
         moments = optimiser.init(p)
         saved = {name: x.copy() for name, x in moments.items()}
-        q, later = step(optimiser, p, g, moments)
+        q, later = optimiser_step(optimiser, p, g, moments)
         assert (p == 1).all()
         assert (g == 2).all()
         assert all((saved[name] == moments[name]).all() for name in saved)
@@ -95,7 +95,7 @@ def test_a_long_run_on_random_gradients_agrees_with_torch(name, steps):
         g = rng.normal(size=50).astype(np.float32)
         theirs.grad = torch.from_numpy(g)
         peer.step()
-        p, moments = step(ours, p, g, moments)
+        p, moments = optimiser_step(ours, p, g, moments)
     moved = np.linalg.norm(theirs.detach().numpy() - start)
     assert np.linalg.norm(p - theirs.detach().numpy()) / moved < 1e-5
     assert np.abs(p - theirs.detach().numpy()).max() / np.abs(p).max() < 1e-6
@@ -109,8 +109,8 @@ def test_a_chain_equals_its_transforms_one_after_the_other():
     state, alone, q = chained.init(p), inner.init(p), p
     for _ in range(5):
         g = rng.normal(size=4).astype(np.float32)
-        p, state = step(chained, p, g, state)
-        q, alone = step(inner, q, norm_clipped(g, 1.0), alone)
+        p, state = optimiser_step(chained, p, g, state)
+        q, alone = optimiser_step(inner, q, norm_clipped(g, 1.0), alone)
     assert p.tobytes() == q.tobytes()
     assert state.keys() == alone.keys() == {"taken", "first", "second"}
 
@@ -136,11 +136,11 @@ def test_an_empty_chain_is_the_identity():
 
 def test_what_follows_the_step_receives_the_moved_weights_and_those_before():
     halfway = stateless(lambda moved, before: (moved + before) / 2)
-    assert step(scale(-1.0), np.ones(1), np.ones(1), {}, halfway)[0].tolist() == [0.5]
+    assert optimiser_step(scale(-1.0), np.ones(1), np.ones(1), {}, halfway)[0].tolist() == [0.5]
 
 
 def test_a_step_keeps_the_dtype_of_the_parameters():
-    p, _ = step(scale(-1.0), np.ones(1, np.float32), np.ones(1, np.float64), {})
+    p, _ = optimiser_step(scale(-1.0), np.ones(1, np.float32), np.ones(1, np.float64), {})
     assert p.dtype == np.float32
 
 
@@ -162,7 +162,7 @@ def test_a_proximal_term_without_weight_is_nothing_and_leaves_personal_layers_al
 
 def test_a_kept_state_is_used_only_by_an_optimiser_of_its_form():
     p = np.zeros(3)
-    _, kept = step(adam(0.1), p, np.ones(3), adam(0.1).init(p))
+    _, kept = optimiser_step(adam(0.1), p, np.ones(3), adam(0.1).init(p))
     assert resumed(adam(0.5), p, kept) is kept
     assert resumed(sgd(0.1), p, kept)["taken"] == 0
     assert resumed(adam(0.1), np.zeros(4), kept)["taken"] == 0
