@@ -23,11 +23,11 @@ from edge_sdk.methods import METHODS, Factory
 from edge_sdk.peers.membership import PeerMembership
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.events import FoundBundle
-from edge_sdk.session.poison_messages import digest_of, is_defect
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.active_run import RETURNS, GivenUp, Work
 from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bundle
+from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.local_rounds import LocalRounds
 from edge_sdk.training.model_runtime import ModelRuntime
@@ -92,6 +92,7 @@ class Client:
                 ring=ring,
                 agenda=self._agenda,
             )
+            self._guard = DefectGuard(self._session, self._agenda)
             self._begin(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport, self._session))
@@ -305,42 +306,17 @@ class Client:
         self._work.judge_present()
         if agenda.bundle is not None:
             found = agenda.bundle
-            self._guarded("bundle", lambda: self._follow(found), found.body)
+            self._guard.run("bundle", lambda: self._follow(found), found.body)
             self._work.spending.watch()  # under the mechanism now in force
-        self._guarded("turns", self._playing.play)
-        self._guarded("neighbours", self._gathering.exchange)
+        self._guard.run("turns", self._playing.play)
+        self._guard.run("neighbours", self._gathering.exchange)
         task = agenda.waiting
         if task is not None and self._is_answerable(task):
             agenda.pop_waiting()
             number = (session.seen.run, task.round, task.attempt, task.step, task.ask)
-            self._guarded("task", lambda: self._learn(task), *number)
+            self._guard.run("task", lambda: self._learn(task), *number)
         elif self._alone.is_time(among_neighbours=self._gathering.neighbours is not None):
             self._alone.learn()
-
-    def _guarded(self, what: str, action: Callable[[], None], *number: object) -> None:
-        """Run an action; after a defect skip it, and never repeat one that has a number."""
-        session, digest = self._session, digest_of(what, *number)
-        if number and session.set_aside.holds(digest):
-            if what == "bundle":
-                self._agenda.drop_bundle()
-            return
-        try:
-            action()
-        except Exception as error:
-            if isinstance(error, GivenUp) or not is_defect(error):
-                raise
-            session.set_aside.add(what, digest, error)
-            self._drop(what)
-
-    def _drop(self, what: str) -> None:
-        """Discard what triggered a defect: a bundle, the open round's tasks, or peer messages."""
-        if what == "bundle":
-            self._agenda.drop_bundle()
-        elif what == "neighbours":
-            self._agenda.drop_letters()
-        else:
-            self._agenda.drop_round()
-            self._session.clear_signals()
 
     def _serve(self, timeout: float) -> None:
         """Serve the network, and record what arrives."""

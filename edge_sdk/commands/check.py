@@ -27,8 +27,8 @@ from edge_sdk.sources import Source
 from edge_sdk.store.schema import FILE
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap
-from edge_sdk.training.model_runtime import series_for
 from edge_sdk.training.retention import history_of
+from edge_sdk.training.run_role import series_for
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
 from edge_sdk.wire.protocol import topics

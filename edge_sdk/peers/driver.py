@@ -20,7 +20,8 @@ from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
 from edge_sdk.methods.topology import PeerSettings
 from edge_sdk.peers import exchange as gossip
 from edge_sdk.peers.chunks import PeerChunks
-from edge_sdk.peers.exchange import (
+from edge_sdk.peers.exchange_types import (
+    ExchangeStep,
     LinkDecision,
     LinkDisagreement,
     Lost,
@@ -169,7 +170,7 @@ class PeerDriver:
             self._heard = session.now
             assert isinstance(letter.message, (m.PeerMessage, m.SettleMessage))
             try:
-                turn = gossip.hear(self._x, letter.sender, letter.message, session.now)
+                turn = gossip.receive(self._x, letter.sender, letter.message, session.now)
             except Refused as refused:
                 session.count(f"neighbours refused {refused.reason.name}")
                 continue
@@ -257,7 +258,7 @@ class PeerDriver:
 
     # --- epochs and late joining ------------------------------------------------------------------
 
-    def _follow(self, turn: gossip.ExchangeStep) -> None:
+    def _follow(self, turn: ExchangeStep) -> None:
         """Save the decisions, then send the messages that follow from them."""
         self._x = turn.exchange
         for made in turn.decided:

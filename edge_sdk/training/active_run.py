@@ -19,8 +19,9 @@ from edge_sdk.session.manifest_checks import ManifestExpectation
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training.bootstrap import recall, set_up, take_over
-from edge_sdk.training.model_runtime import ModelRuntime, RunnableBundle
+from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.privacy_accountant import PrivacyAccountant
+from edge_sdk.training.run_role import RunnableBundle
 from edge_sdk.wire.contract.method import CONTRACTS, Ask, Contract, answered
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol import messages as m

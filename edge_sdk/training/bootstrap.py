@@ -29,8 +29,9 @@ from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.key_ring import KeyRing
 from edge_sdk.session.signed_link import Will
 from edge_sdk.store.store import DeviceStore, LearnedState
-from edge_sdk.training.model_runtime import ModelRuntime, RunnableBundle, RunRole, series_for
+from edge_sdk.training.model_runtime import ModelRuntime
 from edge_sdk.training.retention import history_of
+from edge_sdk.training.run_role import RunnableBundle, RunRole, series_for
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.contract.method import CONTRACTS, Up, answered
 from edge_sdk.wire.errors import LinkError, WireError

@@ -7,6 +7,7 @@ the parameters in use on the same windows before it replaces them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,6 +81,40 @@ def measure(graph: Graph, p: Vector, frame: ChannelFrame) -> Measured:
     spread = float(np.ptp(told, axis=0).max()) * frame.scale.width / width
     is_change = frame.target.form == "change"
     return Measured(len(origins), True, beyond, error, spread, is_change)
+
+
+class CanaryTest:
+    """The canary of one model: each vector is measured once on a series.
+
+    Args:
+        graph: The bundle's forecast graph: p, x to yhat.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._measured: tuple[tuple[Vector, ChannelFrame, Measured], ...] = ()
+
+    def fault_of(self, pairs: Iterable[tuple[Vector, Vector]], frame: ChannelFrame) -> str:
+        """Return why some candidate must not replace its present vector; empty if all may."""
+        for candidate, present in pairs:
+            if candidate is present:
+                continue
+            if found := fault(self._measure(candidate, frame), self._measure(present, frame)):
+                return found
+        return ""
+
+    def mends(self, received: Vector, own: Vector, trained: Vector, frame: ChannelFrame) -> bool:
+        """Return whether a received vector was at fault, and training made it no worse."""
+        before, after = self._measure(received, frame), self._measure(trained, frame)
+        return bool(fault(before, self._measure(own, frame))) and after.error <= before.error
+
+    def _measure(self, p: Vector, frame: ChannelFrame) -> Measured:
+        for vector, of, known in self._measured:
+            if vector is p and of is frame:
+                return known
+        found = measure(self._graph, p, frame)
+        self._measured = (*self._measured[-3:], (p, frame, found))
+        return found
 
 
 def fault(candidate: Measured, present: Measured) -> str:

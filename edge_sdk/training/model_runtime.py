@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats, Ints
-from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
-from edge_sdk.forecasting.forecast import POINT, Forecast, SourceOf, fan, least, predict, rolling
-from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
+from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
+from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
 from edge_sdk.methods import Factory
@@ -21,46 +20,16 @@ from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.split import SERVE
 from edge_sdk.methods.training_context import Graph, ShellContext, nothing
 from edge_sdk.privacy.mechanism import Mechanism
-from edge_sdk.training.canary import Measured, fault, measure
+from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
+from edge_sdk.training.canary import CanaryTest
 from edge_sdk.training.keyed_rng import keyed
+from edge_sdk.training.run_role import RunnableBundle, RunRole, own_start
 from edge_sdk.wire.contract.manifest import AIDED_FORECAST, Manifest
 from edge_sdk.wire.contract.method import CONTRACTS, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 
 HELD = 256
 """Maximum number of held-back windows in an evaluation; bounds the memory of one batch."""
-
-NARROWEST = 0.01
-"""Minimum width of an interval, as a share of the series' scale."""
-
-
-class RunnableBundle(Protocol):
-    """The interface of a verified bundle (``edge_sdk.bundle`` has the real one)."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Its manifest."""
-
-    @property
-    def initial(self) -> Vector:
-        """Its initial parameter vector."""
-
-    @property
-    def graphs(self) -> Mapping[str, Graph]:
-        """Its functions by name, loaded."""
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of its archive; identifies it in announcements."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRole:
-    """The role of this device in a run: run number, method and shared layers."""
-
-    run: int
-    method: str
-    shared: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -75,7 +44,6 @@ class ModelRuntime:
         series: Readings, on the bundle's grid.
         mechanism: Privacy mechanism between the readings and everything learned.
         scale: Scale of the model's training; fixed at the first training.
-        kept: State of the interval calibration; None before the first forecast.
         between_batches: Called between two minibatches; may raise to stop the training.
     """
 
@@ -86,19 +54,21 @@ class ModelRuntime:
     series: Series
     mechanism: Mechanism
     scale: Scale | None = None
-    kept: SavedCalibration | None = None
     between_batches: Callable[[], None] = nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     alone: Half[LocalState] = field(init=False)
+    _canary: CanaryTest = field(init=False)
+    _forecaster: CalibratedForecaster = field(init=False)
     _frame: ChannelFrame | None = field(init=False, default=None)
     _learnable: ChannelFrame | None = field(init=False, default=None)
-    _measured: tuple[tuple[Vector, ChannelFrame, Measured], ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Create the device half for this bundle and mechanism."""
         manifest = self.bundle.manifest
         self.spec = manifest.spec(self.role.shared)
+        self._canary = CanaryTest(self.bundle.graphs["forecast"])
+        self._forecaster = CalibratedForecaster(self.config.forecast, self.bundle)
         local = ShellContext(
             client=self.config.id,
             spec=self.spec,
@@ -140,7 +110,7 @@ class ModelRuntime:
 
     def restore_intervals(self, kept: SavedCalibration | None) -> None:
         """Set the state of the interval calibration that was saved; None recomputes it."""
-        self.kept = kept
+        self._forecaster.restore(kept)
 
     def fix_scale(self, scale: Scale) -> None:
         """Set the scale of a training that was saved."""
@@ -148,7 +118,8 @@ class ModelRuntime:
 
     def forget(self) -> None:
         """Discard the scale, and what was derived from the readings."""
-        self.scale = self.kept = self._frame = self._learnable = None
+        self.scale = self._frame = self._learnable = None
+        self._forecaster.restore(None)
 
     def frame(self) -> ChannelFrame:
         """Return the model's input channels, computed once after every change."""
@@ -223,12 +194,8 @@ class ModelRuntime:
         point = self.mechanism.plan.mechanism.point
         if point == "gradient" or (point == "input" and self._learnable is None):
             return ""
-        for mine, theirs in zip(self._vectors(candidate), self._vectors(present), strict=True):
-            if mine is theirs:
-                continue
-            if found := fault(self._measure(mine), self._measure(theirs)):
-                return found
-        return ""
+        pairs = zip(self._vectors(candidate), self._vectors(present), strict=True)
+        return self._canary.fault_of(pairs, self._canary_frame)
 
     def mends(self, candidate: Any, present: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether the received model was at fault, and training made it no worse.
@@ -240,9 +207,9 @@ class ModelRuntime:
         if not given or not np.isfinite(given[0]).all():
             return False
         own = self.vector(present)
-        received = self._measure(self.spec.place(own, given[0].astype(np.float32)))
-        made = self._measure(self._vectors(candidate)[1])
-        return bool(fault(received, self._measure(own))) and made.error <= received.error
+        received = self.spec.place(own, given[0].astype(np.float32))
+        trained = self._vectors(candidate)[1]
+        return self._canary.mends(received, own, trained, self._canary_frame)
 
     def is_measurable(self) -> bool:
         """Return whether there are windows to test parameters on."""
@@ -251,15 +218,9 @@ class ModelRuntime:
     def _vectors(self, state: Any) -> tuple[Vector, Vector]:  # noqa: ANN401 - as above
         return self.vector(state), np.asarray(state.p, np.float32)
 
-    def _measure(self, p: Vector) -> Measured:
-        """Forecast the canary windows, once for each vector and series."""
-        frame = self._learnable if self._learnable is not None else self.frame()
-        for vector, of, known in self._measured:
-            if vector is p and of is frame:
-                return known
-        found = measure(self.bundle.graphs["forecast"], p, frame)
-        self._measured = (*self._measured[-3:], (p, frame, found))
-        return found
+    @property
+    def _canary_frame(self) -> ChannelFrame:
+        return self._learnable if self._learnable is not None else self.frame()
 
     @property
     def newest(self) -> int | None:
@@ -292,12 +253,8 @@ class ModelRuntime:
 
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
         """Forecast the values after the newest reading, with a calibrated interval."""
-        p, frame = self.vector(state), self.frame()
         graph, source = self._helped(state)
-        if len(frame) and self._follows:
-            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
-        told = predict(graph, p, frame, self.levels, self._moved(p, graph))
-        return replace(told, source=source) if told.source == "model" else told
+        return self._forecaster.forecast(self.vector(state), self.frame(), graph, source)
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
         """Return the graph to forecast the newest window with, and the name of its source.
@@ -312,18 +269,6 @@ class ModelRuntime:
             return partial(aided, z=z.astype(np.float32)), "model"
         return alone, "without graph"
 
-    def _moved(self, p: Vector, graph: Graph) -> tuple[ConformalCalibration, CoverageTarget] | None:
-        """Return the calibration of a graph's interval and its target coverage, or None."""
-        if self.kept is None or not self._follows:
-            return None
-        follower, frame = self._follower, self.frame()
-        if graph is self.bundle.graphs["forecast"]:
-            return self.kept.calibration, follower.aim
-        newest = np.array([len(frame) - 1], np.int64)
-        self.kept = follower.aid(self.kept, frame, fan(graph, p, frame, newest, self.levels)[0])
-        assert self.kept.aided is not None
-        return self.kept.aided, follower.aim
-
     def helped_at(self, state: Any) -> int | None:  # noqa: ANN401 - as above
         """Return the number of the last window that the server's graph answered, or None."""
         feeds = {} if isinstance(state, LocalState) else self.half.model(state)
@@ -334,26 +279,16 @@ class ModelRuntime:
 
         Nothing happens before the first forecast: no interval has been issued.
         """
-        if self.kept is None or not (len(self.series) and self._follows):
-            return
-        frame, p = self.frame(), self.vector(state)
-        if self.kept.calibration.upto < int(frame.times[-1]) // self.series.step:
-            self.kept = self._follower.follow(self.kept, frame, p, self._teller(p))
-            if self.kept.aided is not None:
-                self.kept = self._follower.aid(self.kept, frame, None)
+        if self.kept is not None and len(self.series):
+            self._forecaster.calibrate(self.vector(state), self.frame())
 
     def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
         """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.
 
         Each is what the present model would have issued: calibrated on earlier readings only.
         """
-        if len(self.levels) == 1:
-            return None
-        frame, p = self.frame(), self.vector(state)
         origins = self._origins(begin, end)
-        if self._follows:
-            return self._follower.served(frame, origins, self._teller(p))
-        return np.asarray(self._teller(p)(origins)[:, :, [0, -1]])
+        return self._forecaster.intervals(self.vector(state), self.frame(), origins)
 
     def rolling(self, state: Any, begin: float, end: float) -> tuple[Ints, Floats, Floats]:  # noqa: ANN401 - as above
         """Forecast from every complete window whose first target is in a span of time.
@@ -361,39 +296,20 @@ class ModelRuntime:
         Returns:
             Times of the first targets, forecasts and truth ``(n, horizon)``, NaN where unobserved.
         """
-        frame = self.frame()
-        origins = self._origins(begin, end)
-        graph, p = self.bundle.graphs["forecast"], self.vector(state)
-        told = rolling(graph, p, frame, origins, self.levels)
-        return frame.times[origins] + self.series.step, told, frame.truth(origins)
+        frame, origins = self.frame(), self._origins(begin, end)
+        graph = self.bundle.graphs["forecast"]
+        values = rolling(graph, self.vector(state), frame, origins, self.levels)
+        return frame.times[origins] + self.series.step, values, frame.truth(origins)
 
     @property
     def levels(self) -> tuple[float, ...]:
         """The quantile levels of the model, rising; the median alone for a point forecast."""
-        return self.manifest.loss.levels or POINT
+        return self._forecaster.levels
 
     @property
-    def _follows(self) -> bool:
-        return len(self.levels) > 1 and self.config.forecast.calibrate
-
-    @property
-    def _follower(self) -> IntervalTracker:
-        said, frame = self.config.forecast, self.frame()
-        aim = CoverageTarget.of(
-            self.levels,
-            said.coverage,
-            gain=said.step_size,
-            least=least(frame),
-            narrowest=NARROWEST * frame.scale.width,
-        )
-        return IntervalTracker(aim, said.calibration_windows, self.manifest.digest)
-
-    def _teller(self, p: Vector) -> Callable[[Ints], Floats]:
-        """Return the function that forecasts quantiles from origins, without the server's z."""
-        return partial(self._told, p)
-
-    def _told(self, p: Vector, origins: Ints) -> Floats:
-        return fan(self.bundle.graphs["forecast"], p, self.frame(), origins, self.levels)
+    def kept(self) -> SavedCalibration | None:
+        """State of the interval calibration; None before the first forecast."""
+        return self._forecaster.kept
 
     def _origins(self, begin: float, end: float) -> Ints:
         frame = self.frame()
@@ -433,33 +349,3 @@ class ModelRuntime:
         """Return the parameter vector to forecast with: the half's, or that of the local rounds."""
         half = self.alone if isinstance(state, LocalState) else self.half
         return np.asarray(half.model(state)["p"], np.float32)
-
-
-def series_for(manifest: Manifest, keep: int) -> Series:
-    """Create an empty series on a bundle's grid, with the streams that it reads."""
-    streams = {manifest.target.stream: None}
-    streams.update({f.stream: None for f in manifest.features if f.stream is not None})
-    return Series(manifest.window.step_seconds, list(streams), capacity=keep)
-
-
-def own_start(initial: Vector, spec: ParamSpec, device: str) -> Vector:
-    """Draw new personal layers from the device's id, each with the spread of the bundle's.
-
-    A constant layer (a bias of zero) is unchanged. Shared layers are the bundle's.
-
-    Example:
-        >>> spec = ParamSpec.of([("body", (2,)), ("head", (3,))], shared=["body"])
-        >>> start = np.array([1, 2, 0.5, -0.5, 0.1], np.float32)
-        >>> a, b = own_start(start, spec, "meter-1"), own_start(start, spec, "meter-2")
-        >>> a[:2], bool((a[2:] == b[2:]).any())
-        (array([1., 2.], dtype=float32), False)
-    """
-    p = initial.copy()
-    for layer in spec.layers:
-        if layer.name in spec.shared_names:
-            continue
-        part = slice(layer.offset, layer.offset + layer.size)
-        centre, reach = initial[part].mean(), initial[part].std() * np.sqrt(3.0)
-        rng = keyed(0, device, f"start {layer.name}", 0)
-        p[part] = centre + reach * rng.uniform(-1.0, 1.0, layer.size)
-    return p

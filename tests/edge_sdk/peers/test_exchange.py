@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.peers import exchange as gossip
 from edge_sdk.peers.chunks import SLICE, PeerChunks, cut
-from edge_sdk.peers.exchange import LinkDisagreement, Lost, NewerEpoch, PeerExchange, PeerLink
+from edge_sdk.peers.exchange_types import LinkDisagreement, Lost, NewerEpoch, PeerExchange, PeerLink
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.messages import PeerMessage, SettleMessage
 from edge_sdk.wire.protocol.outbox import RetryPolicy
@@ -64,7 +64,7 @@ class Street:
         self.flying = [f for f in self.flying if f[0] > self.now]
         for _, _, sender, name, message in arriving:
             if name not in self.cut:
-                self.take(name, gossip.hear(self.nodes[name], sender, message, self.now))
+                self.take(name, gossip.receive(self.nodes[name], sender, message, self.now))
         for me in self.nodes:
             if me in self.cut:
                 continue
@@ -196,18 +196,18 @@ def peer(step=0, **more):
 )
 def test_what_is_refused(name, message, reason):
     with pytest.raises(Refused) as refused:
-        gossip.hear(pair(), name, message, 0.0)
+        gossip.receive(pair(), name, message, 0.0)
     assert refused.value.reason is reason
 
 
 def test_a_higher_epoch_is_reported_and_a_lower_one_told_of_ours():
-    assert gossip.hear(pair(), "b", peer(epoch=3, step=7), 0.0).notes == (NewerEpoch(3, 7),)
+    assert gossip.receive(pair(), "b", peer(epoch=3, step=7), 0.0).notes == (NewerEpoch(3, 7),)
     older = replace(pair(size=SLICE + 2), epoch=5)
-    ((name, slice_),) = gossip.hear(older, "b", peer(), 0.0).says
+    ((name, slice_),) = gossip.receive(older, "b", peer(), 0.0).says
     assert (name, slice_.epoch, slice_.step, slice_.off) == ("b", 5, 0, 0)
-    assert gossip.hear(older, "b", peer(off=SLICE), 0.0).says == (), "once for all slices"
+    assert gossip.receive(older, "b", peer(off=SLICE), 0.0).says == (), "once for all slices"
     missed = gossip.tick(older, 2.0, random.random).exchange
-    assert gossip.hear(missed, "b", peer(), 2.1).says == (
+    assert gossip.receive(missed, "b", peer(), 2.1).says == (
         ("b", SettleMessage(1, 5, 0, used=False)),
     )
 
@@ -217,24 +217,24 @@ def test_what_tells_of_an_epoch_is_not_taken_for_a_decision():
     offered = {"theta": np.zeros(2, "f4")}
     ahead = replace(exchange("a", "b", strict=True), epoch=2)
     ahead = gossip.begin(ahead, 3, offered, 0.0).exchange
-    answers = [gossip.hear(ahead, "b", peer(step=step), 0.0).says[0][1] for step in (0, 1)]
+    answers = [gossip.receive(ahead, "b", peer(step=step), 0.0).says[0][1] for step in (0, 1)]
     behind = gossip.begin(exchange("b", "a", strict=True), 1, offered, 0.0).exchange
-    assert gossip.hear(behind, "a", answers[0], 0.1).notes == (NewerEpoch(2, 3),)
+    assert gossip.receive(behind, "a", answers[0], 0.1).notes == (NewerEpoch(2, 3),)
     joined = gossip.begin(replace(behind, epoch=2), 3, offered, 0.2)
     for _, message in joined.says:
-        ahead = gossip.hear(ahead, "b", message, 0.3).exchange
-    behind = gossip.hear(joined.exchange, "a", answers[1], 0.3).exchange
+        ahead = gossip.receive(ahead, "b", message, 0.3).exchange
+    behind = gossip.receive(joined.exchange, "a", answers[1], 0.3).exchange
     decided = gossip.tick(ahead, 0.4, random.random)
     for _, message in decided.says:
-        behind = gossip.hear(behind, "a", message, 0.5).exchange
+        behind = gossip.receive(behind, "a", message, 0.5).exchange
     assert decided.exchange.used == ("b",)
     assert behind.used == ("a",), "both ends, or neither"
-    told = gossip.hear(decided.exchange, "b", peer(step=1), 0.6).says
+    told = gossip.receive(decided.exchange, "b", peer(step=1), 0.6).says
     assert told == (("b", SettleMessage(1, 2, 3, used=True)),), "once decided, as it was decided"
 
 
 def test_a_decision_outlives_the_process_and_is_never_made_anew():
-    x = gossip.hear(pair(), "b", peer(), 0.1).exchange
+    x = gossip.receive(pair(), "b", peer(), 0.1).exchange
     turn = gossip.tick(x, 0.1, random.random)
     (made,) = turn.decided
     assert made.used
@@ -245,19 +245,21 @@ def test_a_decision_outlives_the_process_and_is_never_made_anew():
     assert gossip.vectors(again)["theta"].tolist() == [[1.0, 1.0]]
     refused = made._replace(used=False, last=-1)
     late = gossip.resumed(pair(), {"b": refused})
-    assert gossip.hear(late, "b", peer(), 0.2).says == (("b", SettleMessage(1, 1, 0, used=False)),)
+    assert gossip.receive(late, "b", peer(), 0.2).says == (
+        ("b", SettleMessage(1, 1, 0, used=False)),
+    )
 
 
 def test_an_old_question_is_answered_as_it_was_settled():
-    x = gossip.tick(gossip.hear(pair(), "b", peer(), 0.1).exchange, 0.1, random.random).exchange
+    x = gossip.tick(gossip.receive(pair(), "b", peer(), 0.1).exchange, 0.1, random.random).exchange
     for step in range(1, 9):
         x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange
         x = gossip.tick(x, step + 2.5, random.random).exchange
     assert set(x.said) == {0, 8}, "what may still be asked for is kept, no more"
-    told = gossip.hear(x, "b", peer(), 20.0).says
+    told = gossip.receive(x, "b", peer(), 20.0).says
     assert [type(m) for _, m in told] == [PeerMessage, SettleMessage]
     assert told[1][1].used
-    assert gossip.hear(x, "b", peer(step=5), 20.0).says == (
+    assert gossip.receive(x, "b", peer(step=5), 20.0).says == (
         ("b", SettleMessage(1, 1, 5, used=False)),
     )
 
@@ -266,15 +268,15 @@ def test_who_is_behind_the_last_that_counted_is_told_that_its_store_is_lost():
     x = pair()
     for step in range(4):
         x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange
-        x = gossip.hear(x, "b", peer(step=step), step).exchange
+        x = gossip.receive(x, "b", peer(step=step), step).exchange
         x = gossip.tick(x, step, random.random).exchange
-    (answer,) = gossip.hear(x, "b", peer(step=1), 9.0).says
+    (answer,) = gossip.receive(x, "b", peer(step=1), 9.0).says
     assert answer == ("b", SettleMessage(1, 1, 3, used=True))
     waits = exchange("b", "a", strict=True)
     offered = {"theta": np.zeros(2, "f4")}
     for step in range(5):  # one that was there hears nothing new
         waits = gossip.begin(waits, step, offered, step).exchange
-        turn = gossip.hear(waits, "a", answer[1], step)
+        turn = gossip.receive(waits, "a", answer[1], step)
         assert turn.notes == (
             (Lost("a", 3),) if step < 3 else (LinkDisagreement("a", 3),) * (step > 3)
         )
@@ -282,14 +284,14 @@ def test_who_is_behind_the_last_that_counted_is_told_that_its_store_is_lost():
 
 
 def test_giving_up_is_noted_by_the_end_that_had_decided():
-    x = gossip.tick(gossip.hear(pair(), "b", peer(), 0.1).exchange, 0.1, random.random).exchange
-    assert gossip.hear(x, "b", SettleMessage(1, 1, 0, used=False), 1.0).notes == (
+    x = gossip.tick(gossip.receive(pair(), "b", peer(), 0.1).exchange, 0.1, random.random).exchange
+    assert gossip.receive(x, "b", SettleMessage(1, 1, 0, used=False), 1.0).notes == (
         LinkDisagreement("b", 0),
     )
 
 
 def test_nothing_is_decided_while_the_post_is_still_arriving():
-    x = replace(gossip.hear(pair(), "b", peer(), 0.1).exchange, quiet=5.0)
+    x = replace(gossip.receive(pair(), "b", peer(), 0.1).exchange, quiet=5.0)
     assert not gossip.tick(x, 4.9, random.random).decided
     assert gossip.tick(x, 5.0, random.random).decided
 

@@ -11,7 +11,7 @@ import pytest
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.training.canary import UNMEASURED, Measured, fault, measure
-from edge_sdk.training.model_runtime import series_for
+from edge_sdk.training.run_role import series_for
 from edge_sdk.wire.contract.manifest import Manifest, ManifestError, Training
 from tests.edge_sdk.conftest import LOOKBACK, MANIFEST, linear_forecast
 

@@ -1,0 +1,118 @@
+"""Forecast with intervals that are calibrated on the readings that arrive (conformal prediction)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from edge_sdk.config import ForecastSection
+from edge_sdk.forecasting.calendar_features import Floats, Ints
+from edge_sdk.forecasting.conformal import ConformalCalibration, CoverageTarget
+from edge_sdk.forecasting.forecast import POINT, Forecast, SourceOf, fan, least, predict
+from edge_sdk.forecasting.intervals import IntervalTracker, SavedCalibration
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.methods.training_context import Graph
+from edge_sdk.training.run_role import RunnableBundle
+from edge_sdk.wire.contract.parameter_layout import Vector
+
+NARROWEST = 0.01
+"""Minimum width of an interval, as a share of the series' scale."""
+
+
+class CalibratedForecaster:
+    """The forecasts of one bundle.
+
+    Args:
+        settings: Section ``[forecast]`` of the configuration.
+        bundle: The bundle in use.
+
+    Attributes:
+        kept: State of the interval calibration; None before the first forecast.
+    """
+
+    def __init__(self, settings: ForecastSection, bundle: RunnableBundle) -> None:
+        self._settings, self._bundle = settings, bundle
+        self.kept: SavedCalibration | None = None
+
+    def restore(self, kept: SavedCalibration | None) -> None:
+        """Set the saved state of the calibration; None begins anew."""
+        self.kept = kept
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The quantile levels of the model, rising; the median alone for a point forecast."""
+        return self._bundle.manifest.loss.levels or POINT
+
+    def forecast(self, p: Vector, frame: ChannelFrame, graph: Graph, source: SourceOf) -> Forecast:
+        """Forecast the values after the newest reading, with a calibrated interval.
+
+        Args:
+            p: Parameter vector.
+            frame: Input channels.
+            graph: Graph to forecast with; perhaps one that the server helps.
+            source: Name of that graph in the forecast.
+        """
+        if len(frame) and self._is_calibrated:
+            self.kept = self._tracker(frame).follow(self.kept, frame, p, self._fan(p, frame))
+        found = predict(graph, p, frame, self.levels, self._moved(p, frame, graph))
+        return replace(found, source=source) if found.source == "model" else found
+
+    def calibrate(self, p: Vector, frame: ChannelFrame) -> None:
+        """Update the calibration with new readings; nothing happens before the first forecast."""
+        if self.kept is None or not self._is_calibrated:
+            return
+        if self.kept.calibration.upto < int(frame.times[-1]) // frame.window.step_seconds:
+            tracker = self._tracker(frame)
+            self.kept = tracker.follow(self.kept, frame, p, self._fan(p, frame))
+            if self.kept.aided is not None:
+                self.kept = tracker.aid(self.kept, frame, None)
+
+    def intervals(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats | None:
+        """Return the intervals of forecasts from some origins, ``(n, horizon, 2)``; None if none.
+
+        Each is calibrated on earlier readings only.
+        """
+        if len(self.levels) == 1:
+            return None
+        if self._is_calibrated:
+            return self._tracker(frame).served(frame, origins, self._fan(p, frame))
+        return np.asarray(self._fan(p, frame)(origins)[:, :, [0, -1]])
+
+    def _moved(
+        self, p: Vector, frame: ChannelFrame, graph: Graph
+    ) -> tuple[ConformalCalibration, CoverageTarget] | None:
+        """Return the calibration of a graph's interval and its target coverage, or None."""
+        if self.kept is None or not self._is_calibrated:
+            return None
+        tracker = self._tracker(frame)
+        if graph is self._bundle.graphs["forecast"]:
+            return self.kept.calibration, tracker.aim
+        newest = np.array([len(frame) - 1], np.int64)
+        self.kept = tracker.aid(self.kept, frame, fan(graph, p, frame, newest, self.levels)[0])
+        assert self.kept.aided is not None
+        return self.kept.aided, tracker.aim
+
+    @property
+    def _is_calibrated(self) -> bool:
+        return len(self.levels) > 1 and self._settings.calibrate
+
+    def _tracker(self, frame: ChannelFrame) -> IntervalTracker:
+        settings = self._settings
+        aim = CoverageTarget.of(
+            self.levels,
+            settings.coverage,
+            gain=settings.step_size,
+            least=least(frame),
+            narrowest=NARROWEST * frame.scale.width,
+        )
+        return IntervalTracker(aim, settings.calibration_windows, self._bundle.manifest.digest)
+
+    def _fan(self, p: Vector, frame: ChannelFrame) -> Callable[[Ints], Floats]:
+        """Return the function that forecasts quantiles from origins, without the server's z."""
+        return partial(self._quantiles, p, frame)
+
+    def _quantiles(self, p: Vector, frame: ChannelFrame, origins: Ints) -> Floats:
+        return fan(self._bundle.graphs["forecast"], p, frame, origins, self.levels)
