@@ -37,12 +37,12 @@ class Isolation:
 
     Attributes:
         store: Database, rolled back.
-        fold: Round engine, rewound.
-        stage: Split driver, rewound.
-        outgoing: Publish queue, rewound.
+        engine: Round engine, rewound.
+        split: Split driver, rewound.
+        publisher: Publish queue, rewound.
         backlog: Events that wait for disk space, rewound.
         registry: Enrolled devices, read again.
-        intake: Message ingress, which has the message at hand.
+        ingress: Message ingress, which has the message at hand.
         letters: Dead letters.
         metrics: Counters of defects.
         clock: Server time.
@@ -50,12 +50,12 @@ class Isolation:
     """
 
     store: Store
-    fold: RoundEngine
-    stage: SplitDriver
-    outgoing: Publisher
+    engine: RoundEngine
+    split: SplitDriver
+    publisher: Publisher
     backlog: deque[JournalEntry]
     registry: Registry
-    intake: MessageIngress
+    ingress: MessageIngress
     letters: DeadLetters
     metrics: Metrics
     clock: Clock
@@ -67,19 +67,19 @@ class Isolation:
         Raises:
             Exception: An error that is no defect (disk, memory, a broken file), after the rollback.
         """
-        fold, stage, length = self.fold.mark(), self.stage.mark(), len(self.outgoing)
+        engine, split, length = self.engine.mark(), self.split.mark(), len(self.publisher)
         backlog = tuple(self.backlog)
         try:
             with self.store.transaction():
                 action()
         except Exception as error:
-            self.fold.rewind(fold)
-            self.stage.rewind(stage)
-            self.outgoing.truncate(length)
+            self.engine.rewind(engine)
+            self.split.rewind(split)
+            self.publisher.truncate(length)
             self.backlog.clear()
             self.backlog.extend(backlog)
             self.registry.reload()
-            self.intake.open(self.fold.turn)
+            self.ingress.open(self.engine.turn)
             if not is_defect(error):
                 raise
             return error
@@ -122,13 +122,13 @@ class Isolation:
 
     def note_full(self, error: DatabaseFullError) -> None:
         """Record that the disk is full, and log it once."""
-        if not self.intake.is_full:
+        if not self.ingress.is_full:
             logger.error("disk full %s", fields(why=error))
-        self.intake.is_full = True
+        self.ingress.is_full = True
 
     def set_aside(self, message: Message, error: Exception) -> None:
         """Keep a message whose transaction was rolled back; its bytes are not handled again."""
-        at = self.intake.at_hand
+        at = self.ingress.at_hand
         digests = [arrival_digest(message.topic, message.payload)]
         topic, payload, proof, number = message.topic, message.payload, b"", None
         if at.sealed is not None:

@@ -48,18 +48,18 @@ SHOW_EVERY = 10.0  # s between two informative manifests
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class AppliedEvent:
     """Saved result of an event.
 
     Attributes:
         publications: Announcements to publish, in this order.
         closed: The round it closed, if any.
-        asked: Tasks to send to single devices.
+        tasks: Tasks to send to single devices.
     """
 
     publications: tuple[Publication, ...] = ()
     closed: Version | None = None
-    asked: tuple[PendingTask, ...] = ()
+    tasks: tuple[PendingTask, ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Alarm:
 
 
 class RoundEngine:
-    """Engine of the open run. Its state changes only in ``take``.
+    """Engine of the open run. Its state changes only in ``apply``.
 
     Args:
         run: The bound configuration.
@@ -165,17 +165,17 @@ class RoundEngine:
             return None
         return min((alarm.at for alarm in self._alarms), default=None)
 
-    def begin(self, upto: int) -> list[Folded]:
+    def begin(self, upto: int) -> list[AppliedEvent]:
         """Apply the journal entries after the saved state, or open the first round.
 
         After a replacement of the signing key, all announcements are signed again.
         """
-        done = [self.take(entry) for entry in self._store.journal(self.number, after=upto)]
+        done = [self.apply(entry) for entry in self._store.journal(self.number, after=upto)]
         if self.state.round == 0:
-            done.append(self.take(self._store.record(self.number, OPEN)))
+            done.append(self.apply(self._store.record(self.number, OPEN)))
         elif self.run.half.play is not None and self.state.is_open:
             again = Due(self.state.round, AGAIN)  # transient state of the last process
-            done.append(self.take(self._store.record(self.number, again)))
+            done.append(self.apply(self._store.record(self.number, again)))
         if self._spoken() is None:
             self.announced()
         return done
@@ -194,39 +194,39 @@ class RoundEngine:
         return [alarm.timer.due for alarm in self._alarms if alarm.at <= now]
 
     def wake(self, due: Event) -> JournalEntry:
-        """Journal a due timer; ``take`` it next."""
+        """Journal a due timer; ``apply`` it next."""
         entry = self._store.record(self.number, due)
         self._alarms = [alarm for alarm in self._alarms if alarm.timer.due != due]
         return entry
 
     def abandon(self) -> JournalEntry:
-        """Journal that the open round is abandoned; ``take`` it next."""
+        """Journal that the open round is abandoned; ``apply`` it next."""
         return self._store.record(self.number, Due(self.state.round, ABANDON))
 
     def meet(self, event: Event) -> JournalEntry | None:
-        """Journal an event if it changes the state; ``take`` it next."""
+        """Journal an event if it changes the state; ``apply`` it next."""
         state, effects = self.run.half.apply(self.state, event)
         if state is self.state and not self._needed(event, effects):
             return None
         return self._store.record(self.number, event)
 
     def record(self, event: Event) -> JournalEntry:
-        """Journal an event that this process produced; ``take`` it next."""
+        """Journal an event that this process produced; ``apply`` it next."""
         return self._store.record(self.number, event)
 
-    def take(self, entry: JournalEntry) -> Folded:
+    def apply(self, entry: JournalEntry) -> AppliedEvent:
         """Apply a journalled event, and save and return its result.
 
         Raises:
             DatabaseError: It could not be saved. Nothing has changed, and it may be retried.
         """
         if entry.event is None:
-            return Folded()
+            return AppliedEvent()
         state, effects = self.run.half.apply(self.state, entry.event)
         effects = self._needed(entry.event, effects)
-        folded = self._commit(state, effects, entry.position) if effects else Folded()
+        applied = self._commit(state, effects, entry.position) if effects else AppliedEvent()
         self.state = state
-        return folded
+        return applied
 
     def announced(self) -> tuple[Publication, ...]:
         """Sign, save and return the announcements of the present state again."""
@@ -276,7 +276,7 @@ class RoundEngine:
             return None
         return said if said.run == self.number else None
 
-    def _commit(self, state: Course, effects: Effects, position: int) -> Folded:
+    def _commit(self, state: Course, effects: Effects, position: int) -> AppliedEvent:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
         wanted = [e for e in effects if isinstance(e, Due)]
         version = self._version(closed, state) if closed else None
@@ -300,7 +300,7 @@ class RoundEngine:
             self._opened_at = self._clock.monotonic()
         self._note_shown(state, said)
         _log(version)
-        return Folded(said, version, asked)
+        return AppliedEvent(said, version, asked)
 
     def _needed(self, event: Event, effects: Effects) -> Effects:
         """Omit the new task of a returning device that still has an open one.

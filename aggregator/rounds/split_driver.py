@@ -27,7 +27,7 @@ from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol import messages
 from edge_sdk.wire.protocol.array_fragments import cut
 
-Words = tuple[tuple[str, messages.TaskMessage], ...]
+TaskMessages = tuple[tuple[str, messages.TaskMessage], ...]
 """Task messages, each with the device that receives it."""
 
 
@@ -41,8 +41,8 @@ class SplitDriver:
         run: Number of the run.
         spec: Layout digest in every task.
         clock: Monotonic time.
-        owed: Result of a round that is not yet journalled.
-        mute: Number of tasks not sent because a scalar in them was not finite.
+        result: Result of a round that is not yet journalled.
+        unsent: Number of tasks not sent because a scalar in them was not finite.
     """
 
     play: Play[Any] | None
@@ -50,22 +50,22 @@ class SplitDriver:
     run: int
     spec: bytes
     clock: Clock
-    owed: Played | None = None
-    mute: int = 0
+    result: Played | None = None
+    unsent: int = 0
     _act: Any = None
     _key: tuple[object, ...] = ()
     _alarms: tuple[tuple[float, Due], ...] = ()
-    _said_to: Counter[str] = field(default_factory=Counter)
+    _order: Counter[str] = field(default_factory=Counter)
 
     def mark(self) -> tuple[Any, ...]:
         """Return a mark for ``rewind``."""
-        return (self.owed, self.mute, self._act, self._key, self._alarms, Counter(self._said_to))
+        return (self.result, self.unsent, self._act, self._key, self._alarms, Counter(self._order))
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
         """Restore the state at the mark."""
-        self.owed, self.mute, self._act, self._key, self._alarms, self._said_to = mark
+        self.result, self.unsent, self._act, self._key, self._alarms, self._order = mark
 
-    def follow(self, state: Any) -> Words:  # noqa: ANN401 - the half's own
+    def follow(self, state: Any) -> TaskMessages:  # noqa: ANN401 - the half's own
         """Start the play again if the half has moved; return the messages to send."""
         if self.play is None:
             return ()
@@ -77,13 +77,13 @@ class SplitDriver:
         if is_same:  # only a slot has changed
             self._act = self.play.placed(self._act, state)
             return ()
-        self._act, self.owed = self.play.begin(state, self._act), None
+        self._act, self.result = self.play.begin(state, self._act), None
         if not is_same_round:
-            self._said_to.clear()
+            self._order.clear()
         self._alarms = tuple(alarm for alarm in self._alarms if not alarm[1].round)
         return self._apply(Due(state.round, "begin"))
 
-    def hear(self, event: Signal | Member) -> Words:
+    def receive(self, event: Signal | Member) -> TaskMessages:
         """Apply a signal or a membership change; return the messages to send."""
         return self._apply(event) if self._act is not None else ()
 
@@ -93,48 +93,48 @@ class SplitDriver:
             return False
         return self.play.wants(self._act, said, shape)
 
-    def wake(self) -> Words:
+    def wake(self) -> TaskMessages:
         """Apply every timer that is due; return the messages to send."""
         now = self.clock.monotonic()
-        words: list[tuple[str, messages.TaskMessage]] = []
+        sent: list[tuple[str, messages.TaskMessage]] = []
         for alarm in [one for one in self._alarms if one[0] <= now]:
             if alarm in self._alarms:
                 self._alarms = tuple(one for one in self._alarms if one != alarm)
-                words += self._apply(alarm[1])
-        return tuple(words)
+                sent += self._apply(alarm[1])
+        return tuple(sent)
 
     @property
     def next_due(self) -> float | None:
         """Return the due time of the next timer, on the monotonic clock."""
         return min((at for at, _ in self._alarms), default=None)
 
-    def _apply(self, event: Event) -> Words:
+    def _apply(self, event: Event) -> TaskMessages:
         assert self.play is not None
         self._act, effects = self.play.apply(self._act, event)
         return self._done(effects)
 
-    def _done(self, effects: Effects) -> Words:
-        words: list[tuple[str, messages.TaskMessage]] = []
+    def _done(self, effects: Effects) -> TaskMessages:
+        sent: list[tuple[str, messages.TaskMessage]] = []
         for effect in effects:
             if isinstance(effect, Task):
-                words += self._said(effect)
+                sent += self._encoded(effect)
             elif isinstance(effect, Due):
                 kept = [one for one in self._alarms if (one[1].round == 0) != (effect.round == 0)]
                 alarm = (self.clock.monotonic() + effect.after, effect)
                 self._alarms = (*kept, alarm)  # one for the round, one for the served step
             elif isinstance(effect, Played):
-                self.owed = effect
-        return tuple(words)
+                self.result = effect
+        return tuple(sent)
 
-    def _said(self, task: Task) -> list[tuple[str, messages.TaskMessage]]:
+    def _encoded(self, task: Task) -> list[tuple[str, messages.TaskMessage]]:
         """Encode a task; inside a round it is numbered by the device's previous tasks."""
         if task.round:
-            self._said_to[task.to] += 1
-            task = replace(task, values={**task.values, "order": float(self._said_to[task.to])})
+            self._order[task.to] += 1
+            task = replace(task, values={**task.values, "order": float(self._order[task.to])})
         try:
             return [(task.to, message) for message in written(task, self.contract, self)]
         except Refused:
-            self.mute += 1
+            self.unsent += 1
             return []
 
 

@@ -94,7 +94,7 @@ class Peers(NamedTuple):
     weights: tuple[float, ...] = ()
 
 
-NOBODY = Peers()
+NO_PEERS = Peers()
 
 
 def message(
@@ -103,7 +103,7 @@ def message(
     spec: bytes,
     *,
     whole: bool,
-    peers: Peers = NOBODY,
+    peers: Peers = NO_PEERS,
 ) -> messages.TaskMessage:
     """Build the message of a task; ``whole`` includes the content if it is small enough."""
     body = content.body if content is not None else b""
@@ -133,7 +133,7 @@ class _Reminder:
     anyway: bool = False  # also to devices whose presence is unknown
 
 
-class Asking:
+class OpenTasks:
     """Open tasks of one run, and the schedule of their reminders.
 
     Args:
@@ -150,7 +150,7 @@ class Asking:
         run: int,
         spec: bytes,
         now: float,
-        peers: Callable[[str], Peers] = lambda _device: NOBODY,
+        peers: Callable[[str], Peers] = lambda _device: NO_PEERS,
     ) -> None:
         self._store = store
         self._peers = peers
@@ -158,9 +158,11 @@ class Asking:
         self._spec = spec
         self._reminders = {one.device: _Reminder(now + REMIND, REMIND) for one in store.tasks(run)}
         self._whole: dict[str, tuple[tuple[int, int, int], float]] = {}
-        self.said: dict[str, int] = {}
+        self.sent: dict[str, int] = {}
 
-    def tell(self, device: str, now: float, *, whole: bool = True) -> messages.TaskMessage | None:
+    def message_to(
+        self, device: str, now: float, *, whole: bool = True
+    ) -> messages.TaskMessage | None:
         """Return the message of a device's open task; None if it has none."""
         asked = self._store.asked(device, self._run)
         if asked is None or not asked.is_open:
@@ -169,7 +171,7 @@ class Asking:
         if whole:
             self._reminders[device] = _Reminder(now + REMIND, REMIND)
             whole = self._is_fresh(asked, now)
-        self.said[device] = self.said.get(device, 0) + 1
+        self.sent[device] = self.sent.get(device, 0) + 1
         content = self._store.content(asked.content) if asked.content else None
         peers = self._peers(device)
         return message(asked, content, self._spec, whole=whole, peers=peers)
@@ -200,21 +202,21 @@ class Asking:
         if device in self._reminders:
             self._reminders[device] = _Reminder(now, REMIND)
 
-    def again(self, now: float, there: Container[str]) -> list[tuple[str, messages.TaskMessage]]:
+    def due(self, now: float, there: Container[str]) -> list[tuple[str, messages.TaskMessage]]:
         """Return the due reminders, for devices that are present."""
-        due = [
+        names = [
             name
             for name, one in self._reminders.items()
             if one.at <= now and (one.anyway or name in there)
         ]
-        told = []
-        for device in sorted(due):
+        messages_due = []
+        for device in sorted(names):
             wait = min(RARELY, 2 * self._reminders[device].wait)
             self._reminders[device] = _Reminder(now + wait, wait)
-            words = self.tell(device, now, whole=False)
-            if words is not None:
-                told.append((device, words))
-        return told
+            sent = self.message_to(device, now, whole=False)
+            if sent is not None:
+                messages_due.append((device, sent))
+        return messages_due
 
 
 def _arrays(task: Task, contract: Mapping[str, Ask]) -> list[Array]:

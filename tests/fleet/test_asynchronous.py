@@ -35,7 +35,7 @@ def together(world):
 
 def history(one):
     """The closed rounds, after a check that the journal gives every one of them to the bit."""
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
     assert audit.is_sound, audit.faults
     return one.daemon._store.versions(1)
@@ -196,14 +196,14 @@ def test_a_pause_keeps_every_task(world):
     one = fleet_of(world, rounds=ROUNDS, quorum=3)
     one.start_all()
     one.until(lambda: one.version >= 2)
-    one.daemon._outgoing.announce(one.daemon._fold.pause(is_paused=True))
-    one.daemon._intake.open(one.daemon._fold.turn)
+    one.daemon._publisher.announce(one.daemon._engine.pause(is_paused=True))
+    one.daemon._ingress.open(one.daemon._engine.turn)
     for _ in range(100):
         one.turn()
     assert one.version <= 3
     held = one.version
-    one.daemon._outgoing.announce(one.daemon._fold.pause(is_paused=False))
-    one.daemon._intake.open(one.daemon._fold.turn)
+    one.daemon._publisher.announce(one.daemon._engine.pause(is_paused=False))
+    one.daemon._ingress.open(one.daemon._engine.turn)
     assert finish(one).tobytes() == together(world).tobytes()
     assert held < ROUNDS
 

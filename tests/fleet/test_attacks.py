@@ -23,7 +23,7 @@ def begin(world, assault, *, hours=400, liar_reads=0):
 
 def refusals(world):
     """Reasons for which the aggregator refused something, and how often."""
-    counts, reasons = world.daemon._intake.counts, set(Reason.__members__) - {"ACCEPTED"}
+    counts, reasons = world.daemon._ingress.counts, set(Reason.__members__) - {"ACCEPTED"}
     return {name: n for name, n in counts.items() if name in reasons}
 
 
@@ -181,7 +181,7 @@ def test_two_devices_with_one_id_do_not_count_twice(world):
     learned(one, 3)
     told = refusals(one)
     assert told.get("CLOSED", 0) + told.get("FORK", 0) > 0, "each hello ends the other's life"
-    assert one.daemon._intake.counts["ACCEPTED"] <= 3 * 3, "one a round and id"
+    assert one.daemon._ingress.counts["ACCEPTED"] <= 3 * 3, "one a round and id"
 
 
 @pytest.mark.parametrize("method", ["rsa_weights", "bsfdp"])

@@ -27,7 +27,7 @@ def bilevel(world, rounds=ROUNDS, settings=None, faults=None, seed=0, **more):
 
 def finish(one, rounds=ROUNDS):
     one.until(lambda: one.version >= rounds)
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
     assert audit.is_sound, audit.faults
     state = one.daemon.state

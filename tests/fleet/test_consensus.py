@@ -27,7 +27,7 @@ def fleet_of(world, method, rounds=ROUNDS, **options):
 
 def finish(one, rounds=ROUNDS):
     one.until(lambda: one.version >= rounds)
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
     assert audit.is_sound, audit.faults
     return one.consensus()

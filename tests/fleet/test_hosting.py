@@ -21,7 +21,7 @@ def test_devices_learn_who_their_neighbours_are_and_learn_with_them(world):
     one = hosted(world, total_steps=8)
     one.until(lambda: all(among(one, n)["step"] >= 8 for n in range(4)))
     assert {len(among(one, n)["links"]) for n in range(4)} == {2}, "a ring of all four"
-    heard = one.daemon._intake.counts
+    heard = one.daemon._ingress.counts
     assert not heard["ACCEPTED"], "the aggregator is told no model"
     trackers = np.mean([c.state.tracker for c in one.clients.values()], axis=0)
     seen = [c.learner.spec.shared(c.state.seen) for c in one.clients.values()]

@@ -58,7 +58,7 @@ def disturbed(one, rng):
 
 def check_journal(one):
     """Fold the run's journal again: every round must come out as it was announced."""
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     audit = recompute(
         one.daemon._store, fold.run.half, fold.run.bundle.initial[: len(fold.state.w)]
     )

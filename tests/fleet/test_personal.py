@@ -32,7 +32,7 @@ def personal(world, devices=4, rounds=ROUNDS, settings=None, part="train", **mor
 
 def finish(one):
     one.until(lambda: one.daemon.is_done)
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
     assert audit.is_sound, audit.faults
     assert one.daemon.metrics.refusals() == {}

@@ -46,9 +46,9 @@ def test_devices_beyond_the_backup_say_hello_and_go_on(world):
     before = accepted(one)
     restored(one, copy)
     run = 1 + RUN_LEAP
-    assert one.daemon._fold.number == run
+    assert one.daemon._engine.number == run
     one.until(lambda: one.version >= 3)
-    counts = one.daemon._intake.counts
+    counts = one.daemon._ingress.counts
     assert counts["SAY_HELLO"] >= 1
     assert counts["WRONG_RUN"] >= 1, "what was made for the lost rounds is refused, and settled"
     one.until(lambda: not owed & {e.key for e in one.clients[1]._session.outbox.entries})

@@ -87,7 +87,7 @@ def start_all(one):
 
 def finish(one):
     one.until(lambda: one.daemon.is_done)
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     audit = recompute(one.daemon._store, fold.run.half, fold.run.first_state().w)
     assert audit.is_sound, audit.faults
     return one.daemon.state
@@ -266,7 +266,7 @@ def centralised(one, windows):
     Returns:
         Every home's vector after one round, and the graph model's.
     """
-    fold = one.daemon._fold
+    fold = one.daemon._engine
     settings = fold.run.config.run.settings
     graph = Diffusion(np.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]), 16)
     present = np.array([True, True, True, False])

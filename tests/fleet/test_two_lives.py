@@ -71,10 +71,10 @@ def test_a_new_key_lets_the_right_one_back_in(world):
     assert cli.main(enrol) == 0
     one.die(0)
     client = one.start(0)
-    accepted = one.daemon._intake.counts["ACCEPTED"]
+    accepted = one.daemon._ingress.counts["ACCEPTED"]
     one.until(lambda: client.status()["counts"].get("accepted", 0) >= 2, turns=1000)
     assert not client.why_stopped
-    assert one.daemon._intake.counts["ACCEPTED"] > accepted
+    assert one.daemon._ingress.counts["ACCEPTED"] > accepted
     assert copy.why_stopped == Reason.TWO_LIVES.name
 
 

@@ -177,9 +177,9 @@ def test_a_daemon_stops_hearing_a_flood_names_it_and_greets_the_others(
     daemon.turn()
     assert list(daemon.snapshot.status["flooding"]) == [two.name]
     assert b"gridfed_devices_flooding 1.0" in daemon.metrics.text()
-    heard = sum(daemon._intake.counts.values())
+    heard = sum(daemon._ingress.counts.values())
     flood(broker, daemon, two.name)
-    assert sum(daemon._intake.counts.values()) == heard
+    assert sum(daemon._ingress.counts.values()) == heard
     one.hello(1)
     for _ in range(6):
         daemon.turn()

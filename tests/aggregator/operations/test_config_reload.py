@@ -148,7 +148,7 @@ BAD = [
 @pytest.mark.parametrize(("old", "new", "why"), FORBIDDEN + BAD)
 def test_what_cannot_be_in_force_changes_nothing_and_says_why(fleet, caplog, old, new, why):
     daemon, path, devices = fleet
-    before, run, text = daemon.config, daemon._fold.run, path.read_text("utf-8")
+    before, run, text = daemon.config, daemon._engine.run, path.read_text("utf-8")
     write(path, (old, new), ('jitter = "0s"', 'jitter = "5s"'))  # a good change beside the bad one
     with caplog.at_level(logging.WARNING, "aggregator.daemon"):
         assert not daemon.reload({})
@@ -156,7 +156,7 @@ def test_what_cannot_be_in_force_changes_nothing_and_says_why(fleet, caplog, old
         r.getMessage() for r in caplog.records if r.getMessage().startswith("configuration refused")
     ]
     assert why in said
-    assert (daemon.config, daemon._fold.run) == (before, run)
+    assert (daemon.config, daemon._engine.run) == (before, run)
     assert gauge(daemon, "successful") == 0
     assert why in daemon.snapshot.document()["configuration"]
     assert round_of(daemon, devices) == 1
@@ -255,7 +255,7 @@ def test_variables_of_the_start_still_win(fleet):
 
 def test_split_learning_keeps_its_deadline(fleet):
     daemon, path, _ = fleet
-    run = daemon._fold.run
+    run = daemon._engine.run
     write(path, ('"60s"', '"10s"'))
     turned = replace(run, half=SimpleNamespace(play=object()))
     with pytest.raises(

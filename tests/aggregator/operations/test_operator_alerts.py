@@ -76,7 +76,7 @@ def test_a_renewed_file_and_one_that_is_gone_are_seen_at_the_next_look(authority
     daemon = serve()
     authority.revoked(days=(0.0, 20.5))
     authority.file.unlink()
-    daemon._look()
+    daemon._run_periodic()
     found = exported(daemon)
     assert found["crl"] == pytest.approx(20.5, abs=0.01)
     assert found["ca"] == pytest.approx(-time.time() / 86_400, abs=0.01)  # the metric is 0
@@ -91,7 +91,7 @@ def test_the_log_warns_once_a_day(authority, serve, still_clock, caplog):
         daemon = serve(clock=still_clock)
         for hours in (0, 12, 24, 36, 48, 60):
             still_clock.now = 1000.0 + 3600 * hours
-            daemon._look()
+            daemon._run_periodic()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2  # the last third of a list's week begins after a day
     assert all("kind=crl" in line for line in said)

@@ -63,7 +63,7 @@ class Fleet:
         tables = ("journal", "leaves", "versions", "runs", "announcements", "contents")
         db = self.daemon._store._db
         kept = {t: db.execute(f"SELECT * FROM {t}").fetchall() for t in tables}
-        return state_codec.digest(self.daemon.state), self.daemon._fold.turn, kept
+        return state_codec.digest(self.daemon.state), self.daemon._engine.turn, kept
 
     def letters(self):
         return self.daemon._letters.letters()
@@ -303,7 +303,7 @@ def test_a_round_whose_deadline_meets_a_defect_is_abandoned(fleet, plant):
         puppet.answer([1.0, 1.0])
     made.turns()
     assert (one.last(ModelMessage).round, one.last(ModelMessage).version) == (3, 1)
-    assert made.daemon._fold.halted == ""
+    assert made.daemon._engine.halted == ""
 
 
 def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mended(fleet, plant):
@@ -329,11 +329,11 @@ def test_a_run_whose_every_round_meets_a_defect_is_halted_and_goes_on_when_mende
     assert three.last(WelcomeMessage).life == 2
 
     made.start()  # the mended version
-    assert made.daemon._fold.halted
+    assert made.daemon._engine.halted
     plant.mend()
     made.start()
     made.order("resume", "_all")
-    assert made.daemon._fold.halted == ""
+    assert made.daemon._engine.halted == ""
     for puppet in (one, two):
         puppet.answer([1.0, 1.0])
     made.turns()
@@ -349,7 +349,7 @@ def test_a_journal_that_cannot_be_applied_halts_the_run_and_not_the_start(fleet,
     plant.in_method()  # the next version has a defect
     made.start()
     made.turns()
-    assert made.daemon._fold.halted.startswith("start: ZeroDivisionError")
+    assert made.daemon._engine.halted.startswith("start: ZeroDivisionError")
     plant.mend()
     made.start()
     made.order("resume", "_all")
@@ -369,7 +369,7 @@ def test_a_step_of_the_loop_that_meets_a_defect_waits_and_does_not_spin(fleet, p
         made.daemon.turn()
     assert 4 <= plant.calls <= 6  # 1, 2, 4, 8, 16 seconds apart
     assert len(made.letters()) <= 6
-    assert made.daemon._patience() <= 1.0
+    assert made.daemon._longest_wait() <= 1.0
 
 
 def test_a_defect_that_meets_everybody_does_not_fill_the_disk(fleet, plant, monkeypatch):

@@ -7,7 +7,7 @@ import sqlite3
 import numpy as np
 import pytest
 
-from aggregator.rounds.task_dispatch import RARELY, REMIND, Asking, content_of, message, recorded
+from aggregator.rounds.task_dispatch import RARELY, REMIND, OpenTasks, content_of, message, recorded
 from aggregator.store.opener import open_store
 from aggregator.store.sequence_ledger import Ledger, LedgerRow
 from aggregator.store.types import DownloadBody, PendingTask, RunRecord
@@ -172,9 +172,9 @@ class TestKeeping:
 class TestSayingAgain:
     def test_an_open_task_is_said_again_to_who_is_there_ever_more_rarely(self, store):
         commit(store, task("meter-1"), task("meter-2"))
-        asking, said = Asking(store, 1, SPEC.digest, 0.0), []
+        open_tasks, said = OpenTasks(store, 1, SPEC.digest, 0.0), []
         for now in range(3600):
-            said += [(now, who) for who, _ in asking.again(now, {"meter-1"})]
+            said += [(now, who) for who, _ in open_tasks.due(now, {"meter-1"})]
         assert {who for _, who in said} == {"meter-1"}
         times = [now for now, _ in said]
         assert times[:3] == [REMIND, 3 * REMIND, 7 * REMIND]
@@ -182,37 +182,40 @@ class TestSayingAgain:
 
     def test_a_reminder_has_no_vectors_and_ends_with_the_answer(self, store):
         commit(store, task())
-        asking = Asking(store, 1, SPEC.digest, 0.0)
-        ((who, words),) = asking.again(REMIND, BOTH)
+        open_tasks = OpenTasks(store, 1, SPEC.digest, 0.0)
+        ((who, words),) = open_tasks.due(REMIND, BOTH)
         assert (who, words.blob) == ("meter-1", b"")
         assert words.size is not None
         store.refuse("meter-1", Ledger(cur=1), (1, 1), LedgerRow(bytes(32), 24, 1, 1))
-        assert asking.again(1000.0, BOTH) == []
-        assert asking.tell("meter-1", 1000.0) is None
+        assert open_tasks.due(1000.0, BOTH) == []
+        assert open_tasks.message_to("meter-1", 1000.0) is None
 
     def test_whoever_says_hello_and_hello_gets_the_vectors_once(self, store):
         commit(store, task())
-        asking = Asking(store, 1, SPEC.digest, 0.0)
-        said = [bool(asking.tell("meter-1", now).blob) for now in (0.0, 1.0, REMIND - 1, REMIND)]
+        open_tasks = OpenTasks(store, 1, SPEC.digest, 0.0)
+        said = [
+            bool(open_tasks.message_to("meter-1", now).blob)
+            for now in (0.0, 1.0, REMIND - 1, REMIND)
+        ]
         assert said == [True, False, False, True]
         commit(store, task(number=2, base=1), upto=2)
-        assert asking.tell("meter-1", REMIND + 1).blob
+        assert open_tasks.message_to("meter-1", REMIND + 1).blob
 
     def test_who_comes_back_and_everybody_after_a_lost_link_is_reminded_soon(self, store):
         commit(store, task("meter-1"), task("meter-2"))
-        asking = Asking(store, 1, SPEC.digest, 0.0)
-        asking.returned("meter-2", 1.0)
-        assert [who for who, _ in asking.again(1.0, BOTH)] == ["meter-2"]
-        asking.hurry(2.0)
-        assert [who for who, _ in asking.again(2.0, BOTH)] == ["meter-1", "meter-2"]
+        open_tasks = OpenTasks(store, 1, SPEC.digest, 0.0)
+        open_tasks.returned("meter-2", 1.0)
+        assert [who for who, _ in open_tasks.due(1.0, BOTH)] == ["meter-2"]
+        open_tasks.hurry(2.0)
+        assert [who for who, _ in open_tasks.due(2.0, BOTH)] == ["meter-1", "meter-2"]
 
     def test_after_a_lost_link_who_is_not_known_to_be_there_is_reminded_once(self, store):
         commit(store, task("meter-1"), task("meter-2"))
-        asking = Asking(store, 1, SPEC.digest, 0.0)
-        assert asking.again(REMIND, ()) == []
-        asking.hurry(REMIND)
-        assert [who for who, _ in asking.again(REMIND, ())] == ["meter-1", "meter-2"]
-        assert asking.again(1000.0, ()) == []
+        open_tasks = OpenTasks(store, 1, SPEC.digest, 0.0)
+        assert open_tasks.due(REMIND, ()) == []
+        open_tasks.hurry(REMIND)
+        assert [who for who, _ in open_tasks.due(REMIND, ())] == ["meter-1", "meter-2"]
+        assert open_tasks.due(1000.0, ()) == []
 
 
 def test_the_order_of_tasks():

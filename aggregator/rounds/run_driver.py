@@ -1,0 +1,252 @@
+"""Drive one run: journal its events, apply them in order, and send what follows from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aggregator.ingress.dead_letters import site_of
+from aggregator.ingress.defect_policy import ATTEMPTS
+from aggregator.ingress.replies import Reply, Taken
+from aggregator.methods import OPEN, Linked
+from aggregator.rounds.announcements import Ends
+from aggregator.rounds.message_isolation import Isolation
+from aggregator.rounds.round_engine import AppliedEvent
+from aggregator.rounds.split_driver import TaskMessages
+from aggregator.rounds.task_dispatch import OpenTasks, Peers
+from aggregator.store.errors import DatabaseFullError
+from aggregator.store.types import JournalEntry, Version
+from edge_sdk.app.cli import fields
+from edge_sdk.wire.contract.method import Event, Member
+from edge_sdk.wire.protocol import codec, envelope, topics
+from edge_sdk.wire.protocol.messages import CommandMessage, TaskMessage
+
+logger = logging.getLogger(__name__)
+
+
+class RunDriver:
+    """Driver of the open run, over the parts that the isolation rolls back together.
+
+    Args:
+        isolation: Transaction over store and memory, with its parts.
+        ends: Signer and fleet of the messages.
+        on_closed: Called with the rounds that were closed, before any device receives their
+            announcement.
+
+    Attributes:
+        tasks: Open tasks of single devices.
+    """
+
+    def __init__(
+        self, isolation: Isolation, ends: Ends, on_closed: Callable[[Sequence[Version]], None]
+    ) -> None:
+        self._isolation, self._ends, self._on_closed = isolation, ends, on_closed
+        self._store, self._engine, self._split = isolation.store, isolation.engine, isolation.split
+        self._publisher, self._backlog = isolation.publisher, isolation.backlog
+        self._registry, self._ingress = isolation.registry, isolation.ingress
+        self._letters, self._clock = isolation.letters, isolation.clock
+        run = self._engine
+        now, spec = self._clock.monotonic(), run.run.spec.digest
+        self.tasks = OpenTasks(self._store, run.number, spec, now, self._neighbours_of)
+        self._closed: list[Version] = []
+        self._is_begun = False
+        self._upto = 0
+        self._failed_rounds = 0
+        self._shut_out: set[str] = set()
+
+    # --- life cycle
+
+    def begin(self, upto: int) -> None:
+        """Apply the journal entries after the saved state; a defect there halts the run."""
+        self._upto = upto
+
+        def begin() -> None:
+            for applied in self._engine.begin(upto):
+                self._follow(applied)
+            self._ingress.open(self._engine.turn)
+            self.send(self._split.follow(self._engine.state))
+
+        error = self._isolation.attempt(begin)
+        self.report_closed()
+        self._is_begun = error is None
+        if error is not None:
+            self._isolation.report("start", error)
+            self.halt("start", error)
+
+    def halt(self, where: str, error: Exception) -> None:
+        """Halt the run until an operator resumes it; everything else continues."""
+        engine = self._engine
+        engine.halted = f"{where}: {type(error).__name__} in {site_of(error).partition(' ')[2]}"
+        self._letters.halted = engine.halted
+        self._ingress.open(engine.turn)
+        known = {"run": engine.number, "round": engine.state.round, "why": engine.halted}
+        hint = f"see gridfed-aggregator dead-letters list {engine.run.config.file}"
+        logger.error("run halted %s", fields(**known, hint=hint))
+        self._isolation.step(
+            "pause", lambda: self._publisher.announce(engine.pause(is_paused=True))
+        )
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Pause or resume the fleet; a halted run is resumed from its present state."""
+        if not is_paused and self._engine.halted:
+            self._engine.halted = self._letters.halted = ""
+            self._failed_rounds = 0
+            if not self._is_begun:
+                self.begin(self._upto)
+        self._publisher.announce(self._engine.pause(is_paused=is_paused))
+        self._ingress.open(self._engine.turn)
+
+    def report_closed(self) -> None:
+        """Pass on the rounds that were closed since."""
+        closed, self._closed = self._closed, []
+        if any(version.moved for version in closed):
+            self._failed_rounds = 0
+        if closed:
+            self._on_closed(closed)
+
+    # --- events
+
+    def accept(self, admitted: Taken) -> None:
+        """Apply the journalled entries of a message, then queue its replies."""
+        self._backlog.extend(admitted.entries)
+        self._catch_up()
+        self._publisher.reply(admitted.answers)
+        if admitted.signal is not None:
+            self.send(self._split.receive(admitted.signal))
+        if admitted.member is not None:
+            self._accept_member(admitted.member, is_greeting=admitted.greeted is not None)
+
+    def wake(self) -> None:
+        """Apply every timer that is due; a halted run applies none."""
+        if self._engine.halted:
+            return
+        step = self._isolation.step
+        if self._backlog and (met := step("backlog", self._catch_up)):
+            self.halt("backlog", met[0])
+        for due in self._engine.due():
+            met = step("deadline", partial(self._journal, self._engine.wake, due))
+            if met is not None:
+                self._isolation.faults.worked("deadline")  # abandoned, not postponed
+                self._abandon(met[0])
+                break
+        if self._engine.phase != "pause":
+            met = step("turns", lambda: self.send(self._split.wake()))
+            if met is not None and met[1] >= ATTEMPTS:
+                self.halt("turns", met[0])
+        self.report_closed()
+
+    def send(self, messages: TaskMessages) -> None:
+        """Send transient messages; journal the result of a split round first."""
+        self._publisher.reply(self.sealed(device, task) for device, task in messages)
+        if self._split.result is not None:
+            self._journal(self._record_result, self._split.result)
+
+    def remind(self, now: float) -> None:
+        """Repeat unanswered tasks, and send a task to present devices that have none.
+
+        Those devices were refused before the model changed, or arrived while nothing could be
+        saved. A device that was shut out counts as absent, whatever its own status is.
+        """
+        engine = self._engine
+        if engine.phase != "train" or not engine.run.ask.personal:
+            return
+        there, shut_out = self._registry.there(), self._registry.shut_out()
+        self._publisher.reply(
+            self.sealed(device, task) for device, task in self.tasks.due(now, there)
+        )
+        refused = self._store.tasks(engine.number, "refused")
+        free = {one.device for one in refused if one.round < engine.state.round} - shut_out
+        for device in sorted(free | (there - self._store.ever_asked(engine.number))):
+            self._journal(engine.meet, Member(device, present=True))
+        for device in sorted(shut_out - self._shut_out):
+            self._journal(engine.meet, Member(device, present=False))
+        self._shut_out = shut_out
+
+    def sealed(self, device: str, message: CommandMessage | TaskMessage) -> Reply:
+        """Seal a message to one device."""
+        payload = envelope.seal(
+            codec.encode(message),
+            kind=message.kind,
+            sender=envelope.AGGREGATOR,
+            recipient=device,
+            fleet=self._ends.fleet,
+            signer=self._ends.signer,
+        )
+        return Reply(topics.down(self._ends.fleet, device, message.kind), payload)
+
+    def _accept_member(self, member: Member, *, is_greeting: bool) -> None:
+        """Pass a membership change to the half; repeat the open task once after a hello."""
+        device = member.client
+        if member.present and device in self._registry.shut_out():
+            return
+        before = self.tasks.sent.get(device, 0)
+        self._journal(self._engine.meet, member)
+        self.send(self._split.receive(member))
+        if is_greeting and self.tasks.sent.get(device, 0) == before:
+            self._send_task(device)
+        elif member.present:
+            self.tasks.returned(device, self._clock.monotonic())
+
+    def _abandon(self, error: Exception) -> None:
+        """Abandon the round whose closing met a defect; after ``ATTEMPTS`` of them halt the run."""
+        before = self._engine.state.round
+        failed = self._isolation.attempt(
+            lambda: self._journal(lambda _: self._engine.abandon(), OPEN)
+        )
+        self.report_closed()
+        self._failed_rounds += 1
+        is_stuck = failed is not None or self._engine.state.round == before
+        if is_stuck or self._failed_rounds >= ATTEMPTS:
+            self.halt("deadline", error)
+
+    def _record_result(self, event: Event) -> JournalEntry:
+        entry = self._engine.record(event)
+        self._split.result = None
+        return entry
+
+    def _journal(self, write: Callable[[Event], JournalEntry | None], event: Event) -> None:
+        try:
+            entry = write(event)
+        except DatabaseFullError as error:
+            self._isolation.note_full(error)
+            return
+        if entry is not None:
+            self._backlog.append(entry)
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Apply journalled events in order; an event that cannot be saved is retried later."""
+        while self._backlog:
+            try:
+                applied = self._engine.apply(self._backlog[0])
+            except DatabaseFullError as error:
+                self._isolation.note_full(error)
+                return
+            self._backlog.popleft()
+            self._follow(applied)
+
+    def _follow(self, applied: AppliedEvent) -> None:
+        """Publish and send what follows from an applied event."""
+        if applied.closed is not None:
+            self._closed.append(applied.closed)
+        self._ingress.open(self._engine.turn)
+        self._publisher.announce(applied.publications)
+        for task in applied.tasks:
+            self._send_task(task.device)
+        self.send(self._split.follow(self._engine.state))
+
+    def _send_task(self, device: str) -> None:
+        message = self.tasks.message_to(device, self._clock.monotonic())
+        if message is not None:
+            self._publisher.reply([self.sealed(device, message)])
+
+    def _neighbours_of(self, device: str) -> Peers:
+        """Return the peers a device exchanges models with, and their public keys."""
+        state = self._engine.state
+        links = state.links.get(device, {}) if isinstance(state, Linked) else {}
+        is_weighted = isinstance(state, Linked) and state.weighs
+        keys = {name: self._registry.signs_with(name) for name in sorted(links)}
+        known = {name: key for name, key in keys.items() if key is not None}
+        weights = tuple(links[name] for name in known) if is_weighted else ()
+        return Peers(tuple(known), tuple(known.values()), weights)
