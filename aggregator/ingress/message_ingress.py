@@ -29,7 +29,7 @@ from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.ingress.update_admission import UpdateAdmission
 from aggregator.ingress.uploads import Uploads
 from aggregator.store.errors import DatabaseFullError
-from aggregator.store.sequence_ledger import LedgerRow, hear
+from aggregator.store.sequence_ledger import LedgerRow, after_hello
 from aggregator.store.types import Store
 from edge_sdk.app.cli import fields
 from edge_sdk.app.clock import Clock
@@ -295,7 +295,7 @@ class MessageIngress:
             raise Refused(Reason.UPGRADE_REQUIRED, f"{device} speaks {hello.wire}")
         self._registry.check_one_life(device)
         before = self._store.ledger(device)
-        ledger, is_welcome = hear(before, hello, sealed.digest, self._terms.hold)
+        ledger, is_welcome = after_hello(before, hello, sealed.digest, self._terms.hold)
         if not is_welcome:
             return Taken((self._voice.say(device, FloorMessage(sealed.ref, ledger.top)),))
         if ledger != before:

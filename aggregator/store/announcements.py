@@ -24,7 +24,7 @@ def get(db: sqlite3.Connection, topic: str) -> bytes:
     return bytes(found[0]) if found else b""
 
 
-def put(db: sqlite3.Connection, published: Mapping[str, bytes]) -> None:
+def save(db: sqlite3.Connection, published: Mapping[str, bytes]) -> None:
     """Store published payloads by topic; an empty payload deletes one."""
     db.executemany("INSERT OR REPLACE INTO announcements VALUES (?, ?)", list(published.items()))
 

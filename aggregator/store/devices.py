@@ -23,7 +23,7 @@ def clients(db: sqlite3.Connection) -> list[EnrolledDevice]:
     ]
 
 
-def put(db: sqlite3.Connection, client: EnrolledDevice) -> None:
+def save(db: sqlite3.Connection, client: EnrolledDevice) -> None:
     """Insert or replace a device."""
     sign = json.dumps([key.hex() for key in client.sign])
     db.execute(

@@ -20,7 +20,7 @@ _TURN = "pruned round"  # fact: the highest round among those updates
 _KINDS: dict[type[Any], str] = {Due: "due", Member: "member", Played: "played"}
 
 
-def put(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
+def append(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
     """Append an event that is no update.
 
     Example:
@@ -29,7 +29,7 @@ def put(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
         >>> events = [Due(0, "open"), Member("meter-1", present=True)]
-        >>> [put(db, run, event).position for run, event in zip((1, 2), events)]
+        >>> [append(db, run, event).position for run, event in zip((1, 2), events)]
         [1, 2]
         >>> [entry.event == events[1] for entry in entries(db, run=2)]
         [True]

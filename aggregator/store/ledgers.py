@@ -32,7 +32,7 @@ def renew(db: sqlite3.Connection, device: str, spent: int = 0) -> Ledger:
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> put(db, "meter-1", Ledger(cur=2**63 - 1, hid_life=2**63 - 1, spent=2**63 - 1, cmd=3))
+        >>> save(db, "meter-1", Ledger(cur=2**63 - 1, hid_life=2**63 - 1, spent=2**63 - 1, cmd=3))
         >>> _ = renew(db, "meter-1")
         >>> get(db, "meter-1")
         Ledger(cur=0, hid=b'', hid_life=0, hid_open=(), open=(), spent=0, cmd=3)
@@ -48,7 +48,7 @@ def renew(db: sqlite3.Connection, device: str, spent: int = 0) -> Ledger:
         (device, LARGEST // 2),
     ).fetchone()
     after = renewed(before, life=life, cmd=num, spent=spent)
-    put(db, device, after)
+    save(db, device, after)
     db.execute("DELETE FROM rows WHERE device = ? AND life > ?", (device, after.top))
     return before
 
@@ -64,7 +64,7 @@ def _stored(db: sqlite3.Connection, device: str) -> Ledger:
     return Ledger(cur, hid, life, _keys(listed), _keys(still), spent, cmd)
 
 
-def put(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
+def save(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
     """Save a device's ledger; prune the rows that the end of a life closes.
 
     Example:
@@ -72,10 +72,10 @@ def put(db: sqlite3.Connection, device: str, ledger: Ledger) -> None:
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> put(db, "meter-1", Ledger(cur=1))
+        >>> save(db, "meter-1", Ledger(cur=1))
         >>> for seq in (1, 2, 3):
         ...     settle(db, "meter-1", (1, seq), LedgerRow(bytes(32), 0, 1, seq))
-        >>> put(db, "meter-1", Ledger(cur=2, open=((1, 3),)))
+        >>> save(db, "meter-1", Ledger(cur=2, open=((1, 3),)))
         >>> [row(db, "meter-1", (1, seq)) is None for seq in (1, 2, 3)]
         [True, True, False]
     """

@@ -77,7 +77,9 @@ class Standing(Enum):
     UNKNOWN_LIFE = "unknown life"  # never welcomed: a hello is required
 
 
-def hear(ledger: Ledger, hello: HelloMessage, digest: bytes, hold: int) -> tuple[Ledger, bool]:
+def after_hello(
+    ledger: Ledger, hello: HelloMessage, digest: bytes, hold: int
+) -> tuple[Ledger, bool]:
     """Apply a hello; return the ledger after it, and whether it is accepted (A1).
 
     A repeated hello changes nothing and is accepted again; a used life is not accepted. For a
@@ -89,10 +91,10 @@ def hear(ledger: Ledger, hello: HelloMessage, digest: bytes, hold: int) -> tuple
 
     Example:
         >>> fresh = HelloMessage(1, bytes(16), 0, True, (), (1, 1), (), "1", 1)
-        >>> known, welcome = hear(Ledger(), fresh, b"a", hold=2)
-        >>> welcome, hear(known, fresh, b"a", hold=2)[0] == known
+        >>> known, welcome = after_hello(Ledger(), fresh, b"a", hold=2)
+        >>> welcome, after_hello(known, fresh, b"a", hold=2)[0] == known
         (True, True)
-        >>> hear(known, fresh, b"other nonce", hold=2)[1]
+        >>> after_hello(known, fresh, b"other nonce", hold=2)[1]
         False
     """
     if digest == ledger.hid:

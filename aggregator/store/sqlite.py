@@ -157,12 +157,12 @@ class SqliteStore:
     def put_client(self, client: EnrolledDevice) -> None:
         """Insert or replace a device."""
         with self._transactions.writing() as db:
-            devices.put(db, client)
+            devices.save(db, client)
 
     def renew(self, client: EnrolledDevice, *, spent: int = 0) -> Ledger:
         """Enrol a device under a new key with a new ledger; return the previous ledger."""
         with self._transactions.writing() as db:
-            devices.put(db, client)
+            devices.save(db, client)
             for num in devices.unusable(db).get(client.id, ()):
                 devices.finish_command(db, client.id, num, Reason.BAD_COMMAND)
             return ledgers.renew(db, client.id, spent)
@@ -183,7 +183,7 @@ class SqliteStore:
     def save_ledger(self, device: str, ledger: Ledger) -> None:
         """Save a device's ledger and prune the rows that it closes."""
         with self._transactions.writing() as db:
-            ledgers.put(db, device, ledger)
+            ledgers.save(db, device, ledger)
 
     def row(self, device: str, key: Key) -> LedgerRow | None:
         """Return the verdict of a number, or None."""
@@ -243,7 +243,7 @@ class SqliteStore:
                 row = LedgerRow(row.digest, Reason.TWICE_IN_ROUND, row.run, row.round)
             else:
                 tasks.finish(db, device, row.run, row.round, "answered")
-            ledgers.put(db, device, ledger)
+            ledgers.save(db, device, ledger)
             ledgers.settle(db, device, key, row)
         return row, entry
 
@@ -258,7 +258,7 @@ class SqliteStore:
         """Settle a number with a final refusal (A4)."""
         with self._transactions.writing() as db:
             tasks.finish(db, device, row.run, row.round, "refused")
-            ledgers.put(db, device, ledger)
+            ledgers.save(db, device, ledger)
             ledgers.settle(db, device, key, row)
         return row
 
@@ -279,7 +279,7 @@ class SqliteStore:
     def record(self, run: int, event: Event) -> JournalEntry:
         """Append an event that is no update to the journal."""
         with self._transactions.writing() as db:
-            return journal.put(db, run, event)
+            return journal.append(db, run, event)
 
     def journal(self, run: int, after: int = 0) -> Iterator[JournalEntry]:
         """Return a run's journal entries after a position, in order."""
@@ -337,8 +337,8 @@ class SqliteStore:
         with self._transactions.writing() as db:
             at = journal.end(db)
             runs.begin(db, run, at)
-            states.put(db, run.run, at, leaves)
-            announcements.put(db, published or {})
+            states.save(db, run.run, at, leaves)
+            announcements.save(db, published or {})
             tasks.forget(db, but=run.run)
 
     def commit(
@@ -356,10 +356,10 @@ class SqliteStore:
     ) -> None:
         """Save the changes of an event together with the announcements that follow from it."""
         with self._transactions.writing() as db, self._retained(keep) as kept:
-            saved = states.put(db, run, upto, leaves)
+            saved = states.save(db, run, upto, leaves)
             runs.advance(db, run, upto, timers)
-            announcements.put(db, published or {})
-            tasks.put(db, asked)
+            announcements.save(db, published or {})
+            tasks.save(db, asked)
             announcements.put_contents(db, contents)
             if kept is not None:
                 kept.unclosed += saved
@@ -414,7 +414,7 @@ class SqliteStore:
     ) -> None:
         """Save announcements that follow from no event; an empty payload clears a topic."""
         with self._transactions.writing() as db:
-            announcements.put(db, published)
+            announcements.save(db, published)
             announcements.put_contents(db, contents)
 
     def content(self, ref: bytes) -> DownloadBody | None:

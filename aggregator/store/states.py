@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 
-def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> int:
+def save(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Leaf]) -> int:
     """Write changed leaves, where None deletes one; return the number of bytes written.
 
     Example:
@@ -16,7 +16,7 @@ def put(db: sqlite3.Connection, run: int, position: int, leaves: Mapping[str, Le
         >>> from aggregator.store.schema import prepare
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
-        >>> put(db, 1, 0, {"round": 0, "pending": 1}), put(db, 1, 5, {"round": 1, "pending": None})
+        >>> save(db, 1, 0, {"round": 0, "pending": 1}), save(db, 1, 5, {"round": 1, "pending": None})
         (86, 43)
         >>> at(db, 1, 4) == {"round": 0, "pending": 1}, at(db, 1, 5)
         (True, {'round': 1})

@@ -38,7 +38,7 @@ def devices(db: sqlite3.Connection, run: int) -> set[str]:
     return {device for (device,) in db.execute("SELECT device FROM tasks WHERE run = ?", (run,))}
 
 
-def put(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
+def save(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
     """Store newer tasks; a task that is already stored keeps its outcome.
 
     Example:
@@ -47,9 +47,9 @@ def put(db: sqlite3.Connection, asked: Iterable[PendingTask]) -> None:
         >>> db = sqlite3.connect(":memory:", isolation_level=None)
         >>> prepare(db, Path("fleet.db"))
         >>> task = PendingTask("meter-1", 1, 7, 0, 0, 6, "step")
-        >>> put(db, [task])
+        >>> save(db, [task])
         >>> finish(db, "meter-1", 1, 7, "answered")
-        >>> put(db, [task])
+        >>> save(db, [task])
         >>> get(db, "meter-1", 1).state
         'answered'
     """

@@ -4,8 +4,8 @@ from aggregator.store.sequence_ledger import (
     Ledger,
     LedgerRow,
     Standing,
+    after_hello,
     charged,
-    hear,
     standing,
     used,
 )
@@ -17,7 +17,7 @@ def hello(life, *, spent=0, lost=False, listed=()):
 
 
 def heard(ledger, said, digest):
-    after, welcome = hear(ledger, said, digest, hold=2)
+    after, welcome = after_hello(ledger, said, digest, hold=2)
     assert welcome
     return after
 
