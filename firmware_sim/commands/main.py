@@ -9,6 +9,7 @@ ABOUT = "Simulate devices and fleets of the real SDK on this machine, from recor
 EPILOGUE = """\
 examples:
   gridfed-sim demo                            eight homes, three methods, one page
+  gridfed-sim evaluate --data meters          would a fleet's model help your own devices?
   gridfed-sim fleet --devices 200 --in-process --rounds 20
   gridfed-sim fleet --byzantine 0.2 --attack alie --rule mean,trimmed_mean
   gridfed-sim meter --p1 pty:./ttyP1          one meter that a [[source]] can read
@@ -21,6 +22,7 @@ COMMANDS = {
     name: subcommand(f"firmware_sim.commands.{name}", summary)
     for name, summary in {
         "demo": "Train eight homes in three ways, and compare their forecasts.",
+        "evaluate": "Compare forecasts on your own records, alone and as a fleet.",
         "fleet": "Run N devices, and print what a device and a round cost.",
         "meter": "Simulate one meter: P1 telegrams, Modbus registers.",
         "charger": "Simulate one charge point: OCPP 1.6 or 2.0.1.",

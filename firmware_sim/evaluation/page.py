@@ -1,0 +1,122 @@
+"""Write one self-contained HTML page of a comparison: answer, tables, curves, a plot a device."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from firmware_sim.evaluation.comparison import WAYS, ForecastExample, HorizonComparison
+from firmware_sim.evaluation.records import FleetRecords, span
+from firmware_sim.evaluation.verdict import verdict
+
+PLOTS = 12  # devices with a plot
+_ACTUAL, _PERSONAL, _WEEK = "#222222", "#0b6e4f", "#b0b0b0"
+
+
+def page(found: Sequence[HorizonComparison], records: FleetRecords, title: str) -> str:
+    """Return the whole page as HTML."""
+    parts = [_section(one, records) for one in found]
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in records.notes)
+    return _PAGE.format(title=html.escape(title), sections="".join(parts), notes=notes)
+
+
+def _section(one: HorizonComparison, records: FleetRecords) -> str:
+    answer = "".join(f"<p>{html.escape(line)}</p>" for line in verdict(one, records))
+    head = "".join(f"<th>{way}</th>" for way in WAYS)
+    body = []
+    for score in one.scores:
+        best = min(score.mae.values())
+        cells = "".join(_cell(score.mae[way], f"{score.mae[way]:.4g}", best) for way in WAYS)
+        body.append(f"<tr><th>{html.escape(score.device)}</th>{cells}</tr>")
+    means = [one.relative(way) for way in WAYS]
+    cells = "".join(_cell(mean, f"{mean:.3f}", min(means)) for mean in means)
+    body.append(f'<tr class="mean"><th>relative to last week</th>{cells}</tr>')
+    curve = "".join(
+        f"<tr><th>{days} days</th><td>{alone:.3f}</td><td>{helped:.3f}</td></tr>"
+        for days, (alone, helped) in one.cold.items()
+    )
+    cold = (
+        "<h3>How much history does a new device need?</h3>"
+        '<div class="wide"><table><thead><tr><th>own history</th><th>alone</th>'
+        f"<th>with the fleet</th></tr></thead>{curve}</table></div>"
+        "<p>Error over the two weeks that follow, relative to yesterday's reading. The fleet's model"
+        " is solved without the device's own part.</p>"
+    )
+    return (
+        f"<h2>{html.escape(span(one.ahead * records.step))} ahead</h2>"
+        f'<div class="verdict">{answer}</div>'
+        f'<div class="wide"><table><thead><tr><th>mean absolute error</th>{head}</tr></thead>'
+        f"{''.join(body)}</table></div>"
+        + (cold if curve else "")
+        + _plots(one.examples[:PLOTS], records)
+    )
+
+
+def _cell(value: float, text: str, best: float) -> str:
+    return f"<td{' class=best' if value == best else ''}>{text}</td>"
+
+
+def _plots(examples: Sequence[ForecastExample], records: FleetRecords) -> str:
+    """Return the newest week of some devices as one SVG; a sentence without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only the simulator's extra has it
+    except ImportError:
+        return "<p>No plots: matplotlib is not installed.</p>"
+    rows = -(-len(examples) // 2)
+    figure = Figure(figsize=(12, 2.0 * rows + 0.5), layout="constrained")
+    axes: Any = figure.subplots(rows, 2, squeeze=False)
+    starts = {one.device: one.start for one in records.devices}
+    for axis, one in zip(axes.flat, examples, strict=False):
+        first = starts[one.device] + one.start * records.step
+        when = (first + records.step * np.arange(len(one.actual))).astype("datetime64[s]")
+        axis.plot(when, one.last_week, color=_WEEK, lw=1.0, label="last week")
+        axis.plot(when, one.actual, color=_ACTUAL, lw=1.3, label="reading")
+        axis.plot(when, one.personal, color=_PERSONAL, lw=1.0, label="personal forecast")
+        axis.set_title(one.device, fontsize=8, loc="left")
+        axis.tick_params(labelsize=6)
+        axis.margins(x=0.01)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes.flat[len(examples) :]:
+        axis.set_visible(False)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    drawn = out.getvalue()
+    return (
+        "<h3>The newest week of test days (UTC)</h3>"
+        f'<div class="wide">{drawn[drawn.index("<svg") :]}</div>'
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+ body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 2rem auto;
+        padding: 0 1rem }}
+ h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.2rem; margin-top: 2.5rem }} h3 {{ font-size: 1rem }}
+ .verdict {{ border-left: 4px solid #0b6e4f; background: #f3f7f5; padding: .2rem 1rem }}
+ .verdict p {{ margin: .4rem 0 }} .wide {{ overflow-x: auto }} svg {{ max-width: 100%; height: auto }}
+ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+ th, td {{ padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ddd }}
+ th:first-child {{ text-align: left }} .best {{ font-weight: 700; color: #0b6e4f }}
+ .mean th, .mean td {{ border-top: 2px solid #222 }}
+</style></head><body>
+<h1>{title}</h1>
+{sections}
+<h2>What was found in the files</h2>
+<ul>{notes}</ul>
+<h2>The ways compared</h2>
+<p><b>last value</b>, <b>yesterday</b> and <b>last week</b> repeat an earlier reading. <b>alone</b> is a
+ridge regression on the device's own record. <b>fleet</b> is one model from the sums of all devices.
+<b>personal</b> is the fleet's model fitted to the device, or a model of its own where that was better
+on the newest part of its training record. All were trained on the readings before the test days.</p>
+<footer>Written by gridfed-sim. This file is complete and loads nothing; no reading left this machine
+except into this file.</footer>
+</body></html>
+"""
