@@ -68,7 +68,7 @@ class DeviceScore:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForecastExample:
+class ExampleWeek:
     """A device's newest test days: readings, and two forecasts of them."""
 
     device: str
@@ -99,7 +99,7 @@ class HorizonComparison:
     bytes_up: int
     bytes_down: int
     seconds: float
-    examples: list[ForecastExample] = field(default_factory=list)
+    examples: list[ExampleWeek] = field(default_factory=list)
 
     def relative(self, way: str, base: str = "last week") -> float:
         """Return the mean over devices of a way's error over that of another."""
@@ -276,7 +276,7 @@ def _score(name: str, w: _Windows, told: Mapping[str, Floats]) -> DeviceScore:
     )
 
 
-def _example(name: str, w: _Windows, told: Mapping[str, Floats], day: int) -> ForecastExample:
+def _example(name: str, w: _Windows, told: Mapping[str, Floats], day: int) -> ExampleWeek:
     """Return the newest week of a device, a row for each slot of the grid."""
     first = int(max(w.test[-1] - 7 * day + 1, w.test[0]))
     rows = np.full((3, int(w.test[-1]) + 1 - first), np.nan)
@@ -284,7 +284,7 @@ def _example(name: str, w: _Windows, told: Mapping[str, Floats], day: int) -> Fo
     at = w.test[inside] - first
     rows[0, at] = w.record.values[w.test[inside]]
     rows[1, at], rows[2, at] = told["personal"][inside], told["last week"][inside]
-    return ForecastExample(name, first, *rows)
+    return ExampleWeek(name, first, *rows)
 
 
 def _cold(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from firmware_sim.evaluation.comparison import WAYS, ForecastExample, HorizonComparison
+from firmware_sim.evaluation.comparison import WAYS, ExampleWeek, HorizonComparison
 from firmware_sim.evaluation.records import FleetRecords, span
 from firmware_sim.evaluation.verdict import verdict
 
@@ -60,7 +60,7 @@ def _cell(value: float, text: str, best: float) -> str:
     return f"<td{' class=best' if value == best else ''}>{text}</td>"
 
 
-def _plots(examples: Sequence[ForecastExample], records: FleetRecords) -> str:
+def _plots(examples: Sequence[ExampleWeek], records: FleetRecords) -> str:
     """Return the newest week of some devices as one SVG; a sentence without matplotlib."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only the simulator's extra has it

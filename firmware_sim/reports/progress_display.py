@@ -60,9 +60,9 @@ def cells(run: str, state: str, now: Progress) -> tuple[str, ...]:
 class PlainDisplay:
     """Prints a line at a change, at most one every few seconds and run."""
 
-    def __init__(self, out: TextIO = sys.stderr, *, every: float = EVERY) -> None:
-        """Write to ``out``."""
-        self._out, self._every = out, every
+    def __init__(self, out: TextIO | None = None, *, every: float = EVERY) -> None:
+        """Write to ``out``; to the present standard error if left out."""
+        self._out, self._every = sys.stderr if out is None else out, every
         self._said: dict[str, tuple[str, float]] = {}
 
     def note(self, text: str) -> None:
