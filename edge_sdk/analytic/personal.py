@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
 from edge_sdk.analytic.solve import RidgePath, predicted, ridge
-from edge_sdk.analytic.statistics import Statistic, gather
+from edge_sdk.analytic.statistics import DesignRows, Statistic, gather
 
 Floats = NDArray[np.float64]
 
@@ -23,6 +24,11 @@ ALONE = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
 
 TAIL = 0.15
 """Share of a device's record that is held back to choose: its newest windows."""
+
+SHORT = 1000
+"""Windows below which every quarter of the record is held back in turn, not the newest ones alone."""
+
+_FOLDS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +72,7 @@ def drawn(
 
 
 def fit_personal(
-    design: Floats,
+    design: DesignRows,
     targets: Floats,
     fleet: Floats,
     loss: QuantileLoss,
@@ -77,39 +83,44 @@ def fit_personal(
     tail: float = TAIL,
     passes: int = 2,
 ) -> PersonalModel:
-    """Choose a model on the newest windows, then solve it on all of them.
+    """Choose a model on held-back windows, then solve it on all of them.
 
     Candidates are drawn towards the fleet's model (``strengths``) or towards zero (``alone``), so a
     fleet of unlike devices does not make a device worse than it is alone. Every candidate is tried
     twice: under the weights of the fleet's residuals, and unweighted, which is the better start
     where the fleet's model does not fit. The final passes start from the best candidate. Every
-    output chooses for itself. A record with fewer than two windows on either side of the cut keeps
-    the fleet's model.
+    output chooses for itself. The newest windows are held back; of a record shorter than ``SHORT``
+    every quarter in turn. A record with fewer than eight windows keeps the fleet's model.
 
     Args:
         design: The device's rows, oldest first, shape ``(n, P)``.
         targets: Shape ``(n, outputs)``.
-        fleet: The fleet's model, shape ``(outputs, P)``.
+        fleet: The fleet's model, at best ``solve.leave_one_out``'s, shape ``(outputs, P)``.
         loss: The loss of the choice and of the solution.
         shape: As for ``drawn``.
         strengths: Values of λ to try.
         alone: Penalties towards zero to try; none if empty.
-        tail: Share of the windows to hold back.
+        tail: Share of a long record that is held back.
         passes: Re-weighted passes of the final solution.
     """
-    cut = len(design) - max(1, round(tail * len(design)))
-    outputs = len(fleet)
-    if cut < 2 or len(design) - cut < 2:
+    parts, outputs = _held_back(len(design), tail), len(fleet)
+    if not parts:
         nothing = np.full(outputs, math.nan)
         return PersonalModel(
             fleet, np.full(outputs, math.inf), np.zeros(outputs, np.bool_), nothing
         )
     candidates = [*((s, False) for s in strengths), *((s, True) for s in alone)]
-    early, late = design[:cut], design[cut:]
-    weights = loss.weights(targets[:cut] - predicted(early, fleet))
-    known = [gather(early, targets[:cut], w) for w in (weights, None)]
-    tried = np.concatenate([_tried(one, fleet, shape, strengths, alone) for one in known])
-    losses = np.stack([loss.objective(targets[cut:] - predicted(late, one)) for one in tried])
+    missed, tried = [], np.zeros((2 * len(candidates), *fleet.shape))
+    for late in parts:
+        early = np.ones(len(design), np.bool_)
+        early[late] = False
+        rows, goals = design[early], targets[early]
+        weights = loss.weights(goals - predicted(rows, fleet))
+        known = [gather(rows, goals, w) for w in (weights, None)]
+        models = np.concatenate([_tried(one, fleet, shape, strengths, alone) for one in known])
+        missed.append([loss.pointwise(targets[late] - predicted(design[late], m)) for m in models])
+        tried += models / len(parts)
+    losses = np.concatenate(missed, axis=1).mean(axis=1)
     best = np.argmin(losses, axis=0)
     chosen = best % len(candidates)
     levels = np.broadcast_to(np.asarray(loss.levels, np.float64), (outputs,))
@@ -146,3 +157,14 @@ def _tried(
     count, zero = known.count, np.zeros_like(fleet)
     towards = [fleet if math.isinf(s) else path.solution(s * count, fleet) for s in strengths]
     return np.stack([*towards, *(plain.solution(s * count, zero) for s in alone)])
+
+
+def _held_back(windows: int, tail: float) -> list[slice]:
+    """Return the windows to hold back, one part after the other; none if there are too few."""
+    folds = _FOLDS if windows < SHORT else 1
+    if windows < 2 * _FOLDS:
+        return []
+    if folds == 1:
+        return [slice(windows - max(1, round(tail * windows)), windows)]
+    edges = [windows * i // folds for i in range(folds + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from edge_sdk.analytic.standardise import CLIP
 
 Floats = NDArray[np.float64]
+DesignRows = NDArray[np.float64] | NDArray[np.float32]
 
 DOMAIN = "gridfed/1/analytic/units"
 _WORDS = 6  # 64-bit words of a weight: twelve 32-bit uniform numbers
@@ -79,17 +80,22 @@ class RandomUnits:
         offsets = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
         return cls(np.ascontiguousarray(weights.T, np.float64), offsets)
 
-    def design(self, standard: Floats) -> Floats:
+    def design(self, standard: DesignRows) -> DesignRows:
         """Return the design rows φ: the features, the units, and the constant 1.
 
         Args:
-            standard: Standardised features, shape ``(n, k)``.
+            standard: Standardised features, shape ``(n, k)``; float32 gives float32.
 
         Returns:
             Shape ``(n, k + R + 1)``; no entry is above 6 in modulus.
         """
-        active = np.clip(standard @ self.weights + self.offsets, 0.0, CLIP)
-        return np.concatenate([standard, active, np.ones((len(standard), 1))], axis=1)
+        rows, places = standard.shape
+        kind = standard.dtype
+        design = np.ones((rows, places + len(self.offsets) + 1), kind)
+        design[:, :places] = standard
+        active = standard @ self.weights.astype(kind) + self.offsets.astype(kind)
+        design[:, places:-1] = np.clip(active, 0.0, CLIP)
+        return design
 
 
 def clip_rows(design: Floats, bound: float) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.analytic.solve import predicted, ridge
-from edge_sdk.analytic.statistics import gather
+from edge_sdk.analytic.statistics import DesignRows, gather
 
 Floats = NDArray[np.float64]
 
@@ -49,19 +49,22 @@ class QuantileLoss:
             return np.asarray(self.floor * weights)
         return np.asarray(weights / np.maximum(weights.mean(axis=0), 1e-300))
 
+    def pointwise(self, residuals: Floats) -> Floats:
+        """Return the pinball loss of every window and output, shape ``(n, outputs)``."""
+        levels = np.asarray(self.levels, np.float64)
+        return np.asarray(np.maximum(levels * residuals, (levels - 1.0) * residuals))
+
     def objective(self, residuals: Floats) -> Floats:
         """Return the mean pinball loss of each output, shape ``(outputs,)``.
 
         >>> QuantileLoss((0.9,)).objective(np.array([[1.0], [-1.0]])).round(6).tolist()
         [0.5]
         """
-        levels = np.asarray(self.levels, np.float64)
-        below = (levels - 1.0) * residuals
-        return np.asarray(np.maximum(levels * residuals, below).mean(axis=0))
+        return np.asarray(self.pointwise(residuals).mean(axis=0))
 
 
 def reweighted(
-    design: Floats,
+    design: DesignRows,
     targets: Floats,
     loss: QuantileLoss,
     start: Floats,

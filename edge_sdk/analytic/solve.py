@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.analytic.statistics import Statistic
+from edge_sdk.analytic.statistics import DesignRows, Statistic, total
 
 Floats = NDArray[np.float64]
 
@@ -110,9 +111,31 @@ def fleet_solution(statistic: Statistic, penalty: float = FLEET_PENALTY) -> Floa
     return ridge(statistic, penalty * max(statistic.count, 1.0))
 
 
-def predicted(design: Floats, coefficients: Floats) -> Floats:
-    """Return the forecasts of design rows, shape ``(n, outputs)``."""
-    return np.asarray(design @ coefficients.T)
+def leave_one_out(
+    statistics: Mapping[str, Statistic], penalty: float = FLEET_PENALTY
+) -> dict[str, Floats]:
+    """Return for every device the model of all others, by one subtraction each.
+
+    A device that draws its own model towards a fleet which it is part of counts its windows twice,
+    and finds the fleet's model too good on windows that it held back. With few devices that spoils
+    the choice of λ. A device alone in its fleet gets zeros.
+
+    Example:
+        >>> from edge_sdk.analytic.statistics import gather
+        >>> one = np.array([[1.0]])
+        >>> found = leave_one_out({x: gather(one, float(x) * one) for x in "26"}, 1e-12)
+        >>> {x: model.round(6).item() for x, model in found.items()}
+        {'2': 6.0, '6': 2.0}
+    """
+    whole = total(statistics)
+    if len(statistics) == 1:
+        return {name: np.zeros_like(own.cross) for name, own in statistics.items()}
+    return {name: fleet_solution(whole - own, penalty) for name, own in statistics.items()}
+
+
+def predicted(design: DesignRows, coefficients: Floats) -> Floats:
+    """Return the forecasts of design rows, shape ``(n, outputs)``, in the rows' precision."""
+    return np.asarray(design @ coefficients.T.astype(design.dtype), np.float64)
 
 
 def _solved(matrix: Floats, goal: Floats, *, definite: bool) -> Floats:

@@ -71,7 +71,7 @@ class Standardiser:
         deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
         return cls(mean, np.where(deviation > CONSTANT, deviation, 0.0))
 
-    def apply(self, rows: Floats) -> Floats:
+    def apply(self, rows: Floats | NDArray[np.float32]) -> Floats:
         """Return rows in fleet deviations, between -6 and 6; a constant feature becomes 0.
 
         Example:

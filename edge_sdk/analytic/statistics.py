@@ -10,6 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+DesignRows = NDArray[np.float64] | NDArray[np.float32]
+"""Design rows: float64, or float32 for half the memory."""
+
+_BLOCK = 2048  # rows whose products are taken at once: bounds memory, and the rounding of float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,13 +78,17 @@ class Statistic:
 
 
 def gather(
-    design: Floats, targets: Floats, weights: Floats | None = None, residuals: Floats | None = None
+    design: DesignRows,
+    targets: Floats,
+    weights: Floats | None = None,
+    residuals: Floats | None = None,
 ) -> Statistic:
     """Return the statistic of a device's windows.
 
     Args:
-        design: Rows φ, shape ``(n, P)``.
-        targets: Shape ``(n, outputs)``.
+        design: Rows φ, shape ``(n, P)``, float64 or, for half the memory, float32. Products are
+            taken in that precision, block by block, and their sums in float64.
+        targets: Shape ``(n, outputs)``, float64.
         weights: Weight of every window, shape ``(n, 1)`` (all outputs alike) or ``(n, outputs)``;
             1 if left out.
         residuals: Residuals under the current model, shape ``(n, outputs)``, for Σ w |r|.
@@ -91,13 +99,20 @@ def gather(
         ([[2.0, 2.0, 4.0]], [[4.0, 6.0]], [10.0], 2.0)
     """
     weights = np.ones((len(design), 1)) if weights is None else weights
-    roots = (design * root[:, None] for root in np.sqrt(weights).T)
-    gram = np.stack([packed(rows.T @ rows) for rows in roots])
-    weighted = weights * targets
+    width, weighted = design.shape[1], weights * targets
+    gram, cross = np.zeros((weights.shape[1], width, width)), np.zeros((targets.shape[1], width))
+    for start in range(0, len(design), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        rows = design[block]
+        for group, root in enumerate(np.sqrt(weights[block]).astype(design.dtype).T):
+            scaled = rows * root[:, None]
+            gram[group] += np.asarray(scaled.T @ scaled, np.float64)
+        narrow = np.asarray(weighted[block], design.dtype)
+        cross += np.asarray(np.matmul(narrow.T, rows), np.float64)
     missed = np.zeros_like(targets) if residuals is None else np.abs(residuals)
     return Statistic(
-        gram,
-        weighted.T @ design,
+        np.stack([packed(one) for one in gram]),
+        cross,
         np.einsum("no,no->o", weighted, targets),
         (weights * missed).sum(axis=0),
         float(len(design)),

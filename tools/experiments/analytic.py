@@ -39,17 +39,21 @@ from edge_sdk.analytic.features import LoadRecord, columns, standard_names
 from edge_sdk.analytic.personal import fit_personal
 from edge_sdk.analytic.random_units import RandomUnits
 from edge_sdk.analytic.reweighting import QuantileLoss
-from edge_sdk.analytic.solve import fleet_solution, predicted, ridge
+from edge_sdk.analytic.solve import fleet_solution, leave_one_out, predicted, ridge
 from edge_sdk.analytic.standardise import FeatureSums, Standardiser
-from edge_sdk.analytic.statistics import Statistic, gather, payload_bytes, total
+from edge_sdk.analytic.statistics import DesignRows, Statistic, gather, payload_bytes, total
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Scores = dict[str, Any]
 
 ARMS = ("fleet", "personal", "alone")
-ROWS_TO_CHOOSE, DEVICES_TO_CHOOSE = 15_000, 10
-STEPS_TO_CHOOSE = (1, 8, 16, 24)
+ROWS_TO_CHOOSE, DEVICES_TO_CHOOSE = 15_000, 8
+STEPS_TO_CHOOSE = (1, 12, 24)
+HISTORIES = (7, 28)
+LARGE = 200_000
+"""Windows of a fleet from which several draws of random units are too dear to be tried."""
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "analytic.md"
 MARKER = "<!-- results -->"
 
@@ -78,6 +82,8 @@ class AnalyticForm:
         prior: Empirical Bayes prior instead of the same penalty for every coefficient.
         seeds: Draws of random units whose forecasts are averaged.
         passes: Re-weighted passes of the fleet.
+        history: Days of windows that a new device has: its newest ones, and a fleet that its
+            statistic has been subtracted from. 0: all devices have all of theirs.
     """
 
     units: int = 0
@@ -88,6 +94,7 @@ class AnalyticForm:
     prior: bool = False
     seeds: int = 1
     passes: int = 3
+    history: int = 0
 
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
@@ -128,7 +135,7 @@ def known_columns(task: Any, series: Any) -> dict[str, Floats]:  # noqa: ANN401 
     height = np.sin(latitude) * np.sin(tilt) - np.cos(latitude) * np.cos(tilt) * noon
     found = {"year_sin": np.sin(year), "year_cos": np.cos(year), "sun": np.maximum(height, 0.0)}
     if task.domain == "building" and "simbench" not in task.name:
-        days = USFederalHolidayCalendar().holidays(dates.min(), dates.max())
+        days = USFederalHolidayCalendar().holidays(dates.min().normalize(), dates.max())
         found["holiday"] = dates.normalize().isin(days).astype(float)
     return found
 
@@ -167,7 +174,7 @@ def device_rows(task: Any, form: AnalyticForm, step: int, part: str) -> Iterator
 
 
 def forecasts(
-    devices: Sequence[DeviceRows], form: AnalyticForm
+    devices: Sequence[DeviceRows], form: AnalyticForm, day: int = 24
 ) -> tuple[dict[str, dict[str, Floats]], int]:
     """Return every arm's scaled changes by device, averaged over draws; and the width P."""
     standard = Standardiser.of_fleet(
@@ -178,8 +185,8 @@ def forecasts(
     for seed in range(form.seeds):
         units = RandomUnits.draw("experiment", seed, width, form.units, form.fan_in)
 
-        def design(rows: NDArray[np.float32], units: RandomUnits = units) -> Floats:
-            return units.design(standard.apply(rows.astype(np.float64)))
+        def design(rows: NDArray[np.float32], units: RandomUnits = units) -> DesignRows:
+            return units.design(standard.apply(rows).astype(np.float32))
 
         sums: dict[str, Statistic] = {}
         fleet: Floats | None = None
@@ -192,11 +199,18 @@ def forecasts(
             fleet = fleet_solution(total(sums))
         assert fleet is not None
         shape = _prior(sums) if form.prior else None
+        others = leave_one_out(sums)
         for d in devices:
-            rows, judged = design(d.learn), design(d.judge)
-            mine = fit_personal(rows, d.learn_targets, fleet, loss, shape=shape)
-            own = fit_personal(rows, d.learn_targets, 0.0 * fleet, loss, strengths=())
-            for arm, model in zip(ARMS, (fleet, mine.coefficients, own.coefficients), strict=True):
+            newest = slice(-form.history * day, None) if form.history else slice(None)
+            rows, judged, targets = (
+                design(d.learn[newest]),
+                design(d.judge),
+                d.learn_targets[newest],
+            )
+            common = others[d.name] if form.history else fleet
+            mine = fit_personal(rows, targets, others[d.name], loss, shape=shape)
+            own = fit_personal(rows, targets, 0.0 * fleet, loss, strengths=())
+            for arm, model in zip(ARMS, (common, mine.coefficients, own.coefficients), strict=True):
                 one = predicted(judged, model)[:, 0] / form.seeds
                 out[arm][d.name] = out[arm].get(d.name, 0.0) + one
     return out, units.design(np.zeros((1, width))).shape[1]
@@ -217,7 +231,7 @@ def scored(task: Any, form: AnalyticForm, part: str, evaluate: Any, steps: Seque
     misses: dict[str, dict[str, list[float]]] = {a: {s.name: [] for s in task.series} for a in ARMS}
     for step in steps:
         devices = list(device_rows(task, form, step, part))
-        found, width = forecasts(devices, form)
+        found, width = forecasts(devices, form, task.day)
         for arm in ARMS:
             for d in devices:
                 change = found[arm][d.name]
@@ -253,7 +267,7 @@ def run(name: str, options: argparse.Namespace, bar: Progress) -> dict[str, Any]
     few = load(options.data, name)
     few.series = task.series[:: 1 + (len(task.series) - 1) // DEVICES_TO_CHOOSE]
     steps = [h for h in STEPS_TO_CHOOSE if h <= task.p] if task.p > 1 else [1]
-    job = bar.add_task(name, total=len(CHANGES) + 3)
+    job = bar.add_task(name, total=len(CHANGES) + 3 + len(HISTORIES))
 
     def once(form: AnalyticForm, part: str) -> Scores:
         path = options.out / f"{name.replace(':', '_')}-{part}-{_key(form)}.json"
@@ -269,7 +283,11 @@ def run(name: str, options: argparse.Namespace, bar: Progress) -> dict[str, Any]
     plain = AnalyticForm(lookback=max(12, task.lookback))
     chosen, best = plain, once(plain, "val")
     ladder = [("named features", best["personal"], best["fleet"], True)]
+    windows = sum(s.train_end for s in task.series)
     for title, change in CHANGES.items():
+        is_idle = not chosen.units and title in ("each of 4 features", "400 units")
+        if is_idle or ("seeds" in change and windows * task.p > LARGE):
+            continue
         tried = replace(chosen, **change)
         found = once(tried, "val")
         is_kept = found["personal"] < best["personal"]
@@ -282,12 +300,20 @@ def run(name: str, options: argparse.Namespace, bar: Progress) -> dict[str, Any]
         "ladder": ladder,
         "plain": once(plain, "test"),
         "chosen": once(chosen, "test"),
+        "histories": {
+            days: once(replace(chosen, seeds=1, history=days), "test")
+            for days in HISTORIES
+            if days * task.day < min(s.train_end for s in task.series)
+            and task.p == 1
+            and task.day == 24
+        },
     }
 
 
 def _key(form: AnalyticForm) -> str:
     days = "".join(str(d) for d in form.days)
     flags = ("k" if form.known else "") + ("p" if form.prior else "")
+    flags += f"-h{form.history}" if form.history else ""
     return f"r{form.units}-f{form.fan_in}-w{form.lookback}-d{days}-s{form.seeds}{flags}"
 
 
@@ -310,11 +336,15 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
     lines += ["", "### Which change helped?", ""]
     lines += ["| change | " + " | ".join(MARKS[r["task"]][0] for r in results) + " |"]
     lines += ["|" + "---|" * (len(results) + 1)]
-    for place, title in enumerate(titles):
+    for title in titles:
         cells = []
         for r in results:
-            before = min([x[1] for x in r["ladder"][:place] if x[3]], default=None)
-            _, value, _, is_kept = r["ladder"][place]
+            at = next((i for i, x in enumerate(r["ladder"]) if x[0] == title), None)
+            if at is None:
+                cells.append("not tried")
+                continue
+            before = min([x[1] for x in r["ladder"][:at] if x[3]], default=None)
+            _, value, _, is_kept = r["ladder"][at]
             cells.append(
                 _number(value)
                 if before is None
@@ -327,6 +357,20 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
         f"{_number(r['plain']['personal'])} → {_number(r['chosen']['personal'])}" for r in results
     ]
     lines.append("| named features → chosen, on the test part | " + " | ".join(cells) + " |")
+    lines += ["", "### What does the fleet do for a new device?", ""]
+    arms = ["fleet", "alone", "**personal**"]
+    lines += ["| set | " + " | ".join(f"{d} days: {a}" for d in HISTORIES for a in arms) + " |"]
+    lines += ["|" + "---|" * (1 + 3 * len(HISTORIES))]
+    for r in results:
+        cells = []
+        for days in HISTORIES:
+            found = r["histories"].get(days)
+            three = (
+                [_number(found[a]) for a in ("fleet", "alone", "personal")] if found else [""] * 3
+            )
+            cells += [*three[:2], f"**{three[2]}**" if three[2] else ""]
+        if any(cells):
+            lines.append("| " + " | ".join([MARKS[r["task"]][0], *cells]) + " |")
     return "\n".join(lines)
 
 

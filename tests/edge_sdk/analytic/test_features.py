@@ -173,4 +173,7 @@ def test_design_rows_are_bounded_whatever_the_reading(units, seed):
     assert np.abs(design).max() <= CLIP
     assert (design[:, 2] == 0.0).all()
     assert (design[:, -1] == 1.0).all()
+    narrow = RandomUnits.draw("u", seed, 3, units).design(standard.astype(np.float32))
+    assert narrow.dtype == np.float32
+    assert narrow == pytest.approx(design, abs=1e-5)
     assert np.linalg.norm(clip_rows(design, 2.0), axis=1).max() <= 2.0 + 1e-12

@@ -14,7 +14,13 @@ from edge_sdk.analytic.between_devices import own_variance, relative_penalty
 from edge_sdk.analytic.online import OnlineModel
 from edge_sdk.analytic.personal import drawn, fit_personal
 from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
-from edge_sdk.analytic.solve import RidgePath, fleet_solution, predicted, ridge
+from edge_sdk.analytic.solve import (
+    RidgePath,
+    fleet_solution,
+    leave_one_out,
+    predicted,
+    ridge,
+)
 from edge_sdk.analytic.statistics import (
     Statistic,
     gather,
@@ -177,6 +183,15 @@ def test_online_updates_refuse_weights_per_output_and_no_penalty():
         OnlineModel.of(gather(design, targets), 0.0)
 
 
+@given(seeds)
+def test_a_device_is_given_the_fleet_of_all_others(seed):
+    own = {name: gather(*rows(seed + i)) for i, name in enumerate("abc")}
+    found = leave_one_out(own, 0.01)
+    others = fleet_solution(total({"a": own["a"], "c": own["c"]}), 0.01)
+    assert found["b"] == pytest.approx(others, rel=1e-8, abs=1e-8)
+    assert not leave_one_out({"a": own["a"]})["a"].any()
+
+
 # --- personal models ----------------------------------------------------------------------------
 
 
@@ -222,7 +237,20 @@ def test_an_unlike_device_is_served_as_if_it_were_alone():
     assert error[0] < 0.5 * error[1]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_short_record_is_judged_on_all_of_it_a_long_one_on_its_newest_windows():
+    """The last sixth of the record goes by another rule than the rest."""
+    draw = np.random.default_rng(11)
+    fleet = np.ones((1, 3))
+    for n, is_alone in ((600, True), (6000, False)):
+        design = draw.normal(size=(n, 3))
+        late = np.arange(n) >= n * 0.84
+        truth = np.where(late[:, None], fleet, -fleet)
+        targets = (design * truth).sum(1, keepdims=True) + draw.normal(size=(n, 1))
+        found = fit_personal(design, targets, fleet, QuantileLoss())
+        assert math.isinf(found.strengths[0]) != is_alone
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
 def test_a_record_too_short_to_hold_back_keeps_the_fleets_model(n):
     design, targets = rows(3, n=n)
     fleet = np.ones((2, 5))
@@ -292,6 +320,18 @@ def test_statistics_add_and_weigh_like_repeated_windows(seed):
     halves = gather(design[:9], targets[:9]) + gather(design[9:], targets[9:])
     assert halves.gram == pytest.approx(gather(design, targets).gram)
     assert halves.scaled(0.5).count == 10
+
+
+@pytest.mark.parametrize(("kind", "error"), [(np.float64, 1e-12), (np.float32, 1e-5)])
+def test_sums_over_many_blocks_are_those_of_one_product(kind, error):
+    design, targets = rows(7, n=5000)
+    weights = np.random.default_rng(7).uniform(0.1, 9.0, size=(5000, 1))
+    own = gather(design.astype(kind), targets, weights)
+    gram, cross = (design * weights).T @ design, (weights * targets).T @ design
+    assert own.gram.dtype == own.cross.dtype == np.float64
+    scale = np.sqrt(np.outer(np.diag(gram), np.diag(gram)))
+    assert (np.abs(own.matrix(0) - gram) / scale).max() < error
+    assert np.abs(own.cross - cross).max() < 100 * error * np.abs(cross).max()
 
 
 def test_outputs_with_weights_of_their_own_are_solved_apart():
