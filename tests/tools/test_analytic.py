@@ -88,7 +88,8 @@ def test_nothing_from_the_judged_part_on_changes_what_was_learnt_or_told_before(
 
 def test_a_call_learns_keeps_its_results_and_writes_tables(anchors, tmp_path, capsys):
     out = tmp_path / "out"
-    call = ["--data", str(anchors), "--anchors", str(anchors), "--out", str(out), "--tasks", TASK]
+    call = ["--data", str(anchors), "--anchors", str(anchors), "--out", str(out)]
+    call += ["--tasks", TASK, "--history", "7"]
     assert analytic.main(call) == 0
     first = capsys.readouterr().out
     assert (out / "RESULTS.md").read_text() == first
@@ -118,7 +119,7 @@ def test_the_tables_say_what_helped_and_which_mark_was_passed():
     )
     assert "| 200 random units | -10.0 % |" in text
     assert "| mean of 3 draws | +1.4 % (left out) |" in text
-    assert "| BDG2 | 0.900 | 1.200 | **0.800** |  |" in text
+    assert "| BDG2 | 0.900 | 1.200 | **0.800** |" in text
     assert "| named features → chosen, on the test part | 0.900 → 0.735 |" in text
 
 

@@ -49,8 +49,7 @@ Scores = dict[str, Any]
 
 ARMS = ("fleet", "personal", "alone")
 ROWS_TO_CHOOSE, DEVICES_TO_CHOOSE = 15_000, 8
-STEPS_TO_CHOOSE = (1, 12, 24)
-HISTORIES = (7, 28)
+STEPS_TO_CHOOSE = (1, 24)
 LARGE = 200_000
 """Windows of a fleet from which several draws of random units are too dear to be tried."""
 
@@ -267,7 +266,7 @@ def run(name: str, options: argparse.Namespace, bar: Progress) -> dict[str, Any]
     few = load(options.data, name)
     few.series = task.series[:: 1 + (len(task.series) - 1) // DEVICES_TO_CHOOSE]
     steps = [h for h in STEPS_TO_CHOOSE if h <= task.p] if task.p > 1 else [1]
-    job = bar.add_task(name, total=len(CHANGES) + 3 + len(HISTORIES))
+    job = bar.add_task(name, total=len(CHANGES) + 3 + len(options.history))
 
     def once(form: AnalyticForm, part: str) -> Scores:
         path = options.out / f"{name.replace(':', '_')}-{part}-{_key(form)}.json"
@@ -302,7 +301,7 @@ def run(name: str, options: argparse.Namespace, bar: Progress) -> dict[str, Any]
         "chosen": once(chosen, "test"),
         "histories": {
             days: once(replace(chosen, seeds=1, history=days), "test")
-            for days in HISTORIES
+            for days in options.history
             if days * task.day < min(s.train_end for s in task.series)
             and task.p == 1
             and task.day == 24
@@ -357,13 +356,16 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
         f"{_number(r['plain']['personal'])} → {_number(r['chosen']['personal'])}" for r in results
     ]
     lines.append("| named features → chosen, on the test part | " + " | ".join(cells) + " |")
+    histories = sorted({days for r in results for days in r["histories"]})
+    if not histories:
+        return "\n".join(lines)
     lines += ["", "### What does the fleet do for a new device?", ""]
     arms = ["fleet", "alone", "**personal**"]
-    lines += ["| set | " + " | ".join(f"{d} days: {a}" for d in HISTORIES for a in arms) + " |"]
-    lines += ["|" + "---|" * (1 + 3 * len(HISTORIES))]
+    lines += ["| set | " + " | ".join(f"{d} days: {a}" for d in histories for a in arms) + " |"]
+    lines += ["|" + "---|" * (1 + 3 * len(histories))]
     for r in results:
         cells = []
-        for days in HISTORIES:
+        for days in histories:
             found = r["histories"].get(days)
             three = (
                 [_number(found[a]) for a in ("fleet", "alone", "personal")] if found else [""] * 3
@@ -387,6 +389,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--anchors", type=Path, required=True, help="folder with datasets.py")
     parser.add_argument("--out", type=Path, default=Path("runs/analytic"))
     parser.add_argument("--tasks", nargs="+", choices=MARKS, default=list(MARKS))
+    parser.add_argument(
+        "--history", nargs="*", type=int, default=[], help="days of windows of a new device"
+    )
     parser.add_argument("--docs", action="store_true", help=f"write the tables into {PAGE.name}")
     options = parser.parse_args(arguments)
     sys.path.insert(0, str(options.anchors.resolve()))
