@@ -13,7 +13,7 @@ import pytest
 from aggregator.audit.recompute import recompute
 from aggregator.graph import Diffusion
 from aggregator.methods.base.server_optim import corrected_adam
-from aggregator.methods.split.split_rounds import drawn
+from aggregator.methods.split.split_draws import drawn
 from edge_sdk import Config, Reading
 from edge_sdk.shared_math.optim import adam, optimiser_step
 from edge_sdk.wire.link.loopback import LinkFaults

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.audit.recompute import _fold
-from aggregator.methods.split.split_rounds import KNOWN, SplitTurns
+from aggregator.methods.split.split_arrays import KNOWN, remembered_activations
+from aggregator.methods.split.split_types import SplitTurns
 from aggregator.store import state_codec
 from aggregator.store.types import JournalEntry
 from edge_sdk.wire.contract.method import END, Member, Played, Signal, Task, Update
@@ -410,9 +411,8 @@ def test_what_is_remembered_of_a_round_is_bounded():
         known={("a", k): np.zeros(1) for k in range(KNOWN + 50)},
         heard={},
     )
-    from aggregator.methods.split.split_rounds import _remembered  # noqa: PLC0415
 
-    assert len(_remembered(act).known) == KNOWN
+    assert len(remembered_activations(act).known) == KNOWN
 
 
 def test_one_model_for_all_begins_every_round_at_the_mean():

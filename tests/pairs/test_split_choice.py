@@ -12,7 +12,7 @@ from aggregator.graph import Diffusion
 from aggregator.graph.laplacian import chebyshev_of_present
 from aggregator.methods import METHODS, OPEN, Rounds, Setup
 from aggregator.methods.base.types import BoundGraph as LentGraph
-from aggregator.methods.split.split_rounds import drawn, silenced
+from aggregator.methods.split.split_draws import drawn, silenced
 from aggregator.methods.split.split_types import SplitBinding, SplitTurns
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICES

@@ -13,7 +13,7 @@ from aggregator.methods.personalised.credit import Mixed
 from aggregator.methods.personalised.personalised import Personalising, personal
 from aggregator.methods.personalised.pfl import PFL, by_credit, modules_of_scope
 from aggregator.methods.split.split import split
-from aggregator.methods.split.split_rounds import SplitBinding, SplitTurns
+from aggregator.methods.split.split_types import SplitBinding, SplitTurns
 from aggregator.rules import Rows
 from edge_sdk.wire.contract.method import Half
 from edge_sdk.wire.protocol.array_fragments import PIECE
@@ -165,7 +165,7 @@ def _woven(setup: Setup, inner: Personalising) -> Half[Any]:
             "run.graph", "a graph model, for this method has turns through one", "none"
         )
     _check_sizes(lent, settings.turns)
-    score = SplitBinding(
+    binding = SplitBinding(
         lent.model,
         settings.turns,
         settings.steps,
@@ -175,4 +175,4 @@ def _woven(setup: Setup, inner: Personalising) -> Half[Any]:
         setup.seed,
         by_fleet=inner.by_fleet,
     )
-    return split(personal(inner), score, setup.rounds.deadline, lent.places)
+    return split(personal(inner), binding, setup.rounds.deadline, lent.places)

@@ -20,7 +20,8 @@ from aggregator.methods.base.latest_update_rounds import counts
 from aggregator.methods.base.round_machine import ASK
 from aggregator.methods.personalised.personalised import Personalised
 from aggregator.methods.split.activation_clipping import WEIGHTS_RANGE, bound, remembered
-from aggregator.methods.split.split_rounds import SplitBinding, play
+from aggregator.methods.split.split_rounds import play
+from aggregator.methods.split.split_types import SplitBinding
 from edge_sdk.wire.contract.method import (
     Array,
     Closed,
@@ -42,7 +43,7 @@ MEANS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Woven(Personalised):
+class SplitServerState(Personalised):
     """A personalising half's state, and that of its rounds' turns. Mappings are by client.
 
     Attributes:
@@ -86,18 +87,18 @@ class Woven(Personalised):
 
 
 def split(
-    inner: Half[Any], score: SplitBinding, deadline: float, places: Mapping[str, int]
+    inner: Half[Any], binding: SplitBinding, deadline: float, places: Mapping[str, int]
 ) -> Half[Any]:
     """Wrap a personalising half.
 
     Args:
-        inner: The half; its state is a ``Personalised``, here a ``Woven``.
-        score: Settings of the turns inside a round.
+        inner: The half; its state is a ``Personalised``, here a ``SplitServerState``.
+        binding: Settings of the turns inside a round.
         deadline: Seconds from the end of a round's turns to the end of the round.
         places: Slots of stations with a known position on the graph; others get the remaining ones.
     """
 
-    def apply(state: Woven, event: Event) -> tuple[Woven, Effects]:
+    def apply(state: SplitServerState, event: Event) -> tuple[SplitServerState, Effects]:
         match event:
             case Due(ask="again", round=number):
                 is_open = number == state.round and state.is_open and not state.is_settled
@@ -108,13 +109,13 @@ def split(
                 return settled(state, event)
             case Update() if state.is_open and not state.is_settled:
                 return replace(state, early={**state.early, event.sender: _kept(event)}), ()
-        given, event = _weighed(state, event, score)
+        given, event = _weighed(state, event, binding)
         after, effects = inner.apply(given, event)
         if isinstance(event, Member) and event.present:
-            after = _placed(after, event.client, score.graph.capacity, places)
-        return _between(after, effects, score)
+            after = _placed(after, event.client, binding.graph.capacity, places)
+        return _between(after, effects, binding)
 
-    def settled(state: Woven, event: Played) -> tuple[Woven, Effects]:
+    def settled(state: SplitServerState, event: Played) -> tuple[SplitServerState, Effects]:
         """Apply the result of the turns, then the updates that arrived before."""
         state, early = replace(_taken_over(state, event), early={}), state.early
         effects: Effects = (Due(state.round, ASK, after=deadline),)
@@ -123,15 +124,19 @@ def split(
             effects += more
         return state, effects
 
-    def init(w: Vector) -> Woven:
-        p, first = score.graph.init(score.seed), inner.init(w)
+    def init(w: Vector) -> SplitServerState:
+        p, first = binding.graph.init(binding.seed), inner.init(w)
         net = {"p": p, "first": np.zeros_like(p), "second": np.zeros_like(p)}
-        return Woven(first.round, first.version, is_open=first.is_open, w=first.w, net=net)
+        return SplitServerState(
+            first.round, first.version, is_open=first.is_open, w=first.w, net=net
+        )
 
-    return Half(init, apply, inner.model, play(score))
+    return Half(init, apply, inner.model, play(binding))
 
 
-def _between(state: Woven, effects: Effects, score: SplitBinding) -> tuple[Woven, Effects]:
+def _between(
+    state: SplitServerState, effects: Effects, binding: SplitBinding
+) -> tuple[SplitServerState, Effects]:
     """Record the clients that a closed round left out, and delay a new round's deadline.
 
     The graph of the round with the fleet's least loss is kept: the devices keep its models.
@@ -144,9 +149,9 @@ def _between(state: Woven, effects: Effects, score: SplitBinding) -> tuple[Woven
             report["dropped"] = {**report.get("dropped", {}), **stray}
         told = closed = Closed(closed.round, closed.version, closed.moved, report)
         effects = tuple(told if isinstance(effect, Closed) else effect for effect in effects)
-        if score.by_fleet and closed.moved and state.kept == closed.round:
+        if binding.by_fleet and closed.moved and state.kept == closed.round:
             state = replace(state, chosen={"p": state.net["p"]})
-        dropped = closed.report.get("dropped", {}) if score.turns.mask else {}
+        dropped = closed.report.get("dropped", {}) if binding.turns.mask else {}
         masked = dict.fromkeys(sorted(dropped), True) if closed.moved else state.masked
         state = replace(state, attempt=0, masked=masked, told={}, astray={})
     if not state.is_settled:
@@ -154,7 +159,9 @@ def _between(state: Woven, effects: Effects, score: SplitBinding) -> tuple[Woven
     return state, effects
 
 
-def _placed(state: Woven, client: str, capacity: int, places: Mapping[str, int]) -> Woven:
+def _placed(
+    state: SplitServerState, client: str, capacity: int, places: Mapping[str, int]
+) -> SplitServerState:
     """Assign a station its slot: its known one, else the first that is free and not reserved.
 
     A station that is removed frees its slot. Without a free slot, a station takes part in no turn.
@@ -167,15 +174,17 @@ def _placed(state: Woven, client: str, capacity: int, places: Mapping[str, int])
     return state if at is None else replace(state, slots={**slots, client: at})
 
 
-def _weighed(state: Woven, event: Event, score: SplitBinding) -> tuple[Woven, Event]:
+def _weighed(
+    state: SplitServerState, event: Event, binding: SplitBinding
+) -> tuple[SplitServerState, Event]:
     """Check the weights of a counted update, if there is a guard."""
-    has_guard = bool(np.isfinite(score.turns.most))
+    has_guard = bool(np.isfinite(binding.turns.most))
     if not (isinstance(event, Update) and has_guard and state.is_open and counts(state, event)):
         return state, event
     return _within_range(state, event)
 
 
-def _within_range(state: Woven, update: Update) -> tuple[Woven, Update]:
+def _within_range(state: SplitServerState, update: Update) -> tuple[SplitServerState, Update]:
     """Replace an update out of the range of its station's past by the last accepted weights.
 
     Before any was accepted, the common model is used for both.
@@ -194,7 +203,7 @@ def _within_range(state: Woven, update: Update) -> tuple[Woven, Update]:
     return replace(state, past={**state.past, update.sender: own}), update
 
 
-def _taken_over(state: Woven, event: Played) -> Woven:
+def _taken_over(state: SplitServerState, event: Played) -> SplitServerState:
     net = {name: event.arrays[name] for name in ("p", "first", "second")}
     means = {n.partition(".")[2]: a for n, a in event.arrays.items() if n.startswith("mean.")}
     told: dict[str, Any] = {"turns": event.record, "attempt": event.attempt}

@@ -10,31 +10,34 @@ Source: ``algorithms.md`` section 6.4; the alternating schedule is CNFGNN's.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.methods.base.server_optim import corrected_adam
+from aggregator.methods.split import split_forecasts
 from aggregator.methods.split.activation_clipping import (
-    LONGEST,
     astray,
-    bound,
     clipped_features,
     clipped_gradients,
     longest,
     remembered,
 )
+from aggregator.methods.split.split_arrays import (
+    filled,
+    marked,
+    numbers,
+    participants,
+    remembered_activations,
+)
+from aggregator.methods.split.split_draws import drawn, silenced
 from aggregator.methods.split.split_types import (
-    Ids,
+    ForecastRequests,
     RoundView,
-    ServingSettings,
     SplitBinding,
-    SplitPlay,
-    SplitTurns,
+    SplitRoundState,
 )
 from edge_sdk.shared_math.optim import optimiser_step
 from edge_sdk.wire.contract.method import (
@@ -49,45 +52,42 @@ from edge_sdk.wire.contract.method import (
     Task,
 )
 
-__all__ = ["KNOWN", "SplitBinding", "SplitPlay", "SplitTurns", "drawn", "play"]
 
-KNOWN = 4096
-"""Largest number of single windows whose activations a round keeps for later turns."""
-
-
-def play(score: SplitBinding) -> Play[Any]:
+def play(binding: SplitBinding) -> Play[Any]:
     """Return the machine of a run."""
 
-    def apply(act: SplitPlay, event: Event) -> tuple[SplitPlay, Effects]:
+    def apply(state: SplitRoundState, event: Event) -> tuple[SplitRoundState, Effects]:
         match event:
             case Signal(ask="serve"):
-                return _asked_to_serve(act, score, event)
+                return split_forecasts.queued(state, binding, event)
             case Signal():
-                return _heard(act, score, event)
+                return _heard(state, binding, event)
             case Member(client=client, present=present):
-                return _met(act, client, present=present)
+                return _met(state, client, present=present)
             case Due():
-                return _due(act, score, event)
-        return act, ()
+                return _due(state, binding, event)
+        return state, ()
 
-    return Play(opened, apply, wants(score), lambda act, half: replace(act, slots=half.slots))
+    return Play(opened, apply, wants(binding), lambda state, half: replace(state, slots=half.slots))
 
 
-def _due(act: SplitPlay, score: SplitBinding, due: Due) -> tuple[SplitPlay, Effects]:
+def _due(
+    state: SplitRoundState, binding: SplitBinding, due: Due
+) -> tuple[SplitRoundState, Effects]:
     if due.ask == "serve":
-        return _serve(act, score)
+        return split_forecasts.sent(state, binding)
     if due.ask == "begin":
-        return _begin(act, score)
-    is_now = (due.round, due.ask, due.step) == (act.round, act.phase, max(act.step, 0))
-    return _late(act, score) if is_now else (act, ())
+        return _begin(state, binding)
+    is_now = (due.round, due.ask, due.step) == (state.round, state.phase, max(state.step, 0))
+    return _late(state, binding) if is_now else (state, ())
 
 
-def opened(state: RoundView, before: SplitPlay | None) -> SplitPlay:
+def opened(state: RoundView, before: SplitRoundState | None) -> SplitRoundState:
     """Begin with the state of the half; forecasts on demand continue."""
     phase = "idle"
     if state.round and state.is_open:
         phase = "share" if state.settled >= state.round else "ready"
-    return SplitPlay(
+    return SplitRoundState(
         state.round,
         state.attempt,
         phase,
@@ -104,30 +104,30 @@ def opened(state: RoundView, before: SplitPlay | None) -> SplitPlay:
         here=frozenset(state.here),
         served=state.chosen.get("p"),
         kept=state.kept,
-        serving=before.serving if before is not None else ServingSettings(),
+        serving=before.serving if before is not None else ForecastRequests(),
     )
 
 
-def wants(score: SplitBinding) -> Any:  # noqa: ANN401 - the shape of Play.wants
+def wants(binding: SplitBinding) -> Any:  # noqa: ANN401 - the shape of Play.wants
     """Return the predicate that accepts a signal by its turn, its sender and its shape."""
-    features = score.shape
+    features = binding.shape
 
-    def judge(act: SplitPlay, said: Signal, shape: tuple[int, ...]) -> bool:
-        if said.sender not in act.slots:
+    def judge(state: SplitRoundState, said: Signal, shape: tuple[int, ...]) -> bool:
+        if said.sender not in state.slots:
             return False
         if said.ask == "serve":
             return said.round == 0 and shape == (1, *features)
-        if said.round != act.round or said.sender in act.heard:
+        if said.round != state.round or said.sender in state.heard:
             return False
         if said.ask == "ready":
-            return said.attempt <= act.attempt and not shape
-        if (said.attempt, said.step) != (act.attempt, act.step):
+            return said.attempt <= state.attempt and not shape
+        if (said.attempt, said.step) != (state.attempt, state.step):
             return False
-        if said.ask == act.phase == "decode":
-            is_awaited = said.sender in act.took
+        if said.ask == state.phase == "decode":
+            is_awaited = said.sender in state.took
         else:  # a late signal shows at least that its station is back
-            is_awaited = said.ask == "encode" and said.sender not in act.took
-        return is_awaited and shape == (len(act.ids), *features)
+            is_awaited = said.ask == "encode" and said.sender not in state.took
+        return is_awaited and shape == (len(state.ids), *features)
 
     return judge
 
@@ -135,59 +135,65 @@ def wants(score: SplitBinding) -> Any:  # noqa: ANN401 - the shape of Play.wants
 # --- participation --------------------------------------------------------------------------------
 
 
-def _begin(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
+def _begin(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState, Effects]:
     """Ask which stations are ready, or, when the turns are over, for the round's update."""
-    if act.phase == "idle":
-        return act, ()
-    due = Due(act.round, act.phase, 0, after=score.turns.deadline)
-    return replace(act, step=-1), (*_said(act, act.here, act.phase), due)
+    if state.phase == "idle":
+        return state, ()
+    due = Due(state.round, state.phase, 0, after=binding.turns.deadline)
+    return replace(state, step=-1), (*_said(state, state.here, state.phase), due)
 
 
-def _met(act: SplitPlay, client: str, *, present: bool) -> tuple[SplitPlay, Effects]:
-    here = act.here | {client} if present else act.here - {client}
-    act = replace(act, here=here, cast=act.cast if present else act.cast - {client})
-    asks = "share" if act.phase == "share" else "ready"
-    is_asked = present and act.phase != "idle"
-    return act, _said(act, [client], asks) if is_asked else ()
+def _met(state: SplitRoundState, client: str, *, present: bool) -> tuple[SplitRoundState, Effects]:
+    here = state.here | {client} if present else state.here - {client}
+    state = replace(state, here=here, cast=state.cast if present else state.cast - {client})
+    asks = "share" if state.phase == "share" else "ready"
+    is_asked = present and state.phase != "idle"
+    return state, _said(state, [client], asks) if is_asked else ()
 
 
-def _said(act: SplitPlay, clients: Iterable[str], ask: str) -> Effects:
+def _said(state: SplitRoundState, clients: Iterable[str], ask: str) -> Effects:
     return tuple(
-        Task(name, act.round, ask, attempt=act.attempt)
-        for name in sorted(set(clients) & set(act.slots))
+        Task(name, state.round, ask, attempt=state.attempt)
+        for name in sorted(set(clients) & set(state.slots))
     )
 
 
-def _heard(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[SplitPlay, Effects]:
+def _heard(
+    state: SplitRoundState, binding: SplitBinding, said: Signal
+) -> tuple[SplitRoundState, Effects]:
     if said.ask == "ready":
-        return _ready(act, score, said)
-    if said.ask != act.phase:  # activations after their turn: waited for again from the next on
-        return replace(act, joining=act.joining | {said.sender}), ()
-    act = replace(act, heard={**act.heard, said.sender: said}, cast=act.cast | {said.sender})
-    awaited = act.cast if act.phase == "encode" else act.took & act.cast
-    if not awaited <= act.heard.keys():
-        return act, ()
-    return _forward(act, score) if act.phase == "encode" else _backward(act, score)
+        return _ready(state, binding, said)
+    if said.ask != state.phase:  # activations after their turn: waited for again from the next on
+        return replace(state, joining=state.joining | {said.sender}), ()
+    state = replace(
+        state, heard={**state.heard, said.sender: said}, cast=state.cast | {said.sender}
+    )
+    awaited = state.cast if state.phase == "encode" else state.took & state.cast
+    if not awaited <= state.heard.keys():
+        return state, ()
+    return _forward(state, binding) if state.phase == "encode" else _backward(state, binding)
 
 
-def _ready(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[SplitPlay, Effects]:
+def _ready(
+    state: SplitRoundState, binding: SplitBinding, said: Signal
+) -> tuple[SplitRoundState, Effects]:
     """Admit a station: at once where the round has not begun, else from the next turn on."""
     spans = {"spans": said_span(said, ""), "held": said_span(said, "held_")}
-    if act.phase == "share" or spans["spans"] is None:
-        return act, ()
-    note = f"ready {said.sender} {max(act.step, -1)}"
-    act = replace(
-        act,
-        spans={**act.spans, said.sender: spans["spans"]},
-        held=act.held if spans["held"] is None else {**act.held, said.sender: spans["held"]},
-        joining=act.joining | {said.sender},
-        record=(*act.record, note) if act.phase != "ready" else act.record,
+    if state.phase == "share" or spans["spans"] is None:
+        return state, ()
+    note = f"ready {said.sender} {max(state.step, -1)}"
+    state = replace(
+        state,
+        spans={**state.spans, said.sender: spans["spans"]},
+        held=state.held if spans["held"] is None else {**state.held, said.sender: spans["held"]},
+        joining=state.joining | {said.sender},
+        record=(*state.record, note) if state.phase != "ready" else state.record,
     )
-    if act.phase != "ready":
-        return act, ()
-    everybody = act.here & act.slots.keys()
-    is_full = len(act.spans) >= score.quorum and everybody <= act.spans.keys()
-    return _turn(act, score) if is_full else (act, ())
+    if state.phase != "ready":
+        return state, ()
+    everybody = state.here & state.slots.keys()
+    is_full = len(state.spans) >= binding.quorum and everybody <= state.spans.keys()
+    return _turn(state, binding) if is_full else (state, ())
 
 
 def said_span(said: Signal, before: str) -> tuple[int, int] | None:
@@ -203,191 +209,156 @@ def said_span(said: Signal, before: str) -> tuple[int, int] | None:
     return (first, last) if first <= last else None
 
 
-def _late(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
+def _late(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState, Effects]:
     """Continue without the late stations."""
-    if act.phase == "share":
-        return _begin(act, score)
-    if act.phase == "ready":
-        if len(act.spans) < max(1, score.enough):
-            return _begin(act, score)
-        return _turn(act, score)
-    act = replace(act, cast=frozenset(act.heard))
-    if act.phase == "decode":
-        return _backward(act, score)
-    if act.heard:
-        return _forward(act, score)
-    return _turn(replace(act, joining=act.here & act.spans.keys()), score)
+    if state.phase == "share":
+        return _begin(state, binding)
+    if state.phase == "ready":
+        if len(state.spans) < max(1, binding.enough):
+            return _begin(state, binding)
+        return _turn(state, binding)
+    state = replace(state, cast=frozenset(state.heard))
+    if state.phase == "decode":
+        return _backward(state, binding)
+    if state.heard:
+        return _forward(state, binding)
+    return _turn(replace(state, joining=state.here & state.spans.keys()), binding)
 
 
 # --- turns ----------------------------------------------------------------------------------------
 
 
-def _turn(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
+def _turn(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState, Effects]:
     """Request the activations of one batch, or end the round."""
-    program = score.program
-    if act.at >= len(program) or (program[act.at] == "judge" and not act.held):
-        return _played(act)
-    what, step = program[act.at], act.step + 1
+    program = binding.program
+    if state.at >= len(program) or (program[state.at] == "judge" and not state.held):
+        return _played(state)
+    what, step = program[state.at], state.step + 1
     if what == "local":
-        told = {"steps": float(score.steps), "batch": float(score.turns.batch)}
-        act = replace(act, step=step, at=act.at + 1)
-        local = _each(act, act.spans, "local", values=told)
-        act, effects = _turn(act, score)
-        return act, (*local, *effects)
-    asked_of = act.held if what == "judge" else act.spans
-    cast = (act.cast | act.joining) & act.here & asked_of.keys()
-    act = replace(act, phase="encode", step=step, heard={}, took=frozenset())
-    act = replace(act, cast=cast, joining=frozenset())
-    act = replace(act, ids=drawn(act, score))
+        told = {"steps": float(binding.steps), "batch": float(binding.turns.batch)}
+        state = replace(state, step=step, at=state.at + 1)
+        local = _each(state, state.spans, "local", values=told)
+        state, effects = _turn(state, binding)
+        return state, (*local, *effects)
+    asked_of = state.held if what == "judge" else state.spans
+    cast = (state.cast | state.joining) & state.here & asked_of.keys()
+    state = replace(state, phase="encode", step=step, heard={}, took=frozenset())
+    state = replace(state, cast=cast, joining=frozenset())
+    state = replace(state, ids=drawn(state, binding))
     flags = {"joint": {}, "judge": {"held": 1.0}}.get(what, {"frozen": 1.0})
-    asked = _each(act, asked_of, "encode", values=_numbers(score) | flags, ids=act.ids)
-    return act, (*asked, Due(act.round, "encode", step, after=score.turns.deadline))
+    asked = _each(state, asked_of, "encode", values=numbers(binding) | flags, ids=state.ids)
+    return state, (*asked, Due(state.round, "encode", step, after=binding.turns.deadline))
 
 
-def drawn(act: SplitPlay, score: SplitBinding) -> Ids:
-    """Draw the numbers of a turn's windows, the same in every attempt.
-
-    They lie between the medians of the stations' first and last windows, which most stations have
-    and a minority cannot move. For judging, every round draws the same numbers until new readings
-    arrive.
-    """
-    is_judged = score.program[act.at] == "judge"
-    spans = act.held if is_judged else act.spans
-    first, last = (int(np.median(ends)) for ends in zip(*spans.values(), strict=True))
-    first, last = min(first, last), max(first, last)
-    if is_judged:
-        rng = keyed("held", score.seed, act.at - score.program.index("judge"))
-    else:
-        rng = keyed("windows", score.seed, act.round, act.at)
-    size = min(score.turns.batch, last - first + 1)
-    return np.sort(first + rng.choice(last - first + 1, size, replace=False)).astype(np.int32)
-
-
-def keyed(purpose: str, *numbers: int) -> np.random.Generator:
-    """Return a generator for these numbers: every attempt, and every restart, draws the same."""
-    said = "\0".join((f"gridfed/1/{purpose}", *map(str, numbers)))
-    key = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
-    return np.random.Generator(np.random.Philox(key=key))
-
-
-def silenced(act: SplitPlay, score: SplitBinding) -> NDArray[np.bool_]:
-    """Draw the mask of windows whose ``z`` is withheld from each station, ``(B, N)``.
-
-    Only for stations that train in the turn; the same in every attempt.
-    """
-    shape = len(act.ids), score.graph.capacity
-    if not score.turns.z_dropout or score.program[act.at] not in ("joint", "refresh"):
-        return np.zeros(shape, np.bool_)
-    chances = keyed("silence", score.seed, act.round, act.at).random(shape)
-    found: NDArray[np.bool_] = chances < score.turns.z_dropout
-    return found
-
-
-def _forward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
+def _forward(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState, Effects]:
     """Send each station the graph's output for all activations."""
-    what = score.program[act.at]
-    if act.phase == "encode":
-        act = _within_range(act, score, "h")
-    took = frozenset(act.heard)
-    h = _filled(act, score)
-    act = act if what == "judge" else _remembered(act)
-    h, factors = clipped_features(h, _at(act, score, took - act.masked), score.turns.most)
-    z = score.graph.forward(act.p, h, _present(act, score))
-    z[silenced(act, score)] = 0.0
+    what = binding.program[state.at]
+    if state.phase == "encode":
+        state = _within_range(state, binding, "h")
+    took = frozenset(state.heard)
+    h = filled(state, binding)
+    state = state if what == "judge" else remembered_activations(state)
+    h, factors = clipped_features(
+        h, marked(state, binding, took - state.masked), binding.turns.most
+    )
+    z = binding.graph.forward(state.p, h, participants(state, binding))
+    z[silenced(state, binding)] = 0.0
     ask = {"refresh": "keep", "judge": "judge"}.get(what, "decode")
-    act = _noted(act, "encode" if ask == "decode" else ask, took)
-    act = replace(act, h=h, factors=factors, took=took, heard={})
+    state = _noted(state, "encode" if ask == "decode" else ask, took)
+    state = replace(state, h=h, factors=factors, took=took, heard={})
     told = tuple(
         Task(
             name,
-            act.round,
+            state.round,
             ask,
-            step=act.step,
-            attempt=act.attempt,
-            values=_numbers(score),
-            arrays={"z": z[:, act.slots[name]]},
+            step=state.step,
+            attempt=state.attempt,
+            values=numbers(binding),
+            arrays={"z": z[:, state.slots[name]]},
         )
         for name in sorted(took)
     )
     if ask != "decode":
-        act, effects = _turn(replace(act, at=act.at + 1), score)
-        return act, (*told, *effects)
-    due = Due(act.round, "decode", act.step, after=score.turns.deadline)
-    return replace(act, phase="decode"), (*told, due)
+        state, effects = _turn(replace(state, at=state.at + 1), binding)
+        return state, (*told, *effects)
+    due = Due(state.round, "decode", state.step, after=binding.turns.deadline)
+    return replace(state, phase="decode"), (*told, due)
 
 
-def _backward(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
+def _backward(state: SplitRoundState, binding: SplitBinding) -> tuple[SplitRoundState, Effects]:
     """Step the graph, and send each participating station the gradient of its activations."""
-    act = replace(act, cast=act.cast - (act.took - act.heard.keys()))
-    act = _within_range(act, score, "g")
-    answered = sorted(act.heard)
-    act = _noted(act, "decode", answered)
-    gz = np.zeros(act.h.shape, act.h.dtype)
+    state = replace(state, cast=state.cast - (state.took - state.heard.keys()))
+    state = _within_range(state, binding, "g")
+    answered = sorted(state.heard)
+    state = _noted(state, "decode", answered)
+    gz = np.zeros(state.h.shape, state.h.dtype)
     for name in answered:
-        if name not in act.masked:
-            gz[:, act.slots[name]] = act.heard[name].array
-    gz[silenced(act, score)] = 0.0
-    gz = clipped_gradients(gz, _at(act, score, set(answered) - act.masked), score.turns.most)
-    gh, gp = score.graph.pullback(act.p, act.h, _present(act, score), gz)
-    if score.turns.own_loss_only:
-        gh = _own(act, score, gz)
-    gh = gh * act.factors[:, :, None, None].astype(gh.dtype)
+        if name not in state.masked:
+            gz[:, state.slots[name]] = state.heard[name].array
+    gz[silenced(state, binding)] = 0.0
+    gz = clipped_gradients(
+        gz, marked(state, binding, set(answered) - state.masked), binding.turns.most
+    )
+    gh, gp = binding.graph.pullback(state.p, state.h, participants(state, binding), gz)
+    if binding.turns.own_loss_only:
+        gh = _own(state, binding, gz)
+    gh = gh * state.factors[:, :, None, None].astype(gh.dtype)
     if answered and np.isfinite(gp).all():
-        p, memory = optimiser_step(corrected_adam(score.turns.rate), act.p, gp, act.memory)
-        act = replace(act, p=p, memory=memory)
-    losses = [act.heard[n].values["loss"] for n in answered if "loss" in act.heard[n].values]
-    act = replace(act, losses=(*act.losses, *([float(np.mean(losses))] if losses else [])))
-    is_joint = score.program[act.at] == "joint"
-    finish = _finish(act, score, gh) if is_joint else ()
-    act, effects = _turn(replace(act, at=act.at + 1), score)
-    return act, (*finish, *effects)
+        p, memory = optimiser_step(corrected_adam(binding.turns.rate), state.p, gp, state.memory)
+        state = replace(state, p=p, memory=memory)
+    losses = [state.heard[n].values["loss"] for n in answered if "loss" in state.heard[n].values]
+    state = replace(state, losses=(*state.losses, *([float(np.mean(losses))] if losses else [])))
+    is_joint = binding.program[state.at] == "joint"
+    finish = _finish(state, binding, gh) if is_joint else ()
+    state, effects = _turn(replace(state, at=state.at + 1), binding)
+    return state, (*finish, *effects)
 
 
-def _within_range(act: SplitPlay, score: SplitBinding, of: str) -> SplitPlay:
+def _within_range(state: SplitRoundState, binding: SplitBinding, of: str) -> SplitRoundState:
     """Treat stations out of the range of their past as late in this phase.
 
     Args:
-        act: State in the phase whose signals are here.
-        score: Settings, with the guard.
+        state: State in the phase whose signals are here.
+        binding: Settings, with the guard.
         of: ``h`` for activations, ``g`` for gradients.
     """
-    if not np.isfinite(score.turns.most):
-        return act
-    judged = sorted(act.heard.keys() - act.masked)  # a masked station's signal is not used
-    lengths = {name: longest(np.asarray(act.heard[name].array)) for name in judged}
-    out = astray(lengths, act.past.get(of, {}))
-    past = {**act.past, of: remembered(act.past.get(of, {}), lengths, out)}
-    act = replace(act, past=past)
+    if not np.isfinite(binding.turns.most):
+        return state
+    judged = sorted(state.heard.keys() - state.masked)  # a masked station's signal is not used
+    lengths = {name: longest(np.asarray(state.heard[name].array)) for name in judged}
+    out = astray(lengths, state.past.get(of, {}))
+    past = {**state.past, of: remembered(state.past.get(of, {}), lengths, out)}
+    state = replace(state, past=past)
     if not out:
-        return act
-    counts = {**act.astray, **{name: act.astray.get(name, 0) + 1 for name in sorted(out)}}
-    heard = {name: said for name, said in act.heard.items() if name not in out}
-    return _noted(replace(act, astray=counts, heard=heard), f"astray-{of}", out)
+        return state
+    counts = {**state.astray, **{name: state.astray.get(name, 0) + 1 for name in sorted(out)}}
+    heard = {name: said for name, said in state.heard.items() if name not in out}
+    return _noted(replace(state, astray=counts, heard=heard), f"astray-{of}", out)
 
 
-def _noted(act: SplitPlay, phase: str, names: Iterable[str]) -> SplitPlay:
+def _noted(state: SplitRoundState, phase: str, names: Iterable[str]) -> SplitRoundState:
     """Record the participants of a phase, if they differ from the last time."""
     said = f"{phase} {' '.join(sorted(names))}"
-    of_phase = [one.partition(" ")[2] for one in act.record if one.split(" ")[1] == phase]
+    of_phase = [one.partition(" ")[2] for one in state.record if one.split(" ")[1] == phase]
     if of_phase and of_phase[-1] == said:
-        return act
-    return replace(act, record=(*act.record, f"{act.step} {said}"))
+        return state
+    return replace(state, record=(*state.record, f"{state.step} {said}"))
 
 
-def _finish(act: SplitPlay, score: SplitBinding, gh: Array) -> Effects:
+def _finish(state: SplitRoundState, binding: SplitBinding, gh: Array) -> Effects:
     """Return the end of an iteration: without a gradient where none arrived, or none is finite."""
     told = []
-    for name in sorted(act.took):
-        mine = gh[:, act.slots[name]]
-        arrays = {"hgrad": mine} if name in act.heard and np.isfinite(mine).all() else {}
-        values = _numbers(score) if arrays else {}
+    for name in sorted(state.took):
+        mine = gh[:, state.slots[name]]
+        arrays = {"hgrad": mine} if name in state.heard and np.isfinite(mine).all() else {}
+        values = numbers(binding) if arrays else {}
         told.append(
             Task(
                 name,
-                act.round,
+                state.round,
                 "finish",
-                step=act.step,
-                attempt=act.attempt,
+                step=state.step,
+                attempt=state.attempt,
                 values=values,
                 arrays=arrays,
             )
@@ -395,146 +366,50 @@ def _finish(act: SplitPlay, score: SplitBinding, gh: Array) -> Effects:
     return tuple(told)
 
 
-def _own(act: SplitPlay, score: SplitBinding, gz: Array) -> Array:
+def _own(state: SplitRoundState, binding: SplitBinding, gz: Array) -> Array:
     """Return the gradient of each station's own loss only."""
-    gh, present = np.zeros_like(act.h), _present(act, score)
-    for name in sorted(act.heard):
-        at = act.slots[name]
+    gh, present = np.zeros_like(state.h), participants(state, binding)
+    for name in sorted(state.heard):
+        at = state.slots[name]
         alone = np.zeros_like(gz)
         alone[:, at] = gz[:, at]
-        gh[:, at] = score.graph.pullback(act.p, act.h, present, alone)[0][:, at]
+        gh[:, at] = binding.graph.pullback(state.p, state.h, present, alone)[0][:, at]
     return gh
 
 
-def _played(act: SplitPlay) -> tuple[SplitPlay, Effects]:
+def _played(state: SplitRoundState) -> tuple[SplitRoundState, Effects]:
     """Return the result of the round; the half journals it."""
-    arrays = {"p": act.p, "first": act.memory["first"], "second": act.memory["second"]}
-    arrays |= {f"mean.{name}": mean for name, mean in sorted(act.means.items())}
-    values = {"taken": float(act.memory["taken"])}
-    for of, lengths in sorted(act.past.items()):
+    arrays = {"p": state.p, "first": state.memory["first"], "second": state.memory["second"]}
+    arrays |= {f"mean.{name}": mean for name, mean in sorted(state.means.items())}
+    values = {"taken": float(state.memory["taken"])}
+    for of, lengths in sorted(state.past.items()):
         values |= {f"{of}.{name}": length for name, length in sorted(lengths.items())}
-    values |= {f"astray.{name}": float(n) for name, n in sorted(act.astray.items())}
-    if act.losses:
-        values["loss"] = float(np.mean(act.losses))
-    record = "\n".join(act.record)
-    return replace(act, phase="idle"), (Played(act.round, act.attempt, arrays, values, record),)
-
-
-# --- arrays ---------------------------------------------------------------------------------------
-
-
-def _filled(act: SplitPlay, score: SplitBinding) -> Array:
-    """Combine all activations: of late stations the last known of each window, else zeros."""
-    shape = (len(act.ids), score.graph.capacity, *score.shape)
-    kinds = [np.asarray(said.array).dtype for said in act.heard.values()]
-    h = np.zeros(shape, np.result_type(act.p.dtype, *kinds))
-    for name, at in act.slots.items():
-        if name in act.masked:
-            h[:, at] = act.means.get(name, 0.0)
-        elif name in act.heard:
-            h[:, at] = act.heard[name].array
-        elif name in act.spans:
-            for b, number in enumerate(act.ids):
-                h[b, at] = act.known.get((name, int(number)), 0.0)
-    return h
-
-
-def _remembered(act: SplitPlay) -> SplitPlay:
-    """Keep the newest activations of single windows, and the mean of each accepted station's."""
-    known, means = dict(act.known), dict(act.means)
-    for name in sorted(act.heard.keys() - act.masked):
-        rows = np.asarray(act.heard[name].array)
-        means[name] = rows.mean(0).astype(np.float32)
-        for number, row in zip(act.ids, rows, strict=True):
-            known.pop((name, int(number)), None)
-            known[name, int(number)] = row
-    for key in list(known)[: max(0, len(known) - KNOWN)]:
-        del known[key]
-    return replace(act, known=known, means=means)
-
-
-def _present(act: SplitPlay, score: SplitBinding) -> NDArray[np.bool_]:
-    return _at(act, score, act.spans)
-
-
-def _at(act: SplitPlay, score: SplitBinding, names: Iterable[str]) -> NDArray[np.bool_]:
-    out = np.zeros(score.graph.capacity, np.bool_)
-    out[[act.slots[name] for name in names]] = True
-    return out
+    values |= {f"astray.{name}": float(n) for name, n in sorted(state.astray.items())}
+    if state.losses:
+        values["loss"] = float(np.mean(state.losses))
+    record = "\n".join(state.record)
+    return replace(state, phase="idle"), (
+        Played(state.round, state.attempt, arrays, values, record),
+    )
 
 
 def _each(
-    act: SplitPlay, names: Iterable[str], ask: str, *, values: Mapping[str, float], **arrays: Array
+    state: SplitRoundState,
+    names: Iterable[str],
+    ask: str,
+    *,
+    values: Mapping[str, float],
+    **arrays: Array,
 ) -> Effects:
     return tuple(
         Task(
             name,
-            act.round,
+            state.round,
             ask,
-            step=act.step,
-            attempt=act.attempt,
+            step=state.step,
+            attempt=state.attempt,
             values=values,
             arrays=arrays,
         )
         for name in sorted(names)
     )
-
-
-def _numbers(score: SplitBinding) -> dict[str, float]:
-    return {"half": 1.0} if score.turns.float16 else {}
-
-
-# --- forecasts ------------------------------------------------------------------------------------
-
-
-def _asked_to_serve(act: SplitPlay, score: SplitBinding, said: Signal) -> tuple[SplitPlay, Effects]:
-    before = act.serving
-    serving = ServingSettings(
-        {**before.latest, said.sender: (said.step, said.array[0])},
-        {**before.asking, said.sender: said.step},
-    )
-    effects = () if before.asking else (Due(0, "serve", 0, after=score.turns.gather),)
-    return replace(act, serving=serving), effects
-
-
-def _served_within_range(
-    act: SplitPlay, score: SplitBinding, of: Mapping[str, Array]
-) -> dict[str, Array]:
-    """Return the activations of stations within the range of their past, or masked."""
-    if not np.isfinite(score.turns.most):
-        return dict(of)
-    lengths = {n: longest(np.asarray(h)[None]) for n, h in of.items() if n not in act.masked}
-    past = act.past.get("h", {})
-    out = {n for n, length in lengths.items() if not length <= min(bound(n, past), LONGEST)}
-    return {name: h for name, h in of.items() if name not in out}
-
-
-def _serve(act: SplitPlay, score: SplitBinding) -> tuple[SplitPlay, Effects]:
-    """Send all waiting stations a forecast from their neighbours' newest activations of that time.
-
-    A masked station's activations are its mean here too: what it sends affects no other forecast.
-    """
-    asking, told = act.serving.asking, []
-    for number in sorted(set(asking.values())):
-        of = {n: h for n, (at, h) in act.serving.latest.items() if at == number and n in act.slots}
-        of = _served_within_range(act, score, of)
-        h = np.zeros((1, score.graph.capacity, *score.shape), act.p.dtype)
-        for name, row in of.items():
-            is_masked = name in act.masked
-            h[0, act.slots[name]] = act.means.get(name, 0.0) if is_masked else row
-        h, _ = clipped_features(h, _at(act, score, of.keys() - act.masked), score.turns.most)
-        p = act.p if act.served is None else act.served
-        z = score.graph.forward(p, h, _at(act, score, of))
-        told += [
-            Task(
-                name,
-                0,
-                "serve",
-                step=number,
-                values=_numbers(score) | ({"kept": float(act.kept)} if act.kept else {}),
-                arrays={"z": z[:, act.slots[name]]},
-            )
-            for name, at in sorted(asking.items())
-            if at == number and name in of
-        ]
-    return replace(act, serving=replace(act.serving, asking={})), tuple(told)

@@ -176,7 +176,7 @@ class RoundView(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ServingSettings:
+class ForecastRequests:
     """State of forecasts on demand. Mappings are by client.
 
     Attributes:
@@ -189,7 +189,7 @@ class ServingSettings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitPlay:
+class SplitRoundState:
     """State of a round's turns. Mappings are by client.
 
     Attributes:
@@ -251,4 +251,4 @@ class SplitPlay:
     known: Mapping[tuple[str, int], Array] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     record: tuple[str, ...] = ()
-    serving: ServingSettings = field(default_factory=ServingSettings)
+    serving: ForecastRequests = field(default_factory=ForecastRequests)
