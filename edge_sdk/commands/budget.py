@@ -84,12 +84,12 @@ def budget(config: Config) -> dict[str, Any]:
         "bytes_up": update_bytes(config, spec),
         "bytes_down": 4 * spec.shared_size,
         "releases": account.told,
-        "privacy": sheets.promise(plan),
+        "privacy": sheets.guarantee(plan),
         "budget": account.summary(plan.release()),
         "spent": not account.has_room(plan.release()),
-        "charges": sheets.table(account),
+        "charges": sheets.charges_table(account),
         "not protected": sheets.gaps(plan),
-        "text": sheets.explained(plan, account),
+        "text": sheets.explain_budget(plan, account),
         "limits": resource_usage(config),
     }
 
@@ -122,10 +122,12 @@ def datasheet(config: Config) -> dict[str, Any]:
     version = ".".join(map(str, SDK_VERSION))
     if not (config.state / FILE).exists():
         plan = plan_of(config, None)
-        return sheets.sheet(plan, PrivacyAccount.of((), plan.limit, most=plan.most(None)), version)
+        return sheets.data_sheet(
+            plan, PrivacyAccount.of((), plan.limit, most=plan.most(None)), version
+        )
     with DeviceStore.open(config.state, read_only=True) as store:
         plan = plan_of(config, announced_of(store))
-        return sheets.sheet(plan, account_of(store, plan), version)
+        return sheets.data_sheet(plan, account_of(store, plan), version)
 
 
 def update_bytes(config: Config, spec: ParamSpec) -> int:

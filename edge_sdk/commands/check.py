@@ -21,7 +21,7 @@ from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import ConfigError
 from edge_sdk.methods import METHODS
-from edge_sdk.privacy.datasheet import promise
+from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session import certificate_monitor
 from edge_sdk.sources import Source
 from edge_sdk.store.schema import FILE
@@ -89,7 +89,7 @@ def check_device(config: Config) -> dict[str, str]:
         f"({history.limit})",
         **({"neighbours": str(neighbours)} if neighbours else {}),
         **certificate_monitor.checked(config, time.time()),
-        "privacy": promise(plan),
+        "privacy": guarantee(plan),
         **kept,
     }
 

@@ -16,7 +16,7 @@ from edge_sdk.app.cli import CommandResult
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.commands.device_inspection import account_of, announced_of, plan_of
 from edge_sdk.config import Config
-from edge_sdk.privacy.datasheet import promise
+from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session.certificate_monitor import days_left
 from edge_sdk.session.participation import BUDGET_EXHAUSTED
 from edge_sdk.store.store import DeviceStore, LearnedState
@@ -65,7 +65,7 @@ def status(config: Config) -> dict[str, Any]:
             "readings": store.count_readings(),
             "bytes": store.size(),
             "history": kept(config, store, announced),
-            "privacy": promise(plan),
+            "privacy": guarantee(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
             **_among(learned),

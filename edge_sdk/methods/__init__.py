@@ -7,15 +7,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from edge_sdk.methods.bilevel import bilevel
-from edge_sdk.methods.consensus import pulled
-from edge_sdk.methods.fesem import centred
+from edge_sdk.methods.bilevel import bilevel_half
+from edge_sdk.methods.consensus import consensus_half
+from edge_sdk.methods.fesem import fesem_half
 from edge_sdk.methods.gossip import dfl_gt, dfl_sgd
 from edge_sdk.methods.local_sgd import LocalSgd, fedavg, fedsgd
-from edge_sdk.methods.pfl import personal
-from edge_sdk.methods.split import station
+from edge_sdk.methods.pfl import pfl_half
+from edge_sdk.methods.split import split_half
 from edge_sdk.methods.training_context import TrainingContext
-from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, weights
+from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, whole_weights
 from edge_sdk.wire.contract.method import Half
 
 Factory = Callable[[TrainingContext, LocalSgd], Half[Any]]
@@ -28,7 +28,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "fedprox": fedavg,
         "fedavgm": fedavg,
         "fedadam": fedavg,
-        "fedasync": weights,
+        "fedasync": whole_weights,
         "fedbuff": fedavg,
         "afl": fedavg,
         "fedatt": fedavg,
@@ -37,21 +37,21 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "fedntp": fedavg,
         "nbafl": bounded_weights,
         "udp": bounded_difference,
-        "fesem": centred,
+        "fesem": fesem_half,
         "dfl_sgd": dfl_sgd,
         "dfl_gt": dfl_gt,
-        "pfl": personal,
-        "bigfl": bilevel,
-        "pfgl": station,
-        "cnfgnn": station,
-        "lstm_cnn_fedavg": station,
-        "lstm_cnn_pfl": station,
-        "bafdp": pulled,
-        "bsfdp": pulled,
-        "aspire_ease": pulled,
-        "rsa": partial(pulled, content="signs"),
-        "rsa_weights": pulled,
-        "dp_rsa": partial(pulled, content="difference"),
+        "pfl": pfl_half,
+        "bigfl": bilevel_half,
+        "pfgl": split_half,
+        "cnfgnn": split_half,
+        "lstm_cnn_fedavg": split_half,
+        "lstm_cnn_pfl": split_half,
+        "bafdp": consensus_half,
+        "bsfdp": consensus_half,
+        "aspire_ease": consensus_half,
+        "rsa": partial(consensus_half, content="signs"),
+        "rsa_weights": consensus_half,
+        "dp_rsa": partial(consensus_half, content="difference"),
     }
 )
 """The device half of every method of ``edge_sdk.wire.contract.method.CONTRACTS``, under the same keys."""

@@ -14,10 +14,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.methods.conjugate_gradient import Product, Solution, conjugate, neumann, steepest
+from edge_sdk.methods.conjugate_gradient import (
+    Product,
+    Solution,
+    conjugate_gradients,
+    largest_eigenvalue,
+    neumann_series,
+)
 from edge_sdk.methods.local_sgd import TRAIN, LocalSgd, TrainingResult, answer, train
 from edge_sdk.methods.training_context import Batch, TrainingContext
-from edge_sdk.shared_math.bilevel_map import Basis, unpacked
+from edge_sdk.shared_math.bilevel_map import Basis, unpack_map
 from edge_sdk.shared_math.optim import chain, stateless
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
@@ -102,7 +108,7 @@ class BilevelPenalty:
         return tilted
 
 
-def bilevel(local: TrainingContext, settings: LocalSgd) -> Half[BilevelState]:
+def bilevel_half(local: TrainingContext, settings: LocalSgd) -> Half[BilevelState]:
     """Answer ``train`` with the weights after local steps, and ``solve`` with ``q``.
 
     Steps start at the device's own model, over fresh minibatches. ``solve`` asks for ``(H + delta)
@@ -133,7 +139,7 @@ def _lean(
     form: tuple[float, ...], rows: Array, asked: Scalars, width: int
 ) -> BilevelPenalty | None:
     numbers = dict(zip(_FORM, form, strict=True))
-    basis = unpacked(numbers, rows if len(rows) else None, width)
+    basis = unpack_map(numbers, rows if len(rows) else None, width)
     if basis is None:
         return None
     own, smooth = asked.get("own", 1.0), asked.get("smooth", 0.0)
@@ -213,9 +219,9 @@ def _found(product: Product, p: Wide, asked: Scalars) -> Wide:
     """Solve as asked; with a first direction of negative curvature, scale the slope instead."""
     count = int(asked.get("iterations", 10.0))
     if asked.get("solver", 0.0) == NEUMANN:
-        step = float(asked.get("step", 0.0)) or 0.9 / max(steepest(product, p), 1e-12)
-        return neumann(product, p, count, step).q
-    found: Solution = conjugate(product, p, count, float(asked.get("tolerance", 1e-3)))
+        step = float(asked.get("step", 0.0)) or 0.9 / max(largest_eigenvalue(product, p), 1e-12)
+        return neumann_series(product, p, count, step).q
+    found: Solution = conjugate_gradients(product, p, count, float(asked.get("tolerance", 1e-3)))
     if found.why == "negative" and not found.q.any():
         return p / float(asked.get("curvature", 1.0))
     return found.q

@@ -31,7 +31,9 @@ class Solution(NamedTuple):
     why: str
 
 
-def conjugate(product: Product, p: Wide, iterations: int = 10, tolerance: float = 1e-3) -> Solution:
+def conjugate_gradients(
+    product: Product, p: Wide, iterations: int = 10, tolerance: float = 1e-3
+) -> Solution:
     """Solve by conjugate gradients, from zero.
 
     It ends when the residual is at most ``tolerance`` times ``|p|``, after ``iterations`` products,
@@ -39,10 +41,10 @@ def conjugate(product: Product, p: Wide, iterations: int = 10, tolerance: float 
 
     Example:
         >>> curved = np.array([2.0, 4.0])
-        >>> found = conjugate(lambda v: curved * v, np.array([2.0, 2.0]), tolerance=1e-9)
+        >>> found = conjugate_gradients(lambda v: curved * v, np.array([2.0, 2.0]), tolerance=1e-9)
         >>> found.q.round(9).tolist(), found.why
         ([1.0, 0.5], 'small')
-        >>> conjugate(lambda v: -v, np.ones(1)).why
+        >>> conjugate_gradients(lambda v: -v, np.ones(1)).why
         'negative'
     """
     q, rest = np.zeros_like(p), p.copy()
@@ -62,14 +64,14 @@ def conjugate(product: Product, p: Wide, iterations: int = 10, tolerance: float 
     return Solution(q, _share(square, first), why)
 
 
-def neumann(product: Product, p: Wide, iterations: int, step: float) -> Solution:
+def neumann_series(product: Product, p: Wide, iterations: int, step: float) -> Solution:
     """Return ``step sum_(k < K) (I - step A)^k p``, a truncated Neumann series.
 
     It approaches the solution while ``step`` is below 2 over the largest eigenvalue, from below
     where A is positive; with few terms, it is a solution of a more damped A.
 
     Example:
-        >>> found = [neumann(lambda v: 3.5 * v, np.ones(1), k, 0.25) for k in (1, 3, 10)]
+        >>> found = [neumann_series(lambda v: 3.5 * v, np.ones(1), k, 0.25) for k in (1, 3, 10)]
         >>> [float(one.q[0].round(8)) for one in found]
         [0.25, 0.28515625, 0.28571429]
     """
@@ -81,10 +83,10 @@ def neumann(product: Product, p: Wide, iterations: int, step: float) -> Solution
     return Solution(step * q, left / max(float(np.linalg.norm(p)), 1e-300), "count")
 
 
-def steepest(product: Product, begin: Wide, iterations: int = 10) -> float:
+def largest_eigenvalue(product: Product, begin: Wide, iterations: int = 10) -> float:
     """Return an estimate of the largest eigenvalue by modulus (power iteration).
 
-    >>> round(steepest(lambda v: np.array([1.0, 5.0]) * v, np.ones(2), 30), 6)
+    >>> round(largest_eigenvalue(lambda v: np.array([1.0, 5.0]) * v, np.ones(2), 30), 6)
     5.0
     """
     way, size = begin / max(float(np.linalg.norm(begin)), 1e-300), 0.0

@@ -26,10 +26,10 @@ from typing import Literal
 import numpy as np
 
 from edge_sdk.methods.local_sgd import LocalSgd, answer, loss_gradient, train
-from edge_sdk.methods.proximal_step import ascent, consensus_pull, l1_penalty
+from edge_sdk.methods.proximal_step import consensus_pull, dual_ascent, l1_penalty
 from edge_sdk.methods.training_context import Batch, TrainingContext
 from edge_sdk.methods.wasserstein_radius import WassersteinGuard
-from edge_sdk.shared_math.consensus_dual import check, next_dual
+from edge_sdk.shared_math.consensus_dual import dual_digest, next_dual
 from edge_sdk.shared_math.optim import State, chain, saved
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
@@ -76,7 +76,7 @@ class ConsensusState:
         return cls(arrays["p"], arrays["dual"], eps, answered, saved(arrays))
 
 
-def pulled(
+def consensus_half(
     local: TrainingContext, settings: LocalSgd, content: Content = "weights"
 ) -> Half[ConsensusState]:
     """Answer ``step`` with the weights after local steps under the task's penalty.
@@ -115,7 +115,7 @@ def _answered(
     is_jacobi = task.values.get("jacobi", 0.0) == 1.0
     w = spec.shared(begun.p if is_jacobi else moved.p)
     every = int(task.values.get("check_every", 0.0))
-    said = check(begun.dual) if every and begun.answered % every == 0 else b""
+    said = dual_digest(begun.dual) if every and begun.answered % every == 0 else b""
     update = answer(local, task, _leaving(w, z, content), report, said)
     return replace(moved, answered=begun.answered + 1), (update,)
 
@@ -139,7 +139,7 @@ def _begun(
     if told is not None and told.shape == state.dual.shape:
         dual = told.astype(state.dual.dtype)
     elif asked.get("counted", 0.0) == 1.0 and state.answered:
-        dual = next_dual(state.dual, z, spec.shared(state.p), task.base - 1, ascent(asked))
+        dual = next_dual(state.dual, z, spec.shared(state.p), task.base - 1, dual_ascent(asked))
     else:
         dual = np.zeros_like(state.dual)
     is_first = state.answered == 0 and settings.start == "received"

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState
 from edge_sdk.methods.training_context import TrainingContext
-from edge_sdk.methods.update_variants import weights
+from edge_sdk.methods.update_variants import whole_weights
 from edge_sdk.wire.contract.method import END, Array, Effects, Event, Half, Task
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -45,7 +45,7 @@ class ClusterState:
         return cls(LocalState.from_arrays(arrays), int(arrays["answered"]))
 
 
-def centred(local: TrainingContext, settings: LocalSgd) -> Half[ClusterState]:
+def fesem_half(local: TrainingContext, settings: LocalSgd) -> Half[ClusterState]:
     """Answer ``train`` with the weights after local steps from the task's centre.
 
     The centre enters the proximal term, as FedProx's received model does. Every step draws a
@@ -54,7 +54,7 @@ def centred(local: TrainingContext, settings: LocalSgd) -> Half[ClusterState]:
     that has answered keeps its model: the final model is the average over clusters to which it does
     not belong. One that never answered adopts it.
     """
-    inner = weights(local, replace(settings, minibatch="fresh"))
+    inner = whole_weights(local, replace(settings, minibatch="fresh"))
 
     def apply(state: ClusterState, event: Event) -> tuple[ClusterState, Effects]:
         if isinstance(event, Task) and event.ask == END and state.answered:

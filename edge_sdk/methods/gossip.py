@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_sdk.methods.local_sgd import LocalSgd
-from edge_sdk.methods.peer_mixing import taken
+from edge_sdk.methods.peer_mixing import mix
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.wire.contract.method import Array, Effects, Event, Half, Scalars, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
@@ -30,13 +30,13 @@ DGD, ATC = 0.0, 1.0
 Turns = tuple[tuple[str, ...], ...]
 
 
-def turns(method: str, values: Scalars) -> Turns:
+def exchange_parts(method: str, values: Scalars) -> Turns:
     """Return the vectors offered in each turn of one exchange.
 
     Adapt-then-combine with a tracker needs two turns: the tracker is corrected by the gradient at
     the point after the first turn, and that sum is mixed.
 
-    >>> turns("dfl_gt", {"order": 0.0}), turns("dfl_gt", {"order": 1.0})
+    >>> exchange_parts("dfl_gt", {"order": 0.0}), exchange_parts("dfl_gt", {"order": 1.0})
     ((('theta', 'tracker'),), (('theta',), ('tracker',)))
     """
     if method != "dfl_gt":
@@ -149,10 +149,10 @@ def _tracked(local: TrainingContext, state: GossipState, task: Task) -> GossipSt
     return state
 
 
-def rate(task: Task) -> float:
+def step_length(task: Task) -> float:
     """Return the length of step number ``task.step``: divided by its square root where configured.
 
-    >>> rate(Task("a", 0, "mix", step=3, values={"rate": 0.1, "fading": 1.0}))
+    >>> step_length(Task("a", 0, "mix", step=3, values={"rate": 0.1, "fading": 1.0}))
     0.05
     """
     length = float(task.values.get("rate", 0.0))
@@ -175,7 +175,9 @@ def _descended(
 ) -> GossipState:
     """Step from ``start`` along the gradient at the state's own point."""
     after, g = _gradient(local, state, state.p)
-    return replace(after, p=start if g is None else (start - rate(task) * g).astype(start.dtype))
+    return replace(
+        after, p=start if g is None else (start - step_length(task) * g).astype(start.dtype)
+    )
 
 
 def _tracking_anew(local: TrainingContext, state: GossipState) -> GossipState:
@@ -200,14 +202,14 @@ def _followed(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
     assert state.seen is not None
     assert state.tracker is not None
     along = spec.place(state.seen, state.tracker)
-    return replace(state, p=(state.p - rate(task) * along).astype(state.p.dtype))
+    return replace(state, p=(state.p - step_length(task) * along).astype(state.p.dtype))
 
 
 def _mixed(spec: ParamSpec, state: GossipState, task: Task) -> Vector:
     """Return the whole vector with its shared layers mixed."""
     own = spec.shared(state.p)
     theirs, weights = task.arrays[THETA], task.arrays["weights"]
-    return spec.place(state.p, taken(own, theirs, weights, task.values))
+    return spec.place(state.p, mix(own, theirs, weights, task.values))
 
 
 def _mixed_in(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
@@ -216,5 +218,5 @@ def _mixed_in(spec: ParamSpec, state: GossipState, task: Task) -> GossipState:
         state = replace(state, p=_mixed(spec, state, task))
     if TRACKER in task.arrays and state.tracker is not None:
         theirs, weights = task.arrays[TRACKER], task.arrays["weights"]
-        state = replace(state, tracker=taken(state.tracker, theirs, weights, {}))
+        state = replace(state, tracker=mix(state.tracker, theirs, weights, {}))
     return state

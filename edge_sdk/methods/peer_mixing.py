@@ -14,7 +14,7 @@ PLAIN, CLIPPED, TRIMMED = 0.0, 1.0, 2.0
 Matrix = NDArray[np.float64]
 
 
-def taken(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vector:
+def mix(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vector:
     """Mix the device's vector with the neighbours', by the task's ``robust``.
 
     Args:
@@ -28,9 +28,9 @@ def taken(own: Vector, theirs: Matrix, weights: Matrix, values: Scalars) -> Vect
     """
     robust = values.get("robust", PLAIN)
     if robust == CLIPPED:
-        mixed = clipped(own, theirs, weights, float(values.get("radius", np.inf)))
+        mixed = clipped_average(own, theirs, weights, float(values.get("radius", np.inf)))
     elif robust == TRIMMED:
-        mixed = trimmed(own, theirs, int(values.get("trim", 0)))
+        mixed = trimmed_mean(own, theirs, int(values.get("trim", 0)))
     else:
         mixed = average(own, theirs, weights)
     return mixed.astype(own.dtype)
@@ -47,7 +47,7 @@ def average(own: Vector, theirs: Matrix, weights: Matrix) -> Matrix:
     return mixed
 
 
-def clipped(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matrix:
+def clipped_average(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matrix:
     """Average, with each neighbour's difference clipped to ``radius`` (Euclidean norm).
 
     A Byzantine neighbour moves this device by at most its weight times the radius in one exchange.
@@ -55,7 +55,7 @@ def clipped(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matr
     two ends of a link clip differently, so the average over all devices moves.
 
     >>> far = np.array([[3.0, 4.0]])
-    >>> clipped(np.zeros(2), far, np.array([0.5]), 1.0).round(12).tolist()
+    >>> clipped_average(np.zeros(2), far, np.array([0.5]), 1.0).round(12).tolist()
     [0.3, 0.4]
 
     Reference:
@@ -70,14 +70,14 @@ def clipped(own: Vector, theirs: Matrix, weights: Matrix, radius: float) -> Matr
     return mixed
 
 
-def trimmed(own: Vector, theirs: Matrix, trim: int) -> Matrix:
+def trimmed_mean(own: Vector, theirs: Matrix, trim: int) -> Matrix:
     """Average coordinates over the device and its neighbours, without ``trim`` at either end.
 
     The remaining values have equal weights. With too few neighbours to leave any value, the
     device's own vector is returned.
 
     >>> theirs = np.array([[1.0], [2.0], [99.0]])
-    >>> trimmed(np.array([4.0]), theirs, 1).tolist(), trimmed(np.array([4.0]), theirs, 2).tolist()
+    >>> trimmed_mean(np.array([4.0]), theirs, 1).tolist(), trimmed_mean(np.array([4.0]), theirs, 2).tolist()
     ([3.0], [4.0])
 
     Reference:

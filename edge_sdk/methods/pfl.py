@@ -45,7 +45,7 @@ class PersonalState(ChosenModel):
         return cls(one.p, one.answered, one.moments, one.kept, tune, rate)
 
 
-def personal(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
+def pfl_half(local: TrainingContext, settings: LocalSgd) -> Half[PersonalState]:
     """Answer ``train`` with the shared weights after steps from the device's *own* model.
 
     The task's ``w`` is the mixture for this device. It enters only the proximal term, with weight

@@ -64,28 +64,28 @@ def l1_penalty(spec: ParamSpec, z: Vector, reach: float, mode: float = PROX) -> 
     def placed(moved: Vector, p: Vector) -> Vector:
         before, w = spec.shared(p), spec.shared(moved)
         if mode == PROX:
-            return spec.place(moved, z + soft(w - z, reach))
+            return spec.place(moved, z + soft_threshold(w - z, reach))
         return spec.place(moved, w - np.sign(before - z) * w.dtype.type(reach))
 
     return stateless(placed)
 
 
-def soft(x: Vector, reach: float) -> Vector:
+def soft_threshold(x: Vector, reach: float) -> Vector:
     """Return ``sign(x) max(|x| - reach, 0)``: the proximal step of an l1 term.
 
-    >>> soft(np.array([0.03, -0.2, 0.0]), 0.05)
+    >>> soft_threshold(np.array([0.03, -0.2, 0.0]), 0.05)
     array([ 0.  , -0.15,  0.  ])
     """
     shrunk: Vector = np.sign(x) * np.maximum(np.abs(x) - x.dtype.type(reach), 0)
     return shrunk
 
 
-def ascent(asked: Scalars) -> Ascent:
+def dual_ascent(asked: Scalars) -> Ascent:
     """Return the dual's ascent from a task's numbers; a bound left out is infinite.
 
     A damping floor that would make it unstable is lowered to the stable limit.
 
-    >>> ascent({"cons_rate": 0.05, "cons_max": 0.01}).most, ascent({"cons_rate": 0.05}).most
+    >>> dual_ascent({"cons_rate": 0.05, "cons_max": 0.01}).most, dual_ascent({"cons_rate": 0.05}).most
     (0.01, inf)
     """
     rate, least = asked.get("cons_rate", 0.0), asked.get("kappa_min", 0.0)

@@ -112,7 +112,7 @@ class SplitState(ChosenModel):
     served: tuple[int, Array] | None = None
 
 
-def station(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
+def split_half(local: TrainingContext, settings: LocalSgd) -> Half[SplitState]:
     """Answer a round's transient tasks, and ``share`` with the weights after them.
 
     Exactly one optimiser step ends an iteration: with the gradient that came back through the graph

@@ -89,7 +89,7 @@ class PeerSettings:
         return metropolis_row(len(self.keys), everybody)[1][name]
 
 
-def of_section(section: NeighboursSection, method: str) -> PeerSettings:
+def settings_of_section(section: NeighboursSection, method: str) -> PeerSettings:
     """Return the settings of a configuration section.
 
     Raises:
@@ -132,7 +132,7 @@ def of_section(section: NeighboursSection, method: str) -> PeerSettings:
     )
 
 
-def of_task(task: m.TaskMessage) -> PeerSettings:
+def settings_of_task(task: m.TaskMessage) -> PeerSettings:
     """Return the settings of an aggregator that hosts the topology; ``round`` is the epoch."""
     values = {"robust": PLAIN, **task.vals}
     interval = values.pop("every", seconds(INTERVAL))

@@ -112,20 +112,20 @@ class NumberedWindows(Windows, Protocol):
         """Return which of these numbers exist, and their windows."""
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing: the turn of a shell without other work."""
 
 
-def unheld() -> None:
+def no_held_back() -> None:
     """Return None: no windows are held back."""
 
 
-def unready() -> tuple[int, NDArray[np.float32]] | None:
+def no_newest() -> tuple[int, NDArray[np.float32]] | None:
     """Return None: there is no window to forecast from."""
     return None
 
 
-def unjudged(_p: Vector) -> float | None:
+def no_loss(_p: Vector) -> float | None:
     """Return None: no windows are held back."""
     return None
 
@@ -154,10 +154,10 @@ class ShellContext:
     windows: Callable[[], Any]  # Windows, or NumberedWindows where a half selects by number
     size: int
     key: Callable[[str, int], np.random.Generator]
-    turn: Callable[[], None] = nothing
-    judge: Callable[[Vector], float | None] = unjudged
-    latest: Callable[[], tuple[int, NDArray[np.float32]] | None] = unready
-    held: Callable[[], Any] = unheld  # NumberedWindows, or None
+    turn: Callable[[], None] = do_nothing
+    judge: Callable[[Vector], float | None] = no_loss
+    latest: Callable[[], tuple[int, NDArray[np.float32]] | None] = no_newest
+    held: Callable[[], Any] = no_held_back  # NumberedWindows, or None
 
     @property
     def count(self) -> int:

@@ -12,7 +12,7 @@ from edge_sdk.wire.contract.method import Effects, Event, Half, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 
-def weights(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
+def whole_weights(local: TrainingContext, settings: LocalSgd) -> Half[LocalState]:
     """Answer ``train`` with the trained shared weights instead of the difference (FedAsync)."""
     return _answering(local, settings, lambda trained, _difference, _task: trained)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.app.cli import fields
-from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
+from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
 from edge_sdk.methods.topology import PeerSettings
 from edge_sdk.peers import exchange as gossip
 from edge_sdk.peers.chunks import PeerChunks
@@ -97,7 +97,7 @@ class PeerDriver:
         """Resume from ``kept``, or begin."""
         self.hood, self._method, self._spec = hood, method, spec
         self._session, self._agenda, self._store, self._shell = session, agenda, store, shell
-        self._turns = turns(method, hood.values)
+        self._turns = exchange_parts(method, hood.values)
         self._place = ExchangePosition()
         self._began = self._heard = self._linked_at = session.now
         self._is_mixed = self._has_begun = False

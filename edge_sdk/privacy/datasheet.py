@@ -45,7 +45,7 @@ def unit_of(plan: NoisePlan) -> str:
     return UNIT[plan.limit.unit]
 
 
-def promise(plan: NoisePlan) -> str:
+def guarantee(plan: NoisePlan) -> str:
     """Return one sentence that states what a mechanism guarantees."""
     mechanism, point = plan.mechanism, plan.mechanism.point
     if mechanism.name == "none":
@@ -75,7 +75,7 @@ def promise(plan: NoisePlan) -> str:
     )
 
 
-def table(account: PrivacyAccount) -> list[dict[str, Any]]:
+def charges_table(account: PrivacyAccount) -> list[dict[str, Any]]:
     """Return the charges so far, one line per kind, each with its own epsilon."""
     return [
         {
@@ -91,18 +91,18 @@ def table(account: PrivacyAccount) -> list[dict[str, Any]]:
     ]
 
 
-def explained(plan: NoisePlan, account: PrivacyAccount) -> str:
+def explain_budget(plan: NoisePlan, account: PrivacyAccount) -> str:
     """Explain the budget to the operator: guarantee, spent, left, not covered.
 
     Example:
         >>> from edge_sdk.privacy.ledger import PrivacyLimit
         >>> from edge_sdk.privacy.settings import MechanismSection, PrivacySection
         >>> plan = NoisePlan(PrivacySection(MechanismSection("none")), PrivacyLimit(), 0.0, 0.0, None)
-        >>> print(explained(plan, PrivacyAccount()).splitlines()[0])
+        >>> print(explain_budget(plan, PrivacyAccount()).splitlines()[0])
         no privacy mechanism is active: everything leaves as computed, and what it tells about ...
     """
     limit, said = account.limit, account.summary(plan.release())
-    lines = [promise(plan)]
+    lines = [guarantee(plan)]
     if not account.is_kept:
         lines.append("this does not hold for what has left already: more was told than is allowed")
     lines.append(f"{said['releases']} updates released so far")
@@ -117,7 +117,7 @@ def explained(plan: NoisePlan, account: PrivacyAccount) -> str:
         )
         lines.append(f"updates left: {_left(said['left'], plan)}")
         lines += _odds(said["allowed"])
-    rows = table(account)
+    rows = charges_table(account)
     if rows:
         lines += ["", "unit      at        mechanism      noise/sens.   draws  releases  epsilon"]
     lines += [
@@ -150,13 +150,13 @@ def gaps(plan: NoisePlan) -> list[str]:
     return found
 
 
-def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, Any]:
+def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, Any]:
     """Return the privacy data sheet of this device as it is configured now."""
     mechanism, limit, budget = plan.mechanism, plan.limit, plan.section.budget
     honest = plan.section.mode == "honest"
     return {
         "device software": f"gridfed {version}, numpy {np.__version__}",
-        "claim": promise(plan),
+        "claim": guarantee(plan),
         "claim holds for what has left": account.is_kept if honest else None,
         "formal claim": honest,
         "unit of privacy": unit_of(plan) if honest else "none",
@@ -193,7 +193,7 @@ def sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[str, A
         if budget.releases_per_start
         else "releases that nobody saw are not counted: do not restore one",
         "not protected": gaps(plan),
-        "charges": table(account),
+        "charges": charges_table(account),
     }
 
 

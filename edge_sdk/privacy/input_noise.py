@@ -85,7 +85,9 @@ class InputNoise(NoMechanism):
         spread = self.plan.noise * width * draw(len(rows), self.entropy)
         if mechanism.grid:
             step = noise.GRID * width
-            values = low + noise.rounded(noise.floored(values - low, step) + spread, step)
+            values = low + noise.round_to_grid(
+                noise.round_towards_zero(values - low, step) + spread, step
+            )
         else:
             values = values + spread
         pairs = zip(rows, values, strict=True)

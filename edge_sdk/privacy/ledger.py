@@ -16,7 +16,7 @@ from typing import Any
 from edge_sdk.errors import EdgeError
 from edge_sdk.privacy.analytic_gaussian import epsilon_of
 from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.pure_dp import advanced
+from edge_sdk.privacy.pure_dp import advanced_composition
 
 COARSER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"reading": ("day", "device"), "window": ("device",), "day": ("device",), "device": ()}
@@ -136,7 +136,7 @@ class PrivacyAccount:
         drawn_once = [c for c in paid if c.point == "input"]  # each draw is on other readings
         rest = [c for c in paid if c.point != "input"]
         once = [[replace(c, count=1)] for c in drawn_once] or [[]]
-        return max(composed([*first, *rest], delta) for first in once)
+        return max(compose([*first, *rest], delta) for first in once)
 
     @property
     def is_kept(self) -> bool:
@@ -184,7 +184,7 @@ class PrivacyAccount:
         return after.epsilon() <= self.limit.epsilon
 
 
-def composed(charges: Iterable[PrivacyCharge], delta: float) -> float:
+def compose(charges: Iterable[PrivacyCharge], delta: float) -> float:
     """Return the ε of all these releases together.
 
     Gaussian releases compose exactly, pure ones by addition; pure ones alone also by advanced
@@ -192,10 +192,10 @@ def composed(charges: Iterable[PrivacyCharge], delta: float) -> float:
 
     Example:
         >>> hundred = PrivacyCharge(0, "device", "update", "gaussian", multiplier=4.0, count=100)
-        >>> f"{composed([hundred], 1e-5):.4f}"
+        >>> f"{compose([hundred], 1e-5):.4f}"
         '13.2067'
         >>> flips = PrivacyCharge(0, "device", "sign", "sign_flip", multiplier=10.0, count=100)
-        >>> f"{composed([flips], 1e-5):.4f}", f"{composed([hundred, flips], 1e-5):.4f}"
+        >>> f"{compose([flips], 1e-5):.4f}", f"{compose([hundred, flips], 1e-5):.4f}"
         ('5.8502', '23.2067')
     """
     charges = list(charges)
@@ -209,5 +209,5 @@ def composed(charges: Iterable[PrivacyCharge], delta: float) -> float:
         return epsilon_of(1.0 / math.sqrt(squares), delta) + added
     if len(pure) == 1 and pure[0].multiplier > 1.0:
         (only,) = pure
-        return min(added, advanced(1.0 / only.multiplier, only.count, delta))
+        return min(added, advanced_composition(1.0 / only.multiplier, only.count, delta))
     return added

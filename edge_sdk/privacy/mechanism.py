@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edge_sdk.forecasting.series import Series
 from edge_sdk.methods.training_context import Graph
-from edge_sdk.privacy.datasheet import promise
+from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.privacy.noise import Entropy
 from edge_sdk.privacy.noise_calibration import NoisePlan
@@ -83,8 +83,8 @@ class NoMechanism:
 
     @property
     def says(self) -> str:
-        """Return the sentence of ``datasheet.promise``."""
-        return promise(self.plan)
+        """Return the sentence of ``datasheet.guarantee``."""
+        return guarantee(self.plan)
 
     @property
     def scale(self) -> tuple[float, float] | None:

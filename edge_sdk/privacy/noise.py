@@ -1,7 +1,7 @@
 """Draw noise from the operating system's randomness, which cannot be reproduced.
 
 The samplers work on floating-point numbers, so the last bits of a release depend on the hidden
-value (Mironov, "On significance of the least significant bits", 2012). ``floored`` and ``rounded``
+value (Mironov, "On significance of the least significant bits", 2012). ``round_towards_zero`` and ``round_to_grid``
 put values on a coarse grid before and after, which removes those bits.
 """
 
@@ -54,19 +54,19 @@ def uniform(count: int, entropy: Entropy = os.urandom) -> Floats:
     return _open(np.frombuffer(entropy(8 * count), "<u8"), 64)
 
 
-def floored(values: Floats, step: float) -> Floats:
+def round_towards_zero(values: Floats, step: float) -> Floats:
     """Round values towards zero onto a grid: no norm grows by it.
 
-    >>> floored(np.array([0.9, -0.9, 2.0]), 0.5)
+    >>> round_towards_zero(np.array([0.9, -0.9, 2.0]), 0.5)
     array([ 0.5, -0.5,  2. ])
     """
     return np.trunc(values / step) * step
 
 
-def rounded(values: Floats, step: float) -> Floats:
+def round_to_grid(values: Floats, step: float) -> Floats:
     """Round values to the nearest point of a grid.
 
-    >>> rounded(np.array([0.9, -0.9]), 0.5)
+    >>> round_to_grid(np.array([0.9, -0.9]), 0.5)
     array([ 1., -1.])
     """
     return np.rint(values / step) * step

@@ -152,7 +152,7 @@ class NoisePlan:
         return min(limits, default=None)
 
 
-def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
+def calibrate(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     """Calibrate the noise of a valid section (``validation.plan_of`` has checked it).
 
     Example:
@@ -160,7 +160,7 @@ def planned(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
         >>> update = MechanismSection("gaussian", point="update", clip_norm=1.0)
         >>> budget = BudgetSection(epsilon=10.0, max_releases=100)
         >>> facts = DeviceFacts(None, keep=8760, max_steps=4, shared=1000)
-        >>> plan = planned(PrivacySection(update, "honest", budget), facts)
+        >>> plan = calibrate(PrivacySection(update, "honest", budget), facts)
         >>> f"{plan.cost:.4f} {plan.noise:.4f}"  # two updates lie at most 2 clips apart
         '4.9989 9.9978'
     """
@@ -255,7 +255,7 @@ def _udp(section: PrivacySection) -> float:
     reach = paper_noise.udp_sensitivity(
         rate=told["rate"], steps=int(told["steps"]), clip=clip, samples=int(told["samples"])
     )
-    return paper_noise.udp(
+    return paper_noise.udp_uplink(
         section.mechanism.epsilon or 0.0,
         section.budget.delta,
         sensitivity=reach,

@@ -7,10 +7,10 @@ import math
 from edge_sdk.privacy.normal_distribution import log_cdf
 
 
-def kept_share(epsilon: float) -> float:
+def keep_probability(epsilon: float) -> float:
     """Return the probability that ``sign_flip`` keeps a sign: e^ε / (1 + e^ε).
 
-    >>> round(kept_share(1.0), 8)
+    >>> round(keep_probability(1.0), 8)
     0.73105858
     """
     return 1.0 / (1.0 + math.exp(-epsilon))
@@ -37,12 +37,12 @@ def epsilon_of_sign(bound: float, sigma: float) -> float:
     return log_cdf(bound / sigma) - log_cdf(-bound / sigma)
 
 
-def advanced(epsilon: float, times: int, delta: float) -> float:
+def advanced_composition(epsilon: float, times: int, delta: float) -> float:
     """Return the ε of so many ε-private releases together, except with probability δ.
 
     Dwork and Roth (2014), theorem 3.20. For few releases plain addition is less.
 
-    >>> round(advanced(0.1, 100, 1e-5), 5)
+    >>> round(advanced_composition(0.1, 100, 1e-5), 5)
     5.85024
     """
     spread = math.sqrt(2.0 * times * math.log(1.0 / delta)) * epsilon

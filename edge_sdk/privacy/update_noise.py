@@ -9,7 +9,7 @@ import numpy as np
 from edge_sdk.privacy import noise
 from edge_sdk.privacy.mechanism import NoMechanism
 from edge_sdk.privacy.noise import Floats
-from edge_sdk.privacy.pure_dp import kept_share
+from edge_sdk.privacy.pure_dp import keep_probability
 from edge_sdk.wire.contract.method import Update
 
 
@@ -26,9 +26,9 @@ class UpdateNoise(NoMechanism):
         vector = _clipped(np.asarray(update.vector, np.float64), reach, order)
         draw = noise.laplace if is_laplace else noise.normal
         step = noise.GRID * reach
-        vector = noise.floored(vector, step) if mechanism.grid else vector
+        vector = noise.round_towards_zero(vector, step) if mechanism.grid else vector
         vector = vector + self.plan.noise * reach * draw(vector.size, self.entropy)
-        return replace(kept, vector=noise.rounded(vector, step) if mechanism.grid else vector)
+        return replace(kept, vector=noise.round_to_grid(vector, step) if mechanism.grid else vector)
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class SignNoise(NoMechanism):
         vector = np.asarray(update.vector, np.float64)
         if mechanism.name == "sign_gaussian":
             return replace(kept, vector=self._signs(self._blurred(vector)))
-        true = noise.uniform(vector.size, self.entropy) <= kept_share(self.plan.noise)
+        true = noise.uniform(vector.size, self.entropy) <= keep_probability(self.plan.noise)
         return replace(kept, vector=self._signs(vector) * np.where(true, 1.0, -1.0))
 
     def _blurred(self, vector: Floats) -> Floats:

@@ -13,7 +13,7 @@ from edge_sdk.privacy.noise_calibration import (
     UNITS,
     DeviceFacts,
     NoisePlan,
-    planned,
+    calibrate,
 )
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
 from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, GRADIENT
@@ -81,7 +81,7 @@ def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     for check in _CHECKS:
         for key, why in check(section, facts):
             raise ConfigError(f"privacy.{key}: {why}", hint="see docs/privacy.md")
-    plan = planned(section, facts)
+    plan = calibrate(section, facts)
     if section.mechanism.name != "none" and not plan.is_paper:
         _refuse_less_than_one(plan)
     return plan

@@ -54,11 +54,11 @@ def inspect_graph(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
         GraphError: The graph is refused; no engine has loaded it.
     """
     from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401, PLC0415 - enter operators
-    from edge_sdk.runtime.onnx_reader import read  # noqa: PLC0415 - only where graphs are loaded
+    from edge_sdk.runtime.onnx_reader import read_onnx  # noqa: PLC0415 - only where graphs are loaded
     from edge_sdk.runtime.shape_inference import infer_cost  # noqa: PLC0415 - as above
 
     try:
-        model = read(data)
+        model = read_onnx(data)
         infer_cost(model)
     except GraphError as error:
         raise GraphError(f"cannot load the graph: {error}") from error

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_sdk.runtime import ops_elementwise, ops_recurrent, ops_tensor  # noqa: F401 - enter their operators
 from edge_sdk.runtime.graph import GraphError, require_inputs
-from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read
+from edge_sdk.runtime.onnx_reader import OnnxModel, OnnxNode, TensorInfo, read_onnx
 from edge_sdk.runtime.operator_registry import Run, build
 from edge_sdk.wire.contract.method import Array
 
@@ -45,7 +45,7 @@ class NumpyGraph:
             GraphError: The bytes are no graph, or it uses an operator that numpy does not run here.
         """
         try:
-            model = read(data)
+            model = read_onnx(data)
             self._steps, self._values, slots = _plan(model)
             self._results = tuple(slots[feed.name] for feed in model.outputs)
         except KeyError as error:

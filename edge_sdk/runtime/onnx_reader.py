@@ -58,7 +58,7 @@ class OnnxModel:
     outputs: tuple[TensorInfo, ...]
 
 
-def read(data: bytes) -> OnnxModel:
+def read_onnx(data: bytes) -> OnnxModel:
     """Decode an ``.onnx`` file.
 
     Raises:

@@ -26,10 +26,10 @@ LARGEST = 1 << 27
 """Largest number of elements of one array: 512 MiB of float32, more than any device has."""
 
 
-def bounded(sizes: Iterable[int]) -> None:
+def require_small(sizes: Iterable[int]) -> None:
     """Refuse an array before it is allocated; a damaged graph may request excessive memory.
 
-    >>> bounded((1 << 20, 1 << 10))
+    >>> require_small((1 << 20, 1 << 10))
     Traceback (most recent call last):
     edge_sdk.runtime.graph.GraphError: an array of 1073741824 numbers, at most 134217728 are made
     """

@@ -16,8 +16,8 @@ from edge_sdk.runtime.operator_registry import (
     Operator,
     OperatorSite,
     Run,
-    bounded,
     operator,
+    require_small,
 )
 from edge_sdk.wire.contract.method import Array
 
@@ -112,7 +112,7 @@ _OF_SEVERAL: Final = frozenset(
 def _of_several(run: Run, *inputs: Array) -> Array:
     """Run an operator with broadcast inputs, after checking the size of its result."""
     if math.prod(one.size for one in inputs) > LARGEST:
-        bounded(np.broadcast_shapes(*(one.shape for one in inputs)))
+        require_small(np.broadcast_shapes(*(one.shape for one in inputs)))
     out: Array = run(*inputs)
     return out
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_sdk.runtime.graph import GraphError
-from edge_sdk.runtime.operator_registry import OperatorSite, Run, bounded, operator
+from edge_sdk.runtime.operator_registry import OperatorSite, Run, operator, require_small
 from edge_sdk.runtime.ops_elementwise import sigmoid
 from edge_sdk.wire.contract.method import Array
 
@@ -87,7 +87,7 @@ def _driven(x: Array, w: Array, b: Array | None) -> Array:
 
 def _plain(x: Array, w: Array, bias: Array | int) -> Array:
     """Return one product for the whole window instead of one per step."""
-    bounded((*x.shape[:2], len(w)))
+    require_small((*x.shape[:2], len(w)))
     flat = np.ascontiguousarray(x).reshape(-1, x.shape[2])
     return np.asarray(flat @ w.T + bias).reshape(*x.shape[:2], -1)
 

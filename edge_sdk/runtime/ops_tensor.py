@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.runtime.graph import GraphError
-from edge_sdk.runtime.operator_registry import LARGEST, OperatorSite, Run, bounded, operator
+from edge_sdk.runtime.operator_registry import LARGEST, OperatorSite, Run, operator, require_small
 from edge_sdk.wire.contract.method import Array
 
 _RANK = 64  # of numpy's arrays
@@ -49,7 +49,7 @@ def _expand(_site: OperatorSite) -> Run:
 
     def run(x: Array, sizes: Array) -> Array:
         shape = np.broadcast_shapes(np.shape(x), _whole(sizes))
-        bounded(shape)
+        require_small(shape)
         return np.broadcast_to(x, shape)
 
     return run
@@ -142,7 +142,7 @@ def _pad(site: OperatorSite) -> Run:
         if min(around) < 0:
             raise GraphError("Pad: a negative pad is not supported")
         sizes = [b + size + a for b, size, a in zip(before, x.shape, after, strict=True)]
-        bounded(sizes)
+        require_small(sizes)
         out = np.full(sizes, fill, x.dtype) if fill is not None else np.zeros(sizes, x.dtype)
         out[tuple(slice(b, b + size) for b, size in zip(before, x.shape, strict=True))] = x
         return out
@@ -203,7 +203,7 @@ def _product(a: Array, b: Array) -> Array:
     """Return ``a @ b``; its size is at most that of the product of the operands' sizes."""
     if a.size * b.size > LARGEST and a.ndim > 1 and b.ndim > 1:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        bounded((*batch, a.shape[-2], b.shape[-1]))
+        require_small((*batch, a.shape[-2], b.shape[-1]))
     out: Array = np.matmul(a, b)
     return out
 

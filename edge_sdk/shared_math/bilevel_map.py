@@ -194,20 +194,20 @@ class MapBlock:
         return out
 
 
-def stepped(basis: Basis, slopes: Slopes, rate: float) -> Basis:
+def gradient_step(basis: Basis, slopes: Slopes, rate: float) -> Basis:
     """Return the map after a plain gradient step.
 
-    >>> stepped(Diagonal(np.ones(1)), {"scale": np.array([2.0])}, 0.25).leaves()
+    >>> gradient_step(Diagonal(np.ones(1)), {"scale": np.array([2.0])}, 0.25).leaves()
     {'scale': array([0.5])}
     """
     leaves = basis.leaves()
     return basis.with_leaves({name: leaves[name] - rate * slopes[name] for name in leaves})
 
 
-def total(*weighted: tuple[float, Slopes]) -> Slopes:
+def weighted_sum(*weighted: tuple[float, Slopes]) -> Slopes:
     """Return a weighted sum of gradients.
 
-    >>> total((1.0, {"scale": np.ones(1)}), (-2.0, {"scale": np.ones(1)}))
+    >>> weighted_sum((1.0, {"scale": np.ones(1)}), (-2.0, {"scale": np.ones(1)}))
     {'scale': array([-1.])}
     """
     names = weighted[0][1]
@@ -220,10 +220,10 @@ SAME, DIAGONAL, LOW_RANK, BLOCK = range(4)
 """Codes of a map's form in a task; ``SAME`` is the identity, and carries no rows."""
 
 
-def packed(basis: Basis, width: int) -> tuple[dict[str, float], Array]:
+def pack_map(basis: Basis, width: int) -> tuple[dict[str, float], Array]:
     """Return a map as a task's numbers and as rows of the model's width, float32.
 
-    >>> numbers, rows = packed(MapBlock(np.eye(2), begin=1), 3)
+    >>> numbers, rows = pack_map(MapBlock(np.eye(2), begin=1), 3)
     >>> numbers, rows.tolist()
     ({'form': 3.0, 'begin': 1.0, 'side': 2.0}, [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     """
@@ -239,13 +239,13 @@ def packed(basis: Basis, width: int) -> tuple[dict[str, float], Array]:
     return {"form": float(BLOCK), "begin": float(begin), "side": float(side)}, rows
 
 
-def unpacked(numbers: Mapping[str, float], rows: Array | None, width: int) -> Basis | None:
+def unpack_map(numbers: Mapping[str, float], rows: Array | None, width: int) -> Basis | None:
     """Return the map that a task carries; None if its rows do not fit its numbers.
 
-    >>> numbers, rows = packed(LowRank(np.ones((3, 2)), np.zeros((3, 2))), 3)
-    >>> unpacked(numbers, rows, 3).u.shape
+    >>> numbers, rows = pack_map(LowRank(np.ones((3, 2)), np.zeros((3, 2))), 3)
+    >>> unpack_map(numbers, rows, 3).u.shape
     (3, 2)
-    >>> unpacked(numbers, rows[:3], 3) is None
+    >>> unpack_map(numbers, rows[:3], 3) is None
     True
     """
     form, count = int(numbers.get("form", SAME)), 0 if rows is None else len(rows)

@@ -95,16 +95,16 @@ def next_dual(dual: Floats, z: Floats, w: Floats, fired: int, ascent: Ascent) ->
     return bounded
 
 
-def check(dual: NDArray[np.floating[Any]]) -> bytes:
+def dual_digest(dual: NDArray[np.floating[Any]]) -> bytes:
     """Return 8 bytes that two ends compare to detect diverging duals.
 
     They are the first of SHA-256 over the dual rounded to 1e-4, int32, little-endian: float32
     rounding on another platform rarely changes them, a missed firing does. Where they differ, the
     server's copy has precedence.
 
-    >>> check(np.array([0.5, -0.07126687])) == check(np.array([0.5, -0.07126690]))
+    >>> dual_digest(np.array([0.5, -0.07126687])) == dual_digest(np.array([0.5, -0.07126690]))
     True
-    >>> check(np.zeros(2)) == check(np.array([0.0, 0.001]))
+    >>> dual_digest(np.zeros(2)) == dual_digest(np.array([0.0, 0.001]))
     False
     """
     grains = np.clip(np.rint(np.asarray(dual, np.float64) / _GRAIN), -_LARGEST, _LARGEST)

@@ -126,19 +126,19 @@ def best_constant(adjacent: Matrix, epsilon: float | None = None) -> Matrix:
     return _with_own(step * adjacent)
 
 
-def speed(weights: Matrix) -> float:
+def second_eigenvalue(weights: Matrix) -> float:
     """Return the second largest eigenvalue by modulus: the factor by which differences shrink.
 
     With 0 all devices agree after one step, with 1 never.
 
-    >>> round(speed(np.array([[0.5, 0.5], [0.5, 0.5]])), 12), speed(np.array([[0, 1.0], [1, 0]]))
+    >>> round(second_eigenvalue(np.full((2, 2), 0.5)), 12), second_eigenvalue(np.eye(2)[::-1])
     (0.0, 1.0)
     """
     moduli = np.sort(np.abs(np.linalg.eigvalsh(weights)))
     return float(moduli[-2]) if len(moduli) > 1 else 0.0
 
 
-def check(weights: Matrix, *, negative: bool = False) -> None:
+def require_convergent(weights: Matrix, *, negative: bool = False) -> None:
     """Refuse a matrix with which a fleet would not reach consensus on the average.
 
     Args:
@@ -159,7 +159,7 @@ def check(weights: Matrix, *, negative: bool = False) -> None:
             raise TopologyError(f"the sum of a {what} misses 1 by {off:g}")
     if not negative and (weights < 0.0).any():
         raise TopologyError("a model counts less than nothing")
-    if not speed(weights) < 1.0 - EXACT:
+    if not second_eigenvalue(weights) < 1.0 - EXACT:
         raise TopologyError("differences between devices never fade: not connected, or swapped")
 
 

@@ -104,7 +104,7 @@ def udp_sensitivity(*, rate: float, steps: int, clip: float, samples: int) -> fl
     return 2.0 * rate * steps * clip / samples
 
 
-def udp(
+def udp_uplink(
     epsilon: float, delta: float, *, sensitivity: float, rounds: int, sampled: float = 1.0
 ) -> float:
     """Return the standard deviation a device adds to its clipped update.
@@ -123,7 +123,7 @@ def udp(
         ValueError: A number outside its range; the message names it.
 
     Example:
-        >>> f"{udp(10.0, 1e-5, sensitivity=1e-4, rounds=25):.6e}"
+        >>> f"{udp_uplink(10.0, 1e-5, sensitivity=1e-4, rounds=25):.6e}"
         '2.399263e-04'
 
     Reference:

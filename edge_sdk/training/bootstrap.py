@@ -17,8 +17,8 @@ from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.series import Series
 from edge_sdk.forecasting.windows import Scale
 from edge_sdk.methods import Factory
-from edge_sdk.methods.topology import PeerSettings, of_section, of_task
-from edge_sdk.methods.training_context import nothing
+from edge_sdk.methods.topology import PeerSettings, settings_of_section, settings_of_task
+from edge_sdk.methods.training_context import do_nothing
 from edge_sdk.privacy.factory import mechanism_of
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.mechanism import Mechanism
@@ -119,7 +119,7 @@ def set_up(
     *,
     present: Series | None = None,
     clock: Callable[[], int] = lambda: 0,
-    between_batches: Callable[[], None] = nothing,
+    between_batches: Callable[[], None] = do_nothing,
 ) -> ModelRuntime:
     """Create the model runtime that the announced run, or the bundle alone, requires.
 
@@ -235,11 +235,11 @@ def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSe
         return None
     said = saved_message(store, m.TaskMessage, NEIGHBOURS)
     if said is not None and said.run == run:
-        return of_task(said)
+        return settings_of_task(said)
     if not config.neighbours.keys:
         return None
     try:
-        return of_section(config.neighbours, method)
+        return settings_of_section(config.neighbours, method)
     except SchemaError as misfit:
         raise ConfigError(str(misfit)) from misfit
 
@@ -257,7 +257,7 @@ def check_neighbours(config: Config) -> int:
             hint='methods = ["dfl_sgd"] in [accept], or dfl_gt',
         )
     try:
-        return len(of_section(config.neighbours, method).keys)
+        return len(settings_of_section(config.neighbours, method).keys)
     except SchemaError as misfit:
         raise ConfigError(str(misfit)) from misfit
 

@@ -18,7 +18,7 @@ from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
 from edge_sdk.methods import Factory
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.split import SERVE
-from edge_sdk.methods.training_context import Graph, ShellContext, nothing
+from edge_sdk.methods.training_context import Graph, ShellContext, do_nothing
 from edge_sdk.privacy.mechanism import Mechanism
 from edge_sdk.training.calibrated_forecaster import CalibratedForecaster
 from edge_sdk.training.canary import CanaryTest
@@ -54,7 +54,7 @@ class ModelRuntime:
     series: Series
     mechanism: Mechanism
     scale: Scale | None = None
-    between_batches: Callable[[], None] = nothing
+    between_batches: Callable[[], None] = do_nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
     alone: Half[LocalState] = field(init=False)

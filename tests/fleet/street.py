@@ -10,8 +10,8 @@ import numpy as np
 from edge_sdk import Config
 from edge_sdk.app.clock import SystemClock
 from edge_sdk.client import Client
-from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
-from edge_sdk.methods.topology import of_section
+from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
+from edge_sdk.methods.topology import settings_of_section
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from edge_sdk.wire.link.loopback import LoopbackBroker
@@ -91,7 +91,7 @@ class Street:
             link = LoopbackBroker().link(name)
             clients[name] = Client(config, transport=link, clock=SystemClock())
             observe(name, clients[name])
-        hood = of_section(self.config(next(iter(self.graph))).neighbours, self.method)
+        hood = settings_of_section(self.config(next(iter(self.graph))).neighbours, self.method)
         states = {name: client.state for name, client in clients.items()}
 
         def each(ask, step, arrays=lambda _: {}, turn=0):
@@ -105,9 +105,9 @@ class Street:
             if step % hood.steps:
                 each(ALONE, step)
                 continue
-            for turn, parts in enumerate(turns(self.method, hood.values)):
+            for turn, parts in enumerate(exchange_parts(self.method, hood.values)):
                 each(ADAPT, step, turn=turn)
-                number = step * len(turns(self.method, hood.values)) + turn
+                number = step * len(exchange_parts(self.method, hood.values)) + turn
                 spec = next(iter(clients.values())).learner.spec
                 said = {n: {p: s.offered(spec, p) for p in parts} for n, s in states.items()}
 

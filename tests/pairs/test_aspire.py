@@ -13,7 +13,7 @@ from aggregator.methods.consensus.aspire import AspireEase, aspire_ease
 from aggregator.methods.consensus.cutting_planes import PRIOR, Cut, Worst
 from aggregator.methods.consensus.dnorm_set import even, worst
 from aggregator.rules import bind
-from edge_sdk.methods.consensus import pulled
+from edge_sdk.methods.consensus import consensus_half
 from edge_sdk.wire.contract.method import Member
 from edge_sdk.wire.schema import SchemaError, build
 
@@ -89,7 +89,7 @@ def test_a_reach_that_makes_a_weight_negative_is_refused():
 def test_one_firing_by_hand(consensus):
     """Two devices at 0, targets 1 and 3, one step of 0.1 each; kappa 1, server step 0.5."""
     half = server(2, server_rate=0.5, dual_rate=0.1, budget=1.0, plane_rate=0.1, cut_every=1)
-    fleet = consensus(half, pulled, {"a": 1.0, "b": 3.0})
+    fleet = consensus(half, consensus_half, {"a": 1.0, "b": 3.0})
     fleet.activate("a", "b")
     # w = (0.1, 0.3), losses (0.5, 4.5); z = 0 + 0.5 mean(0.1, 0.3); dual = 0.1 (z - w)
     assert fleet.z == pytest.approx(0.1, rel=1e-6)
@@ -115,7 +115,7 @@ def test_one_firing_by_hand(consensus):
 
 
 def test_no_budget_is_the_consensus_of_all_alike(consensus):
-    fleet = consensus(server(4, budget=0.0, server_rate=0.3), pulled, TARGETS)
+    fleet = consensus(server(4, budget=0.0, server_rate=0.3), consensus_half, TARGETS)
     for _ in range(800):
         fleet.activate(*TARGETS)
     assert not fleet.state.own.planes
@@ -127,7 +127,7 @@ def test_no_budget_is_the_consensus_of_all_alike(consensus):
 def test_the_larger_the_budget_the_nearer_to_the_worst_device(consensus):
     rests, losses = [], []
     for budget in (0.0, 0.25, 1.0):
-        fleet = consensus(server(4, budget=budget, server_rate=0.3), pulled, TARGETS)
+        fleet = consensus(server(4, budget=budget, server_rate=0.3), consensus_half, TARGETS)
         for _ in range(400):
             fleet.activate(*TARGETS)
         rests.append(fleet.z)
@@ -180,8 +180,8 @@ class TestPlanes:
 
 
 def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
-    straight = consensus(server(2, cut_every=1), pulled, TARGETS)
-    stopped = consensus(server(2, cut_every=1), pulled, TARGETS)
+    straight = consensus(server(2, cut_every=1), consensus_half, TARGETS)
+    stopped = consensus(server(2, cut_every=1), consensus_half, TARGETS)
     for names in ("ab", "cd", "ad", "bc", "ac"):
         straight.activate(*names)
         stopped.deliver(stopped.answer(names[0]))
@@ -197,8 +197,8 @@ def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
 @given(st.permutations(sorted(TARGETS)))
 @settings(max_examples=10)
 def test_everybody_awaited_the_order_of_arrival_is_no_matter(consensus, order):
-    straight = consensus(server(4, cut_every=1), pulled, TARGETS)
-    turned = consensus(server(4, cut_every=1), pulled, TARGETS)
+    straight = consensus(server(4, cut_every=1), consensus_half, TARGETS)
+    turned = consensus(server(4, cut_every=1), consensus_half, TARGETS)
     for _ in range(3):
         straight.activate(*sorted(TARGETS))
         turned.activate(*order)
@@ -206,7 +206,7 @@ def test_everybody_awaited_the_order_of_arrival_is_no_matter(consensus, order):
 
 
 def test_one_that_left_is_in_no_plane(consensus):
-    fleet = consensus(server(1, patience=3, cut_every=1), pulled, TARGETS)
+    fleet = consensus(server(1, patience=3, cut_every=1), consensus_half, TARGETS)
     fleet.activate(*TARGETS)
     fleet.deliver(Member("d", present=False))
     for _ in range(6):
@@ -220,7 +220,7 @@ def test_one_liar_moves_it_as_far_as_it_likes(consensus):
     """It is no defence, and nothing here says that it is one."""
     far = []
     for value in (1e3, 1e6):
-        fleet = consensus(server(5), pulled, {**TARGETS, "x": 0.0})
+        fleet = consensus(server(5), consensus_half, {**TARGETS, "x": 0.0})
         for name in TARGETS:
             fleet.deliver(fleet.answer(name))
         fleet.lie("x", value)

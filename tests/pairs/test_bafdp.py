@@ -12,9 +12,9 @@ from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.base.types import Setup
 from aggregator.methods.consensus.rsa_bafdp import Bafdp, Rsa, bafdp, bsfdp, rsa_weights
 from aggregator.rules import bind
-from edge_sdk.methods.consensus import pulled
+from edge_sdk.methods.consensus import consensus_half
 from edge_sdk.runtime import GraphError
-from edge_sdk.shared_math.consensus_dual import Ascent, check, damping, next_dual
+from edge_sdk.shared_math.consensus_dual import Ascent, damping, dual_digest, next_dual
 from edge_sdk.wire.contract.method import Due, Member
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.schema import SchemaError, build
@@ -51,7 +51,7 @@ def server(quorum=1, bind_half=bafdp, limit=None, least=None, **chosen):
 
 def worked_out(consensus):
     """Return the two devices of the worked example, before their first activation."""
-    fleet = consensus(server(2, **ORACLE), pulled, {"a": 1.0, "b": 1.0})
+    fleet = consensus(server(2, **ORACLE), consensus_half, {"a": 1.0, "b": 1.0})
     fleet.place(1.0, a=0.0, b=2.0)
     for name, dual in (("a", 0.1), ("b", -0.2)):
         told = np.array([dual], np.float32)
@@ -106,7 +106,7 @@ def test_a_stop_of_either_end_at_any_line_changes_no_bit(consensus):
 
 def test_the_budget_alone_climbs_to_its_cap_and_its_dual_stays_at_nothing(consensus):
     chosen = ORACLE | {"rate": 0.0, "radius": 0.0}  # p stays 0, where G is 1
-    fleet = consensus(server(1, **chosen), pulled, {"a": 0.0})
+    fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0})
     seen = []
     for _ in range(1000):
         fleet.activate("a")
@@ -119,7 +119,7 @@ def test_the_budget_alone_climbs_to_its_cap_and_its_dual_stays_at_nothing(consen
 def test_a_proximal_step_stops_at_the_consensus_where_a_subgradient_passes_it(consensus):
     for mode, after in (("prox", 0.0), ("sign", -0.02)):
         chosen = PLAIN | {"l1_mode": mode, "rate": 0.1, "l1": 0.5}
-        fleet = consensus(server(1, **chosen), pulled, {"a": 0.03})
+        fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.03})
         fleet.place(0.0, a=0.03)  # at its target: the smooth part rests
         fleet.answer("a")
         assert fleet.w("a") == pytest.approx(after, abs=1e-8)
@@ -140,7 +140,7 @@ class TestLiars:
         moved = set()
         for value in (1e3, 1e6, 1e30, 3.4e38):
             half = server(5, **(HEAVY | {"l1_mode": mode}))
-            fleet = consensus(half, pulled, {**HONEST, "x": 0.0})
+            fleet = consensus(half, consensus_half, {**HONEST, "x": 0.0})
             moved.add(self.consensus_after(fleet, 40, value))
         assert len(moved) == 1
 
@@ -148,7 +148,7 @@ class TestLiars:
         far = {}
         for value in (1e3, 1e6):
             half = server(5, **(HEAVY | {"dual_max": float("inf")}))
-            fleet = consensus(half, pulled, {**HONEST, "x": 0.0})
+            fleet = consensus(half, consensus_half, {**HONEST, "x": 0.0})
             far[value] = self.consensus_after(fleet, 300, value)
         assert far[1e3] > 50.0
         assert far[1e6] / far[1e3] == pytest.approx(1000.0, rel=0.1)
@@ -165,7 +165,7 @@ class TestLiars:
     ):
         """At most rate (l1 + bound) / R a firing, beside the same firing without its word."""
         chosen = HEAVY | {"l1": l1, "dual_max": most, "server_rate": rate}
-        fleet = consensus(server(5, **chosen), pulled, {**HONEST, "x": 0.0})
+        fleet = consensus(server(5, **chosen), consensus_half, {**HONEST, "x": 0.0})
         for value in values:
             for name in HONEST:
                 fleet.deliver(fleet.answer(name))
@@ -188,7 +188,7 @@ class TestLiars:
         assert settled(None, most=1.0) == pytest.approx(1.5001, abs=0.1)
 
     def test_the_short_form_below_is_what_the_halves_compute(self, consensus):
-        fleet = consensus(server(5, **HEAVY), pulled, {**HONEST, "x": 0.0})
+        fleet = consensus(server(5, **HEAVY), consensus_half, {**HONEST, "x": 0.0})
         z = self.consensus_after(fleet, 200, 1e3)
         assert z == pytest.approx(settled(1e3, most=1.0, firings=200), abs=2e-5)
 
@@ -213,8 +213,8 @@ def test_without_duals_and_regulariser_everybody_awaited_it_is_rsa(consensus):
     rounds = Rounds(quorum=4, deadline=60.0)
     same = Rsa(rate=0.1, l1=0.5, decay="none", normalise="mean")
     targets = HONEST
-    one = consensus(server(4, bsfdp, **chosen), pulled, targets)
-    two = consensus(rsa_weights(Setup(bind("mean"), same, rounds)), pulled, targets)
+    one = consensus(server(4, bsfdp, **chosen), consensus_half, targets)
+    two = consensus(rsa_weights(Setup(bind("mean"), same, rounds)), consensus_half, targets)
     for _ in range(50):
         for fleet in (one, two):
             fleet.activate(*targets)
@@ -224,7 +224,7 @@ def test_without_duals_and_regulariser_everybody_awaited_it_is_rsa(consensus):
 
 def test_no_pull_at_all_is_learning_alone_around_a_consensus_that_rests(consensus):
     chosen = PLAIN | {"rate": 0.1, "l1": 0.0, "dual_max": 0.0}
-    fleet = consensus(server(2, **chosen), pulled, {"a": 1.0, "b": 3.0})
+    fleet = consensus(server(2, **chosen), consensus_half, {"a": 1.0, "b": 3.0})
     for _ in range(200):
         fleet.activate("a", "b")
     assert fleet.z == 0.0
@@ -235,7 +235,7 @@ def test_no_pull_at_all_is_learning_alone_around_a_consensus_that_rests(consensu
 def test_it_comes_to_a_point_where_the_objective_is_stationary(consensus, quorum):
     """The theorem's constants cannot be had; what it promises can: every gradient of F vanishes."""
     chosen = PLAIN | {"rate": 0.1, "server_rate": 0.1, "l1": 0.0, "dual_max": 10.0}
-    fleet = consensus(server(quorum, **chosen), pulled, HONEST)
+    fleet = consensus(server(quorum, **chosen), consensus_half, HONEST)
     names, residuals = sorted(HONEST), []
     for past in range(1200):
         fleet.activate(*(names if quorum == 4 else (names[past % 4], names[(past + 1) % 4])))
@@ -260,7 +260,7 @@ def stationarity(fleet):
 def test_personal_layers_learn_alone_and_are_in_no_answer(consensus):
     spec = ParamSpec.of([("body", (1,)), ("head", (1,))], ["body"])
     chosen = PLAIN | {"rate": 0.1, "l1": 0.4}
-    fleet = consensus(server(2, **chosen), pulled, {"a": 1.0, "b": -1.0}, spec=spec)
+    fleet = consensus(server(2, **chosen), consensus_half, {"a": 1.0, "b": -1.0}, spec=spec)
     for _ in range(100):
         updates = [fleet.answer(name) for name in ("a", "b")]
         assert {update.vector.shape for update in updates} == {(1,)}
@@ -277,8 +277,8 @@ class TestWhoWhen:
     @given(st.permutations(["a", "b", "c"]), st.permutations(["a", "b", "c"]))
     @settings(max_examples=20)
     def test_everybody_awaited_the_order_of_arrival_is_no_matter(self, consensus, first, second):
-        straight = consensus(server(3, bsfdp, **LIGHT), pulled, TARGETS)
-        turned = consensus(server(3, bsfdp, **LIGHT), pulled, TARGETS)
+        straight = consensus(server(3, bsfdp, **LIGHT), consensus_half, TARGETS)
+        turned = consensus(server(3, bsfdp, **LIGHT), consensus_half, TARGETS)
         for order in (first, second):
             straight.activate("a", "b", "c")
             turned.activate(*order)
@@ -287,8 +287,8 @@ class TestWhoWhen:
     @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=12))
     @settings(max_examples=30)
     def test_an_answer_said_again_counts_once(self, consensus, order):
-        once = consensus(server(2, **LIGHT), pulled, TARGETS)
-        again = consensus(server(2, **LIGHT), pulled, TARGETS)
+        once = consensus(server(2, **LIGHT), consensus_half, TARGETS)
+        again = consensus(server(2, **LIGHT), consensus_half, TARGETS)
         said = []
         for name in order:
             if name in once.state.who.arrived:
@@ -301,7 +301,7 @@ class TestWhoWhen:
         assert [c.version for c in once.closed] == [c.version for c in again.closed]
 
     def test_the_slow_count_later_with_the_staleness_they_have(self, consensus):
-        fleet = consensus(server(2, **LIGHT), pulled, TARGETS)
+        fleet = consensus(server(2, **LIGHT), consensus_half, TARGETS)
         late = fleet.answer("c")
         for _ in range(3):
             fleet.activate("a", "b")
@@ -310,14 +310,14 @@ class TestWhoWhen:
         assert fleet.closed[-1].report["staleness"] == {"a": 0, "c": 3}
 
     def test_the_synchronous_twin_waits_for_all_who_are_there(self, consensus):
-        fleet = consensus(server(2, bsfdp, **LIGHT), pulled, TARGETS)
+        fleet = consensus(server(2, bsfdp, **LIGHT), consensus_half, TARGETS)
         fleet.activate("a", "b")
         assert not fleet.closed
         fleet.deliver(Member("c", present=False))
         assert fleet.closed[0].report["cohort"] == ["a", "b"]
 
     def test_a_deadline_makes_fewer_enough(self, consensus):
-        fleet = consensus(server(3, bsfdp, least=1, **LIGHT), pulled, TARGETS)
+        fleet = consensus(server(3, bsfdp, least=1, **LIGHT), consensus_half, TARGETS)
         fleet.deliver(fleet.due)
         assert not fleet.closed
         fleet.activate("b")
@@ -326,7 +326,7 @@ class TestWhoWhen:
         assert fleet.due == Due(2, "step", after=60.0)
 
     def test_who_is_too_far_behind_is_dropped_and_begins_anew(self, consensus):
-        fleet = consensus(server(1, patience=2, **LIGHT), pulled, {"a": 0.0, "b": 9.0})
+        fleet = consensus(server(1, patience=2, **LIGHT), consensus_half, {"a": 0.0, "b": 9.0})
         fleet.activate("b")
         late = fleet.answer("b")
         for _ in range(3):
@@ -339,12 +339,14 @@ class TestWhoWhen:
         fleet.deliver(late)
         assert fleet.tasks["b"].arrays["dual"] == fleet.state.dual["b"]
         fleet.activate("b")
-        assert check(fleet.states["b"].dual) != check(fleet.state.dual["b"])  # before its next task
+        assert dual_digest(fleet.states["b"].dual) != dual_digest(
+            fleet.state.dual["b"]
+        )  # before its next task
         fleet.answer("b")
 
     def test_whom_the_theory_wants_awaited_is_awaited(self, consensus):
         chosen = LIGHT | {"patience": 2, "overdue": "wait"}
-        fleet = consensus(server(1, **chosen), pulled, {"a": 0.0, "b": 9.0})
+        fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0, "b": 9.0})
         for _ in range(5):
             fleet.activate("a")
         assert [c.version for c in fleet.closed] == [1, 2, 3]
@@ -355,7 +357,7 @@ class TestWhoWhen:
 
     def test_a_device_that_comes_late_begins_at_the_consensus(self, consensus):
         half = server(2, **LIGHT)
-        fleet = consensus(half, pulled, {"a": 4.0, "b": 4.0}, start="received")
+        fleet = consensus(half, consensus_half, {"a": 4.0, "b": 4.0}, start="received")
         for _ in range(60):
             fleet.activate("a", "b")
         fleet.targets["late"] = 4.0
@@ -368,7 +370,7 @@ class TestWhoWhen:
 
     def test_one_that_left_is_let_go_of_when_its_time_is_over(self, consensus):
         chosen = LIGHT | {"patience": 10, "overdue": "wait"}
-        fleet = consensus(server(1, **chosen), pulled, {"a": 0.0, "b": 9.0})
+        fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0, "b": 9.0})
         fleet.activate("b")
         fleet.deliver(Member("b", present=False))
         for _ in range(12):
@@ -379,7 +381,7 @@ class TestWhoWhen:
         assert fleet.closed[-1].report["known"] == 2
 
     def test_the_last_firing_asks_nobody(self, consensus):
-        fleet = consensus(server(1, limit=2, **LIGHT), pulled, {"a": 0.0})
+        fleet = consensus(server(1, limit=2, **LIGHT), consensus_half, {"a": 0.0})
         fleet.activate("a")
         before = fleet.tasks["a"]
         fleet.activate("a")
@@ -392,7 +394,7 @@ class TestMirror:
     """Both ends hold the dual, neither sends it."""
 
     def test_both_ends_hold_the_same_bits(self, consensus):
-        fleet = consensus(server(2, **CHECKED), pulled, {"a": 0.0, "b": 1.0, "c": 5.0})
+        fleet = consensus(server(2, **CHECKED), consensus_half, {"a": 0.0, "b": 1.0, "c": 5.0})
         for names in ("ab", "bc", "ab", "ac", "cb"):
             fleet.activate(*names)
         told = {name: dual.tobytes() for name, dual in fleet.state.dual.items()}
@@ -401,7 +403,7 @@ class TestMirror:
         assert {name: fleet.states[name].dual.tobytes() for name in "abc"} == told
 
     def test_a_dual_that_drifted_is_found_and_the_servers_copy_wins(self, consensus):
-        fleet = consensus(server(1, **CHECKED), pulled, {"a": 0.5})
+        fleet = consensus(server(1, **CHECKED), consensus_half, {"a": 0.5})
         for _ in range(3):
             fleet.activate("a")
         drifted = replace(fleet.states["a"], dual=np.full(1, -0.2, np.float32))
@@ -418,7 +420,7 @@ class TestMirror:
         assert fleet.states["a"].dual.tobytes() == dual.tobytes()
 
     def test_a_device_that_forgot_everything_is_found_at_once(self, consensus):
-        fleet = consensus(server(1, **CHECKED), pulled, {"a": 0.5})
+        fleet = consensus(server(1, **CHECKED), consensus_half, {"a": 0.5})
         for _ in range(3):
             fleet.activate("a")
         fleet.states["a"] = fleet.halves["a"].init(np.zeros(1, np.float32))
@@ -426,14 +428,14 @@ class TestMirror:
         assert fleet.closed[-1].report["adrift"] == ["a"]
 
     def test_no_dual_is_ever_taken_from_a_device(self, consensus):
-        fleet = consensus(server(1, **CHECKED), pulled, {"a": 0.5})
+        fleet = consensus(server(1, **CHECKED), consensus_half, {"a": 0.5})
         update = fleet.answer("a")
         assert set(update.values) == {"loss", "n"}
         assert update.vector.shape == (1,)
 
 
 def test_steps_that_leave_the_finite_numbers_end_at_the_consensus(consensus):
-    fleet = consensus(server(1, **(PLAIN | {"rate": 1e3, "steps": 60})), pulled, {"a": 1.0})
+    fleet = consensus(server(1, **(PLAIN | {"rate": 1e3, "steps": 60})), consensus_half, {"a": 1.0})
     with np.errstate(over="ignore", invalid="ignore"):
         update = fleet.answer("a")
     assert (float(update.vector[0]), set(update.values)) == (0.0, {"n"})
@@ -449,7 +451,7 @@ def test_a_task_for_a_graph_that_the_bundle_lacks_is_given_up_not_the_device(con
 
 def pulled_without(graph, local, settings):
     kept = {name: run for name, run in local.graphs.items() if name != graph}
-    return pulled(replace(local, graphs=kept), settings)
+    return consensus_half(replace(local, graphs=kept), settings)
 
 
 @pytest.mark.parametrize(

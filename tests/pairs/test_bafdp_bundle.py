@@ -10,7 +10,7 @@ from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import Rounds, Setup
 from aggregator.rules import bind
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.methods.consensus import pulled
+from edge_sdk.methods.consensus import consensus_half
 from edge_sdk.methods.training_context import Batch, ShellContext
 from edge_sdk.training.keyed_rng import keyed
 
@@ -58,7 +58,7 @@ def cells(bundle, consensus):
         half = row.half(Setup(bind("mean"), row.settings(**chosen), rounds))
         targets = {name: number for number, name in enumerate(NAMES)}
         first = bundle.initial
-        return consensus(half, pulled, targets, spec=bundle.spec, first=first, local=lend)
+        return consensus(half, consensus_half, targets, spec=bundle.spec, first=first, local=lend)
 
     return make
 

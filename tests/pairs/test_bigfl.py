@@ -18,10 +18,10 @@ from aggregator.methods.bilevel.bilevel_math import (
     upper,
 )
 from aggregator.rules import bind
-from edge_sdk.methods.bilevel import BilevelState, bilevel
+from edge_sdk.methods.bilevel import BilevelState, bilevel_half
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import Batch, ShellContext
-from edge_sdk.shared_math.bilevel_map import Diagonal, MapBlock, unpacked
+from edge_sdk.shared_math.bilevel_map import Diagonal, MapBlock, unpack_map
 from edge_sdk.shared_math.optim import sgd
 from edge_sdk.training.keyed_rng import keyed
 from edge_sdk.wire.contract.method import END, Due, Member, Task, Update
@@ -83,7 +83,7 @@ def fleet(consensus, server):
     def made(targets=None, spec=SPEC, **settings):
         half = server(spec=spec, **settings)
         local = partial(lend, spec=spec)
-        return consensus(half, bilevel, targets or TARGETS, spec=spec, local=local)
+        return consensus(half, bilevel_half, targets or TARGETS, spec=spec, local=local)
 
     return made
 
@@ -389,7 +389,7 @@ class TestDevice:
     """The device half by itself."""
 
     def half(self, spec=SPEC):
-        return bilevel(lend("a", (1.0, 0.0), spec), LocalSgd(optimiser=sgd))
+        return bilevel_half(lend("a", (1.0, 0.0), spec), LocalSgd(optimiser=sgd))
 
     def test_keeps_its_own_model_at_the_end_if_it_ever_answered(self):
         half = self.half()
@@ -445,7 +445,7 @@ class TestDevice:
     def test_where_the_loss_curves_down_it_answers_to_first_order(self):
         local = lend("a", (0.0, 0.0))
         bent = replace(local, graphs=local.graphs | {"hvp": lambda v, **_: (-9 * v,)})
-        half = bilevel(bent, LocalSgd(optimiser=sgd))
+        half = bilevel_half(bent, LocalSgd(optimiser=sgd))
         state = replace(half.init(np.zeros(2, np.float32)), answered=1)
         values = {"curvature": 4.0, "of": 1.0}
         task = Task("a", 2, SOLVE, values=values, arrays={"p": np.ones(2, np.float32)})
@@ -502,4 +502,4 @@ def test_the_state_is_leaves_and_begins_empty(server):
     assert isinstance(state, Bilevel)
     by_client = (state.held, state.right, state.solved, state.questions, state.trained)
     assert not any(by_client)
-    assert unpacked({}, None, 2).excess() == 0.0
+    assert unpack_map({}, None, 2).excess() == 0.0

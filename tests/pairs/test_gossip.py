@@ -17,7 +17,7 @@ from edge_sdk.methods.gossip import (
     GossipState,
     dfl_gt,
     dfl_sgd,
-    turns,
+    exchange_parts,
 )
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import Batch, ShellContext
@@ -104,7 +104,7 @@ class Street:
         return self
 
     def exchange(self, weights):
-        for turn, parts in enumerate(turns(self.method, self.values)):
+        for turn, parts in enumerate(exchange_parts(self.method, self.values)):
             self.each(ADAPT, turn=turn)
             said = [{p: s.offered(self.spec, p) for p in parts} for s in self.states]
             self.each(MIX, lambda n, said=said: self.heard(n, said, weights), turn)

@@ -13,7 +13,7 @@ from aggregator.methods.base.types import Setup
 from aggregator.methods.consensus.rsa_bafdp import DpRsa, Rsa, rsa, rsa_weights
 from aggregator.methods.consensus.sign_debias import debias
 from aggregator.rules import bind
-from edge_sdk.methods.consensus import pulled
+from edge_sdk.methods.consensus import consensus_half
 from edge_sdk.wire.contract.method import Member
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import Refused
@@ -21,7 +21,9 @@ from edge_sdk.wire.protocol.codec import pack_tensor
 from edge_sdk.wire.schema import SchemaError, build
 
 HONEST = {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}
-VOTES, WEIGHTS, RAW = (partial(pulled, content=a) for a in ("signs", "weights", "difference"))
+VOTES, WEIGHTS, RAW = (
+    partial(consensus_half, content=a) for a in ("signs", "weights", "difference")
+)
 BOTH = pytest.mark.parametrize(("half", "device"), [(rsa, VOTES), (rsa_weights, WEIGHTS)])
 
 

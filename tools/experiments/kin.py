@@ -21,7 +21,7 @@ from aggregator.methods.bilevel.bigfl import bigfl
 from aggregator.methods.bilevel.bilevel import bilevel as two_levels
 from aggregator.rules import bind
 from edge_sdk.methods import METHODS as DEVICE
-from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, turns
+from edge_sdk.methods.gossip import ADAPT, ALONE, BEGIN, MIX, exchange_parts
 from edge_sdk.methods.local_sgd import LocalSgd
 from edge_sdk.methods.training_context import Graph, ShellContext, Windows
 from edge_sdk.shared_math.mixing_matrix import adjacency, metropolis
@@ -216,7 +216,7 @@ def _among(plan: Course, ground: Field) -> Iterator[Shown]:
     street = _Street(plan, ground.spec, names, halves, states, weights)
     street.each(BEGIN, 0)
     size = ground.spec.shared_size
-    parts = sum(map(len, turns(plan.method, street.values)))
+    parts = sum(map(len, exchange_parts(plan.method, street.values)))
     degree = float((weights > 0.0).sum() - len(names)) / len(names)
     for number in range(1, plan.rounds + 1):
         for step in range((number - 1) * plan.steps, number * plan.steps):
@@ -261,7 +261,7 @@ class _Street:
 
     def exchange(self, step: int) -> None:
         """Let all offer, hear and mix."""
-        for turn, parts in enumerate(turns(self.plan.method, self.values)):
+        for turn, parts in enumerate(exchange_parts(self.plan.method, self.values)):
             self.each(ADAPT, step, turn=turn)
             said = {x: {p: self.states[x].offered(self.spec, p) for p in parts} for x in self.names}
             heard = {x: self._heard(i, said, parts) for i, x in enumerate(self.names)}

@@ -19,7 +19,7 @@ from edge_sdk.forecasting.series import SeriesRow
 from edge_sdk.privacy.analytic_gaussian import sigma_for
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.privacy.factory import Mechanism, mechanism_of
-from edge_sdk.privacy.noise_calibration import DeviceFacts, planned
+from edge_sdk.privacy.noise_calibration import DeviceFacts, calibrate
 from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.wire.contract.manifest import Manifest
 from tools.experiments.cells import Cell
@@ -70,7 +70,7 @@ def mechanism(
     facts = DeviceFacts(manifest, len(cell.traffic), max_steps=64, shared=shared)
     entropy = key(seed, cell.name, "noise", 0).bytes
     told = frozenset[str]()
-    return mechanism_of(planned(section, facts), Shelf(), int, measured=told, entropy=entropy)
+    return mechanism_of(calibrate(section, facts), Shelf(), int, measured=told, entropy=entropy)
 
 
 def noised(cell: Cell, budget: float, seed: int, manifest: Manifest) -> Cell:

@@ -46,7 +46,7 @@ from aggregator.methods.bilevel.bilevel_math import (
     sampled,
     upper,
 )
-from edge_sdk.shared_math.bilevel_map import Basis, packed, stepped
+from edge_sdk.shared_math.bilevel_map import Basis, gradient_step, pack_map
 from edge_sdk.wire.contract.method import Array, Due, Effects, Event, Half, Member, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -222,7 +222,7 @@ class _Shell:
         report = _report(state, self.settings, told)
         report |= {"solved": sorted(state.solved), "unsolved": sorted(_unsolved(state))}
         if state.solved:
-            after = stepped(
+            after = gradient_step(
                 self.basis(state), self._slopes(state, ids, told), self.settings.map_rate
             )
             if all(np.isfinite(published(leaf)).all() for leaf in after.leaves().values()):
@@ -287,7 +287,7 @@ def _mapped(state: Bilevel, settings: Levels) -> tuple[dict[str, float], dict[st
     if not state.moved:
         return {}, {}
     basis = settings.first(len(state.w)).with_leaves(state.phi)
-    numbers, rows = packed(basis, len(state.w))
+    numbers, rows = pack_map(basis, len(state.w))
     return numbers, {"phi": rows}
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.shared_math.bilevel_map import Basis, Slopes, total
+from edge_sdk.shared_math.bilevel_map import Basis, Slopes, weighted_sum
 
 Matrix = NDArray[np.float64]
 
@@ -147,7 +147,7 @@ def upper(
     mixed = graph @ theta
     told = likeness(basis.forth(mixed), near, strange)
     value = told.neighbours + told.non_neighbours + 0.5 * pull * basis.excess()
-    slopes = total((1.0, basis.slopes(mixed, told.slope)), (pull, basis.excess_slopes()))
+    slopes = weighted_sum((1.0, basis.slopes(mixed, told.slope)), (pull, basis.excess_slopes()))
     return Upper(value, told, graph.T @ basis.back(told.slope), slopes)
 
 
@@ -182,12 +182,12 @@ def crossed(
     rest = off(mixed, theta, basis)
     tilted = own[:, None] * basis.forth(q) - q
     first, second = basis.slopes(mixed, tilted), basis.slopes(own[:, None] * q, rest)
-    return total((weight, first), (weight, second))
+    return weighted_sum((weight, first), (weight, second))
 
 
 def hypergradient(slopes: Slopes, crossed_by: Slopes) -> Slopes:
     """Return the gradient of the upper loss in the map, with its effect through the models."""
-    return total((1.0, slopes), (-1.0, crossed_by))
+    return weighted_sum((1.0, slopes), (-1.0, crossed_by))
 
 
 def coupled(p: Matrix, q: Matrix, graph: Matrix, basis: Basis, weight: float) -> Matrix:

@@ -39,7 +39,7 @@ from aggregator.methods.base.round_machine import (
     mean_loss,
     published,
 )
-from edge_sdk.shared_math.consensus_dual import Ascent, check, next_dual
+from edge_sdk.shared_math.consensus_dual import Ascent, dual_digest, next_dual
 from edge_sdk.wire.contract.method import Array, Due, Effects, Half, Scalars, Task, Update
 from edge_sdk.wire.contract.parameter_layout import Vector
 
@@ -209,7 +209,7 @@ def _is_adrift(state: ConsensusServerState, update: Update) -> bool:
         return True
     ours = state.dual.get(client)
     mine = np.zeros(state.w.shape, np.float32) if ours is None else ours
-    return bool(update.check) and update.check != check(mine)
+    return bool(update.check) and update.check != dual_digest(mine)
 
 
 # --- a firing -------------------------------------------------------------------------------------

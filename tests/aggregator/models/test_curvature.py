@@ -18,7 +18,7 @@ from aggregator.models.errors import ExportError
 from aggregator.models.export import asked_by
 from aggregator.models.trace import Traced
 from edge_sdk.bundle import Bundle, TrustedKeys
-from edge_sdk.methods.conjugate_gradient import conjugate
+from edge_sdk.methods.conjugate_gradient import conjugate_gradients
 from edge_sdk.runtime import load_graph
 from edge_sdk.wire.contract.manifest import HVP, SIGNATURES, Loss
 
@@ -89,7 +89,7 @@ def test_conjugate_gradients_solve_with_it():
         return curved.astype(np.float64) + 0.1 * v
 
     right = np.ones(len(p))
-    found = conjugate(product, right, iterations=60, tolerance=1e-5)
+    found = conjugate_gradients(product, right, iterations=60, tolerance=1e-5)
     np.testing.assert_allclose(product(found.q), right, atol=1e-3)
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from edge_sdk.methods.proximal_step import (
     PROX,
     SIGN,
-    ascent,
     consensus_pull,
+    dual_ascent,
     l1_penalty,
-    soft,
+    soft_threshold,
 )
 from edge_sdk.methods.wasserstein_radius import WassersteinGuard, noise_constant, sampled_radius
 from edge_sdk.shared_math.consensus_dual import next_dual
@@ -53,7 +53,7 @@ def test_the_quadratic_pull_and_the_weight_of_the_loss():
 
 @given(st.floats(-5, 5), st.floats(0, 3))
 def test_a_proximal_step_never_passes_the_consensus(x, reach):
-    (found,) = soft(np.array([x]), reach)
+    (found,) = soft_threshold(np.array([x]), reach)
     assert abs(found) <= abs(x)
     assert found * x >= 0.0
     assert abs(found) == pytest.approx(max(abs(x) - reach, 0.0), abs=1e-12)
@@ -67,13 +67,13 @@ def test_single_precision_stays_single():
 
 
 def test_a_task_that_names_no_bound_has_none():
-    free = ascent({"cons_rate": 0.1})
+    free = dual_ascent({"cons_rate": 0.1})
     assert next_dual(np.zeros(1), np.full(1, 1e6), np.zeros(1), 0, free) == [1e5]
 
 
 def test_numbers_of_a_task_never_raise():
     """A server may say anything within the contract's ranges."""
-    assert ascent({"cons_rate": 1e3, "kappa_min": 1e9}).least == pytest.approx(1e-3, rel=1e-2)
+    assert dual_ascent({"cons_rate": 1e3, "kappa_min": 1e9}).least == pytest.approx(1e-3, rel=1e-2)
 
 
 class TestGuard:

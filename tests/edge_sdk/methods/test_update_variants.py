@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from edge_sdk.methods.local_sgd import LocalSgd, fedavg
 from edge_sdk.methods.training_context import Batch
-from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, weights
+from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, whole_weights
 from edge_sdk.shared_math.optim import norm_clipped, sgd
 from edge_sdk.wire.contract.method import END, Member, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
@@ -47,7 +47,7 @@ def said(factory, task):
 
 
 def test_weights_are_the_trained_shared_layers():
-    state, (update,) = said(weights, ask())
+    state, (update,) = said(whole_weights, ask())
     assert update.vector.tolist() == [3.0, 4.0]
     assert (update.round, update.base) == (3, 2)
     assert update.values["loss"] == pytest.approx(50.0)
@@ -66,7 +66,7 @@ def test_a_bounded_difference_is_shortened_received_minus_trained():
 
 
 def test_a_long_bound_changes_nothing():
-    for factory, plain in ((bounded_weights, weights), (bounded_difference, fedavg)):
+    for factory, plain in ((bounded_weights, whole_weights), (bounded_difference, fedavg)):
         _, (bounded,) = said(factory, ask(bound=1e6))
         _, (free,) = said(plain, ask())
         assert bounded.vector.tobytes() == free.vector.tobytes()
@@ -81,7 +81,7 @@ def test_a_task_without_a_bound_is_not_answered_and_changes_nothing(factory):
     assert effects == ()
 
 
-@pytest.mark.parametrize("factory", [weights, bounded_weights, bounded_difference])
+@pytest.mark.parametrize("factory", [whole_weights, bounded_weights, bounded_difference])
 def test_what_is_no_training_is_left_to_the_steps(factory):
     half = factory(Parabola(), PLAIN)
     state = half.init(np.ones(3, np.float32))

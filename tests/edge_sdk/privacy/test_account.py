@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.privacy.analytic_gaussian import epsilon_of
 from edge_sdk.privacy.event import PrivacyCharge
-from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyLimit, composed
+from edge_sdk.privacy.ledger import BudgetSpent, PrivacyAccount, PrivacyLimit, compose
 
 DELTA = 1e-5
 
@@ -67,7 +67,7 @@ def test_pure_mechanisms_add_up_beside_gaussian_ones():
 
 
 def test_a_rate_of_sampling_earns_nothing():
-    assert composed([charge(1.0, rate=0.01)], DELTA) == composed([charge(1.0)], DELTA)
+    assert compose([charge(1.0, rate=0.01)], DELTA) == compose([charge(1.0)], DELTA)
 
 
 def test_what_does_not_fit_is_not_charged():

@@ -17,7 +17,7 @@ from edge_sdk.privacy.analytic_gaussian import (
     sigma_for,
 )
 from edge_sdk.privacy.normal_distribution import cdf, log_cdf
-from edge_sdk.privacy.pure_dp import advanced, debias, epsilon_of_sign, kept_share
+from edge_sdk.privacy.pure_dp import advanced_composition, debias, epsilon_of_sign, keep_probability
 
 DELTA = 1e-5
 TABLE = [  # epsilon, classical, analytic, true epsilon and true delta of the classical one
@@ -144,8 +144,8 @@ def test_what_secret_sampling_would_earn_is_what_we_do_not_claim():
 
 
 def test_pure_mechanisms():
-    assert advanced(0.1, 100, 1e-5) == pytest.approx(5.85024, abs=1e-5)
-    assert kept_share(1.0) == pytest.approx(0.73105858, abs=1e-8)
+    assert advanced_composition(0.1, 100, 1e-5) == pytest.approx(5.85024, abs=1e-5)
+    assert keep_probability(1.0) == pytest.approx(0.73105858, abs=1e-8)
     assert debias(1.0) == pytest.approx(2.16395341, abs=1e-8)
 
 

@@ -45,7 +45,7 @@ def test_nobody_draws_the_same_twice():
 
 def test_the_grid_takes_the_last_bits_away_and_no_norm_grows(entropy):
     values = noise.normal(1000, entropy)
-    on_grid = noise.floored(values, noise.GRID)
+    on_grid = noise.round_towards_zero(values, noise.GRID)
     assert np.linalg.norm(on_grid) <= np.linalg.norm(values)
     assert np.array_equal(np.rint(on_grid / noise.GRID) * noise.GRID, on_grid)
-    assert np.abs(noise.rounded(values, noise.GRID) - values).max() <= noise.GRID / 2
+    assert np.abs(noise.round_to_grid(values, noise.GRID) - values).max() <= noise.GRID / 2

@@ -14,8 +14,8 @@ from edge_sdk.app.settings import from_table
 from edge_sdk.bundle import Bundle as OpenBundle
 from edge_sdk.bundle import TrustedKeys
 from edge_sdk.privacy.analytic_gaussian import classical_sigma, epsilon_of, sigma_for
-from edge_sdk.privacy.datasheet import NO_CLAIM, as_text, explained, sheet
-from edge_sdk.privacy.ledger import PrivacyAccount, composed
+from edge_sdk.privacy.datasheet import NO_CLAIM, as_text, data_sheet, explain_budget
+from edge_sdk.privacy.ledger import PrivacyAccount, compose
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
 from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of
@@ -66,17 +66,17 @@ def test_the_numbers_in_the_text_are_computed():
 def test_every_configuration_shown_is_accepted_and_explained(block):
     plan = planned(block)
     account = PrivacyAccount(limit=plan.limit).plus(plan.charge(releases=1))
-    told = explained(plan, account)
+    told = explain_budget(plan, account)
     assert "not protected:" in told
     assert "1 updates released so far" in told
-    text = as_text(sheet(plan, account, "0.1.0"))
+    text = as_text(data_sheet(plan, account, "0.1.0"))
     assert ("formal claim: yes" in text) == (plan.section.mode == "honest")
     assert (NO_CLAIM in text) == (plan.section.mode == "paper")
 
 
 def test_the_papers_example_is_worth_what_the_page_says():
     plan = planned(next(block for block in SHOWN if "nbafl" in block))
-    worth = composed([plan.charge()], DELTA)
+    worth = compose([plan.charge()], DELTA)
     assert worth == pytest.approx(2.1e6, rel=0.03)
 
 

@@ -22,7 +22,7 @@ from edge_sdk.config import Config
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading, SeriesRow
 from edge_sdk.methods import METHODS
-from edge_sdk.methods.gossip import ADAPT, BEGIN, MIX, turns
+from edge_sdk.methods.gossip import ADAPT, BEGIN, MIX, exchange_parts
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import PrivacySection
 from edge_sdk.privacy.validation import plan_of, refuse_method
@@ -265,7 +265,7 @@ def exchanged(learner, method, state):
     out, numbers = [], {"rate": 0.05}
     state = learner.play(state, Task("meter-1", 1, BEGIN, values=numbers))[0]
     for step in range(2):
-        for turn, parts in enumerate(turns(method, numbers)):
+        for turn, parts in enumerate(exchange_parts(method, numbers)):
             told = {**numbers, "turn": float(turn)}
             state = learner.play(state, Task("meter-1", 1, ADAPT, step, values=told))[0]
             offered = {part: state.offered(learner.spec, part) for part in parts}

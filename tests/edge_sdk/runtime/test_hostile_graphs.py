@@ -10,7 +10,7 @@ import pytest
 
 from edge_sdk.bundle import shipped_folder
 from edge_sdk.runtime import GraphError, inspect_graph, load_graph
-from edge_sdk.runtime.onnx_reader import read
+from edge_sdk.runtime.onnx_reader import read_onnx
 from edge_sdk.runtime.shape_inference import MOST_ELEMENTS, MOST_TOTAL, infer_cost
 from tests.edge_sdk.runtime.onnx_bytes import (
     constant,
@@ -139,11 +139,12 @@ def test_a_hostile_graph_is_refused_before_an_engine_sees_it(name, monkeypatch):
 def test_every_result_of_an_attack_is_bounded_and_the_bounds_leave_room():
     """The largest graph that passes is many times the largest that ships."""
     costs = [
-        infer_cost(read(path.read_bytes())) for path in sorted(shipped_folder().glob("*/*.onnx"))
+        infer_cost(read_onnx(path.read_bytes()))
+        for path in sorted(shipped_folder().glob("*/*.onnx"))
     ]
     assert 40 * max(cost.largest for cost in costs) < MOST_ELEMENTS
     assert 10 * max(cost.total for cost in costs) < MOST_TOTAL
-    assert infer_cost(read(doubled(20))).largest == 4 * 2**20
+    assert infer_cost(read_onnx(doubled(20))).largest == 4 * 2**20
 
 
 @pytest.mark.parametrize("path", sorted(shipped_folder().glob("load-*/*.onnx")), ids=str)
@@ -152,7 +153,7 @@ def test_shapes_are_those_that_numpy_makes(path):
     from edge_sdk.runtime.numpy_engine import NumpyGraph  # noqa: PLC0415
 
     data, made = path.read_bytes(), []
-    model_, plain = read(data), NumpyGraph(data)
+    model_, plain = read_onnx(data), NumpyGraph(data)
     plain._steps = tuple(
         type(step)(counted(step.run, made), step.reads, step.writes, step.frees, step.kind)
         for step in plain._steps

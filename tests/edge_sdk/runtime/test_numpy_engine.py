@@ -229,5 +229,5 @@ def test_bytes_that_are_no_graph_are_refused(data):
 def test_shipped_files_are_of_a_set_that_numpy_reads():
     assert FILES
     for file in FILES:
-        model = onnx_reader.read((FOLDER / file).read_bytes())
+        model = onnx_reader.read_onnx((FOLDER / file).read_bytes())
         assert {node.kind for node in model.nodes} <= OPERATORS.keys(), file

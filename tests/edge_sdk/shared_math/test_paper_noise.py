@@ -4,7 +4,12 @@ import math
 
 import pytest
 
-from edge_sdk.shared_math.paper_noise import nbafl_downlink, nbafl_uplink, udp, udp_sensitivity
+from edge_sdk.shared_math.paper_noise import (
+    nbafl_downlink,
+    nbafl_uplink,
+    udp_sensitivity,
+    udp_uplink,
+)
 
 TOLD = {"clip": 1.0, "samples": 1000, "uploads": 1}
 
@@ -18,7 +23,9 @@ def test_nbafl_as_calculated_by_hand():
 def test_udp_as_calculated_by_hand():
     reach = udp_sensitivity(rate=0.01, steps=5, clip=1.0, samples=1000)
     assert reach == pytest.approx(1e-4, rel=1e-12)
-    assert udp(10.0, 1e-5, sensitivity=reach, rounds=25) == pytest.approx(2.399263e-4, rel=1e-6)
+    assert udp_uplink(10.0, 1e-5, sensitivity=reach, rounds=25) == pytest.approx(
+        2.399263e-4, rel=1e-6
+    )
 
 
 def test_the_server_adds_nothing_while_the_uploads_noise_covers_its_rounds():
@@ -31,13 +38,15 @@ def test_the_uplink_grows_in_line_with_the_uploads_and_udp_with_their_root():
     one = nbafl_uplink(10.0, 1e-5, clip=1.0, samples=1000, uploads=1)
     four = nbafl_uplink(10.0, 1e-5, clip=1.0, samples=1000, uploads=4)
     assert four == pytest.approx(4 * one)
-    few, many = (udp(10.0, 1e-5, sensitivity=1.0, rounds=n) for n in (25, 100))
+    few, many = (udp_uplink(10.0, 1e-5, sensitivity=1.0, rounds=n) for n in (25, 100))
     assert many == pytest.approx(2 * few)
 
 
 def test_a_smaller_share_is_credited_with_less_noise_as_the_paper_says():
-    whole = udp(10.0, 1e-5, sensitivity=1.0, rounds=25)
-    assert udp(10.0, 1e-5, sensitivity=1.0, rounds=25, sampled=0.25) == pytest.approx(whole / 2)
+    whole = udp_uplink(10.0, 1e-5, sensitivity=1.0, rounds=25)
+    assert udp_uplink(10.0, 1e-5, sensitivity=1.0, rounds=25, sampled=0.25) == pytest.approx(
+        whole / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,4 +76,4 @@ def test_the_downlink_refuses_its_own_numbers(wrong, named):
 
 def test_more_than_everybody_cannot_be_sampled():
     with pytest.raises(ValueError, match="sampled: expected at most 1"):
-        udp(1.0, 1e-5, sensitivity=1.0, rounds=1, sampled=1.5)
+        udp_uplink(1.0, 1e-5, sensitivity=1.0, rounds=1, sampled=1.5)

@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from edge_sdk.methods.topology import NeighboursSection, of_section
+from edge_sdk.methods.topology import NeighboursSection, settings_of_section
 from edge_sdk.wire import keys
 from edge_sdk.wire.protocol.messages import KeysMessage, TaskMessage
 from edge_sdk.wire.schema import SchemaError
@@ -131,4 +131,4 @@ def test_no_message_and_no_section_brings_such_a_key(raw):
     with pytest.raises(ValueError, match="keys: "):
         TaskMessage(1, 1, 1, "begin", bytes(16), peers=("b",), keys=(raw,))
     with pytest.raises(SchemaError, match=r"neighbours\.keys\.b"):
-        of_section(NeighboursSection(keys={"b": raw.hex()}), "dfl_sgd")
+        settings_of_section(NeighboursSection(keys={"b": raw.hex()}), "dfl_sgd")

@@ -16,7 +16,14 @@ from aggregator.methods.bilevel.bilevel_math import (
     sampled,
     upper,
 )
-from edge_sdk.shared_math.bilevel_map import Diagonal, LowRank, MapBlock, packed, stepped, unpacked
+from edge_sdk.shared_math.bilevel_map import (
+    Diagonal,
+    LowRank,
+    MapBlock,
+    gradient_step,
+    pack_map,
+    unpack_map,
+)
 
 PATH = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)
 THETA = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -231,15 +238,15 @@ class TestHypergradient:
 
     def test_over_the_wire_and_back(self, form):
         basis = bases(ANY(form), 5)[form]
-        numbers, rows = packed(basis, 5)
-        again = unpacked(numbers, rows, 5)
+        numbers, rows = pack_map(basis, 5)
+        again = unpack_map(numbers, rows, 5)
         np.testing.assert_allclose(dense(again, 5), dense(basis, 5), rtol=1e-6, atol=1e-6)
 
     def test_a_map_that_is_cut_short_is_none(self, form):
-        numbers, rows = packed(bases(ANY(form), 5)[form], 5)
-        assert unpacked(numbers, rows[:-1], 5) is None
-        assert unpacked(numbers, rows[:, :-1], 5) is None
-        assert unpacked(numbers, None, 5) is None
+        numbers, rows = pack_map(bases(ANY(form), 5)[form], 5)
+        assert unpack_map(numbers, rows[:-1], 5) is None
+        assert unpack_map(numbers, rows[:, :-1], 5) is None
+        assert unpack_map(numbers, None, 5) is None
 
 
 class TestUpper:
@@ -310,6 +317,6 @@ class TestUpper:
         ridge = Ridge()
         for basis in bases(ANY(1), 6):
             told = upper(ridge.frozen, ridge.graph, basis, ridge.near, strange=ridge.strange)
-            after = stepped(basis, told.slopes, 1e-4)
+            after = gradient_step(basis, told.slopes, 1e-4)
             less = upper(ridge.frozen, ridge.graph, after, ridge.near, strange=ridge.strange)
             assert less.value < told.value

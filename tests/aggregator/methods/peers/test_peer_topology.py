@@ -9,7 +9,7 @@ from aggregator.methods.base.round_machine import Rounds
 from aggregator.methods.peers.peer_topology import DflGt, DflSgd, ExchangeSettings, hosting, linked
 from aggregator.rules import bind
 from aggregator.store.state_codec import flatten
-from edge_sdk.methods.topology import NeighboursSection, of_section, of_task
+from edge_sdk.methods.topology import NeighboursSection, settings_of_section, settings_of_task
 from edge_sdk.shared_math import mixing_matrix
 from edge_sdk.wire.contract.method import CONTRACTS, Due, Member, Task
 from edge_sdk.wire.protocol import messages as m
@@ -49,7 +49,7 @@ def test_so_many_begin_together_and_who_comes_later_is_linked_in():
     assert host.asked() == ["a", "b", "c", "d"]
     assert host.state.round == 3
     assert set(host.state.links["a"]) == {"b", "d"}
-    mixing_matrix.check(matrix(host.state.links))
+    mixing_matrix.require_convergent(matrix(host.state.links))
 
 
 def matrix(links):
@@ -121,7 +121,7 @@ def test_who_is_back_in_time_keeps_its_place():
 @pytest.mark.parametrize("reach", [1, 2])
 def test_every_matrix_mixes(name, reach):
     links = linked(list("abcdefg"), None, ExchangeSettings(mixing=name, ring_neighbours=reach))
-    mixing_matrix.check(matrix(links), negative=name == "best_constant")
+    mixing_matrix.require_convergent(matrix(links), negative=name == "best_constant")
     assert all(len(near) == 2 * reach for near in links.values())
 
 
@@ -186,7 +186,7 @@ def test_status_and_page_can_show_the_links_and_the_store_keep_them():
 def test_a_device_reads_what_the_aggregator_says():
     values = DflSgd(robust="clip", radius=2.0, interval=60.0, total_steps=7, order="atc").values
     task = m.TaskMessage(1, 4, 0, "begin", bytes(16), vals=values, peers=("b",), keys=(b"k" * 32,))
-    hood = of_task(task)
+    hood = settings_of_task(task)
     assert (hood.epoch, hood.interval, hood.total_steps, hood.keys) == (
         4,
         60.0,
@@ -195,7 +195,7 @@ def test_a_device_reads_what_the_aggregator_says():
     )
     assert hood.values["radius"] == 2.0
     assert hood.weight({"b": 3}, "b") == 0.25
-    told = of_task(
+    told = settings_of_task(
         m.TaskMessage(1, 4, 0, "begin", bytes(16), peers=("b",), keys=(b"k" * 32,), weights=(0.4,))
     )
     assert told.weight({"b": 3}, "b") == 0.4
@@ -205,14 +205,14 @@ def test_a_device_reads_its_own_configuration():
     section = NeighboursSection(
         keys={"b": "ab" * 32}, robust="trim", trim=2, order="atc", total_steps=5
     )
-    hood = of_section(section, "dfl_sgd")
+    hood = settings_of_section(section, "dfl_sgd")
     assert hood.values | {"rate": 0.0} == {
         "steps": 1.0, "rate": 0.0, "fading": 0.0, "order": 1.0, "robust": 2.0, "trim": 2.0,
     }  # fmt: skip
     with pytest.raises(SchemaError, match=r"robust.*no longer add up"):
-        of_section(section, "dfl_gt")
+        settings_of_section(section, "dfl_gt")
     insists = NeighboursSection(keys={"b": "ab" * 32}, wait_for_neighbours=True)
-    assert of_section(insists, "dfl_sgd").values["insist"] == 1.0
-    assert "insist" not in of_section(insists, "dfl_gt").values  # it does so anyway
+    assert settings_of_section(insists, "dfl_sgd").values["insist"] == 1.0
+    assert "insist" not in settings_of_section(insists, "dfl_gt").values  # it does so anyway
     with pytest.raises(SchemaError, match="weights"):
-        of_section(NeighboursSection(keys={"b": "ab" * 32}, weights={"c": 0.5}), "dfl_sgd")
+        settings_of_section(NeighboursSection(keys={"b": "ab" * 32}, weights={"c": 0.5}), "dfl_sgd")
