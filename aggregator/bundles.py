@@ -67,7 +67,8 @@ def open_bundle(where: str, *, folder: Path, trusted: Iterable[bytes] = ()) -> M
     """
     if where in shipped():
         with as_file(files("edge_sdk").joinpath("bundles")) as home:
-            return _read(home / where, (read_public(home / "release.pub"),))
+            keys = tuple(read_public(path) for path in sorted(home.glob("release*.pub")))
+            return _read(home / where, keys)
     path = folder / Path(where).expanduser()
     if not (path / MANIFEST).is_file():
         known = ", ".join(shipped()) or "none in this installation"

@@ -7,6 +7,7 @@ name the file and the key.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -21,14 +22,16 @@ from aggregator.graph.factory import GraphSection
 from aggregator.graph.factory import bind as bind_graph
 from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods import METHODS, Course, Rounds, Setup
+from aggregator.methods.analytic.analytic import fault_of as statistic_problem
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
 from aggregator.store.state_codec import flatten
 from aggregator.store.types import Retention
 from edge_sdk.app.settings import Duration, Loaded, SettingsError, load, refuse_renamed, seconds
-from edge_sdk.wire.contract.manifest import ManifestError
-from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, answered, answers
+from edge_sdk.wire.contract.analytic import STATISTIC, statistic_layout
+from edge_sdk.wire.contract.manifest import Manifest, ManifestError
+from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered, answers
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
@@ -261,6 +264,14 @@ class BoundRun:
     rounds: Rounds
     limits: Limits
 
+    def fault(self, update: Update) -> str:
+        """Return why a well-formed update cannot be of honest readings; empty if it can."""
+        section = self.bundle.manifest.analytic
+        if section is None or not self.ask.has_statistic:
+            return ""
+        outputs = math.prod(self.bundle.manifest.forecast_shape)
+        return statistic_problem(section, outputs, update.vector)
+
     @property
     def shared(self) -> tuple[str, ...]:
         """Return the prefixes of the shared layers that are announced."""
@@ -293,7 +304,15 @@ def bind(config: AggregatorConfig) -> BoundRun:
     try:
         lent = _graph(config, bundle)
         setup = Setup(
-            rule, settings, rounds, spec, run.seed, run.client_fraction, config.file.parent, lent
+            rule,
+            settings,
+            rounds,
+            spec,
+            run.seed,
+            run.client_fraction,
+            config.file.parent,
+            lent,
+            bundle.manifest.analytic,
         )
         half = METHODS[run.method].half(setup)
     except SchemaError as misfit:  # incompatible values
@@ -302,7 +321,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
         _check_quota(config, settings.turns.uplink(settings.steps, setup.graph.shape))
     limits = Limits(
         spec=spec.digest,
-        size=spec.shared_size,
+        size=answer_size(bundle.manifest, spec, ask),
         contract=ask,
         further=answers(CONTRACTS[run.method])[1:],
         encs=(ask.enc,),
@@ -315,11 +334,19 @@ def bind(config: AggregatorConfig) -> BoundRun:
     return bound
 
 
+def answer_size(manifest: Manifest, spec: ParamSpec, ask: Ask) -> int:
+    """Return the number of scalars of an update that answers an ask."""
+    if not ask.has_statistic or manifest.analytic is None:
+        return spec.shared_size
+    outputs = math.prod(manifest.forecast_shape)
+    return statistic_layout(outputs, manifest.analytic.width).size
+
+
 def _check_kept(run: BoundRun) -> None:
     """Check that the retained vectors cover a restart: the state and the open round's updates."""
     kept, config = run.config.retention.vector_bytes, run.config
     state = len(pack_leaves(flatten(run.first_state())))
-    needed = 2 * (state + 4 * run.spec.shared_size * config.run.quorum)
+    needed = 2 * (state + 4 * run.limits.size * config.run.quorum)
     if kept < needed:
         why = f"{kept} bytes do not hold two rounds and their states; say at least {needed}"
         raise _wrong(config, "retention.vector_bytes", why)
@@ -379,13 +406,15 @@ def _check_quota(config: AggregatorConfig, uplink: int) -> None:
 
 def _check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[str, ...]) -> None:
     for graph in graphs:
-        if graph not in bundle.manifest.graphs:
+        if graph not in bundle.manifest.functions:
             raise _wrong(
                 config,
                 "run.bundle",
                 f"{bundle.manifest.name!r} has no graph {graph!r}, which method "
-                f"{config.run.method!r} asks for; it has: {_list(bundle.manifest.graphs)}",
-                hint=f"gridfed-aggregator export … --for {config.run.method}",
+                f"{config.run.method!r} asks for; it has: {_list(bundle.manifest.functions)}",
+                hint="use a bundle in closed form, such as load-analytic"
+                if graph == STATISTIC
+                else f"gridfed-aggregator export … --for {config.run.method}",
             )
 
 

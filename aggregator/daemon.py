@@ -25,7 +25,13 @@ from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.metrics import Metrics
 from aggregator.operations import config_reload, run_setup
 from aggregator.operations.config_reload import HangUps, hang_ups
-from aggregator.operations.control_queue import ControlOrder, OrderError, apply, carry_out
+from aggregator.operations.control_queue import (
+    ControlOrder,
+    OrderError,
+    apply,
+    carry_out,
+    refuse_unlearning,
+)
 from aggregator.operations.http_status import Page, Snapshot
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.operations.startup import link_to, started_broker, terms_of
@@ -422,10 +428,26 @@ class Daemon:
     def _carry_out(self, order: ControlOrder) -> str:
         if order.do in ("retry", "clear"):
             return self._carry_out_letter(order)
+        if order.do == "unlearn":
+            return self._unlearn(order.device)
         if order.do not in ("pause", "resume"):
             return apply(order, self._store)
         self._driver.pause(is_paused=order.do == "pause")
         return f"the fleet's phase is {self._engine.phase}"
+
+    def _unlearn(self, device: str) -> str:
+        """Remove everything that a device has contributed to the open run's model.
+
+        Raises:
+            OrderError: The method does not keep contributions apart, or the device is not enrolled.
+        """
+        refuse_unlearning(self._engine.run.config.run.method)
+        if device not in {client.id for client in self._registry.clients()}:
+            raise OrderError(f"{device!r} is not enrolled")
+        if not self._driver.unlearn(device):
+            return f"{device} has no statistic in run {self._engine.number}"
+        moment = "with the open round" if self.state.is_open else f"version {self.state.version}"
+        return f"{device} is unlearned in run {self._engine.number}: {moment}"
 
     def _carry_out_letter(self, order: ControlOrder) -> str:
         """Process a dead letter again, or delete it."""

@@ -16,7 +16,10 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edge_sdk.analytic.bundle_functions import AnalyticModel
+from edge_sdk.analytic.features import UnknownFeatureError
 from edge_sdk.errors import EdgeError
 from edge_sdk.runtime import Graph, GraphError, inspect_graph, load_graph
 from edge_sdk.wire.contract.archive import (
@@ -35,8 +38,10 @@ from edge_sdk.wire.keys import read_public
 SDK_VERSION = (0, 1, 0)
 """Version that ``min_sdk`` of a manifest is compared with."""
 
-_RELEASE = "release.pub"
+_RELEASE = "release*.pub"
 _KEPT = 2
+
+Floats = NDArray[np.float32]
 
 
 class BundleError(EdgeError):
@@ -143,8 +148,7 @@ class Bundle:
         shipped = shipped_folder()
         if str(name_or_path) in shipped_names():
             folder = shipped / str(name_or_path)
-            keys = (read_public(shipped / _RELEASE),)
-            return _tried(_read(folder), keys, is_new=False)
+            return _tried(_read(folder), release_keys(shipped), is_new=False)
         folder = Path(name_or_path).expanduser()
         if not (folder / MANIFEST).is_file():
             raise BundleError(
@@ -175,6 +179,11 @@ class Bundle:
 def shipped_folder() -> Path:
     """Return the folder of the bundles shipped with the package."""
     return Path(__file__).parent / "bundles"
+
+
+def release_keys(folder: Path) -> tuple[bytes, ...]:
+    """Return the public keys that have signed the shipped bundles: one for each release of some."""
+    return tuple(read_public(path) for path in sorted(folder.glob(_RELEASE)))
 
 
 def shipped_names() -> list[str]:
@@ -259,13 +268,26 @@ def _tried(
         raise BundleError(str(error)) from error
     _check_files(manifest, contents)
     _check_sdk(manifest)
-    graphs = BundleGraphs(manifest, contents)
-    if is_new:
-        graphs.inspect()
+    graphs = _functions(manifest, contents, is_new=is_new)
     digest = hashlib.sha256(pack(contents)).digest()
     bundle = Bundle(manifest, _initial(manifest, contents[INITIAL]), graphs, digest)
     _canary(bundle)
     return bundle
+
+
+def _functions(
+    manifest: Manifest, contents: Mapping[str, bytes], *, is_new: bool
+) -> Mapping[str, Graph]:
+    """Return the functions of a bundle: exported graphs, or those of a model in closed form."""
+    if manifest.analytic is not None:
+        try:
+            return AnalyticModel(manifest).functions()
+        except (ManifestError, ValueError) as error:
+            raise BundleError(str(error)) from error
+    graphs = BundleGraphs(manifest, contents)
+    if is_new:
+        graphs.inspect()
+    return graphs
 
 
 def _check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -306,7 +328,8 @@ def _canary(bundle: Bundle) -> None:
     x = np.array([golden.x], np.float32)
     try:
         (yhat,) = bundle.forecast(p=bundle.initial, x=x)
-    except GraphError as error:
+        _check_design(bundle, x)
+    except (GraphError, UnknownFeatureError) as error:
         raise BundleError(f"bundle {bundle.manifest.name}: {error}") from error
     wanted = np.array(golden.yhat, np.float32).reshape(1, *bundle.manifest.forecast_shape)
     if yhat.shape != wanted.shape or not np.allclose(yhat, wanted, rtol=0, atol=golden.tolerance):
@@ -314,6 +337,19 @@ def _canary(bundle: Bundle) -> None:
             f"bundle {bundle.manifest.name}: the golden forecast comes out as "
             f"{np.ravel(yhat).tolist()}, not {np.ravel(wanted).tolist()}",
             hint="the engine on this device computes something else; report its version",
+        )
+
+
+def _check_design(bundle: Bundle, x: Floats) -> None:
+    """Compare the golden design row: a first vector of zeros forecasts 0 from any features."""
+    section = bundle.manifest.analytic
+    if section is None:
+        return
+    row = bundle.graphs["design"](p=bundle.initial, x=x)[0][0, 0]
+    if not np.allclose(row, section.design, rtol=0, atol=bundle.manifest.golden.tolerance):
+        raise BundleError(
+            f"bundle {bundle.manifest.name}: the golden design row comes out differently",
+            hint="numpy on this device computes something else; report its version",
         )
 
 

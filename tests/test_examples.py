@@ -20,6 +20,7 @@ import pytest
 from aggregator.brokers.mosquitto import check_mosquitto_config
 from aggregator.commands import main as aggregator_cli
 from aggregator.config import AggregatorConfig, bind, settings_of
+from aggregator.methods.analytic.analytic import Analytic
 from aggregator.methods.clustered.fesem import FeSEM
 from aggregator.methods.peers.peer_topology import DflGt
 from aggregator.methods.personalised.pfl import PFL
@@ -45,7 +46,9 @@ def test_no_example_is_without_a_test():
         "gridfed-aggregator.service",
         "gridfed-edge.service",
         "meter.toml",
+        "meter-analytic.toml",
         "aggregator.toml",
+        "analytic.toml",
         "charger.toml",
         "charging.toml",
         "charging-graph.toml",
@@ -127,6 +130,25 @@ def test_the_aggregator_binds_and_shows_its_defaults(tmp_path):
     assert bind(config).spec.shared_names == bind(AggregatorConfig.load(path, {})).spec.shared_names
 
 
+def test_what_the_closed_form_calls_its_numbers_are_defaults(tmp_path):
+    path = tmp_path / "analytic.toml"
+    path.write_text((EXAMPLES / "analytic.toml").read_text("utf-8"), "utf-8")
+    config = AggregatorConfig.load(path, {})
+    assert settings_of(config) == Analytic()
+    assert bind(config).limits.size == 20_014
+
+
+def test_a_device_of_a_fleet_in_closed_form_is_enrolled_and_checked(tmp_path, capsys):
+    path = tmp_path / "meter-analytic.toml"
+    path.write_text((EXAMPLES / "meter-analytic.toml").read_text("utf-8"), "utf-8")
+    keys.save_public(tmp_path / "root.pub", ROOT.public)
+    certified(path)
+    (tmp_path / "load.csv").write_text("time,kwh\n2018-01-01T08:00Z,4.6\n")
+    assert cli.main(["enrol", str(path)]) == 0
+    assert cli.main(["check", str(path)]) == 0
+    assert "reads: elec.import.energy" in capsys.readouterr().out
+
+
 def test_what_the_clusters_call_their_numbers_are_defaults(tmp_path):
     path = tmp_path / "clusters.toml"
     path.write_text((EXAMPLES / "clusters.toml").read_text("utf-8"), "utf-8")
@@ -167,7 +189,9 @@ def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(t
     assert bind(config).rounds.enough == 6
 
 
-@pytest.mark.parametrize("name", ["aggregator.toml", "charging.toml", "clusters.toml"])
+@pytest.mark.parametrize(
+    "name", ["aggregator.toml", "analytic.toml", "charging.toml", "clusters.toml"]
+)
 def test_the_aggregator_begins_a_fleet(tmp_path, capsys, name):
     path = tmp_path / name
     path.write_text((EXAMPLES / name).read_text("utf-8"), "utf-8")

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 from aggregator.models.catalogue import SHIPPED
+from aggregator.models.closed_form import ANALYTIC
+from aggregator.models.closed_form import write as write_closed_form
 from aggregator.models.export import export, make
 from edge_sdk.bundle import Bundle, TrustedKeys, shipped_folder
 from edge_sdk.runtime import load_graph
@@ -24,13 +26,18 @@ from edge_sdk.wire.keys import SigningKey, save_public
 VERSION = 1
 
 
-def write(out: Path, names: Sequence[str] = SHIPPED) -> None:
+def write(out: Path, names: Sequence[str] = (*SHIPPED, *ANALYTIC)) -> None:
     """Write models of the catalogue below ``out``, checked on the devices' engine."""
     torch.set_num_threads(1)  # small graphs: more threads only wait for one another
     key = SigningKey.generate()
     out.mkdir(parents=True, exist_ok=True)
+    for before in out.glob("release*.pub"):
+        before.unlink()
     save_public(out / "release.pub", key.public)
     for name in names:
+        if name in ANALYTIC:
+            write_closed_form(ANALYTIC[name], out / name, name=name, version=VERSION, signer=key)
+            continue
         module, recipe = make(name)
         folder = export(
             module,

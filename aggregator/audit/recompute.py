@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from aggregator.store import state_codec
 from aggregator.store.types import JournalEntry, RunRecord, SavedState, Version
-from edge_sdk.wire.contract.method import Closed, Half
+from edge_sdk.wire.contract.method import Closed, Half, Unlearned
 from edge_sdk.wire.contract.parameter_layout import Vector
 
 
@@ -41,6 +41,7 @@ class Audit:
     Attributes:
         run: The audited run; 0 if there is none.
         since: Round after which the audit begins, because older vectors were deleted; 0 for all.
+        unlearned: Position and device of every removal of a contribution.
         events: Number of events applied.
         rounds: Number of rounds compared.
         moved: Number of these rounds that changed the model.
@@ -55,6 +56,7 @@ class Audit:
     updates: Mapping[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     since: int = 0
+    unlearned: tuple[tuple[int, str], ...] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -98,6 +100,7 @@ def recompute(store: History, half: Half[Any], initial: Vector, run: int | None 
         found.updates,
         tuple(faults),
         store.closed_by(number, saved.upto),
+        found.unlearned,
     )
 
 
@@ -112,6 +115,7 @@ def _fold(
     events = rounds = moved = 0
     updates: dict[str, int] = {}
     faults: list[str] = []
+    removals: list[tuple[int, str]] = []
     for entry in journal:
         if entry.position > upto:
             break
@@ -120,12 +124,15 @@ def _fold(
             break
         state, effects = half.apply(state, entry.event)
         events += 1
+        if isinstance(entry.event, Unlearned):
+            removals.append((entry.position, entry.event.client))
         for closed in (effect for effect in effects if isinstance(effect, Closed)):
             rounds, moved = rounds + 1, moved + closed.moved
             for device in closed.report.get("cohort", ()) if closed.moved else ():
                 updates[device] = updates.get(device, 0) + 1
             faults += _compare(closed, told.pop(closed.round, None), state_codec.digest(state))
-    return state, Audit(0, events, rounds, moved, updates, tuple(faults))
+    counted = Audit(0, events, rounds, moved, updates, tuple(faults))
+    return state, replace(counted, unlearned=tuple(removals))
 
 
 def _compare(closed: Closed, version: Version | None, digest: bytes) -> list[str]:

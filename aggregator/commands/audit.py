@@ -51,7 +51,7 @@ def run(args: Namespace) -> CommandResult:
         f"run {found.run}: {found.events} events, {found.rounds} rounds, {found.moved} of them "
         f"moved the model, {sum(found.updates.values())} updates used"
     )
-    said = [text, *since(found, horizon), *found.faults]
+    said = [text, *since(found, horizon), *unlearned(found), *found.faults]
     said += ["every round was recomputed to the same bits"] if found.is_sound else []
     data = {**asdict(found), "updates": dict(found.updates), "sound": found.is_sound}
     data |= {"horizon": known}
@@ -59,6 +59,11 @@ def run(args: Namespace) -> CommandResult:
         said += [*_summary(told), *told.faults]
         data |= {"history": asdict(told), "sound": found.is_sound and told.is_sound}
     return CommandResult(data, "\n".join(said), 0 if data["sound"] else RUNTIME)
+
+
+def unlearned(found: Audit) -> list[str]:
+    """Return a line for every removal of a device's contribution."""
+    return [f"event {position}: {device} was unlearned" for position, device in found.unlearned]
 
 
 def since(found: Audit, horizon: Horizon) -> list[str]:

@@ -1,9 +1,11 @@
-"""Export a torch module as a signed bundle.
+"""Export a torch module, or a model in closed form, as a signed bundle.
 
-Needs torch: pip install 'gridfed[train]'. Writes the ONNX graphs, compares them with torch on
-sample windows, and signs the result with the root key.
+A torch module needs torch: pip install 'gridfed[train]'. Writes the ONNX graphs, compares them with torch on
+sample windows, and signs the result with the root key. A model in closed form (load-analytic) has
+no graph and needs numpy alone.
 
   gridfed-aggregator export load-mlp bundles/load-mlp --key root.key
+  gridfed-aggregator export load-analytic bundles/load-analytic --key root.key
   gridfed-aggregator export my_models.py:Net bundles/net --key root.key --for fedavg bafdp
 """
 
@@ -13,7 +15,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from aggregator.commands.errors import CommandError
+from aggregator.models.closed_form import ANALYTIC, write
 from edge_sdk.app.cli import CommandResult
+from edge_sdk.wire.keys import KeyFileError, load_signing_key
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,7 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> CommandResult:
-    """Export a torch module as a signed bundle."""
+    """Export a model as a signed bundle."""
+    if args.model in ANALYTIC:
+        return _closed_form(args)
     try:
         from aggregator.models.errors import ExportError  # noqa: PLC0415 - as below
         from aggregator.models.export import export_command  # noqa: PLC0415 - loads torch
@@ -71,3 +77,23 @@ def run(args: Namespace) -> CommandResult:
     except ExportError as error:
         raise CommandError(f"export: {error}") from error
     return CommandResult({"bundle": str(out)}, f"{out}: written, checked against torch, and signed")
+
+
+def _closed_form(args: Namespace) -> CommandResult:
+    """Write a bundle without a graph."""
+    if args.like != "load-lstm-week" or args.shared or args.graphs or args.methods:
+        raise CommandError(
+            f"export {args.model}: --like, --shared, --graphs and --for are for torch modules"
+        )
+    try:
+        signer = load_signing_key(Path(args.key))
+        out = write(
+            ANALYTIC[args.model],
+            Path(args.out),
+            name=args.name or args.model,
+            version=args.bundle_version,
+            signer=signer,
+        )
+    except (KeyFileError, OSError) as error:
+        raise CommandError(f"export: {error}") from error
+    return CommandResult({"bundle": str(out)}, f"{out}: written and signed")

@@ -30,6 +30,7 @@ COMMANDS = {
     "announce": _command("announce", "Sign again; begin another run if the configuration changed."),
     "enrol": _command("enrol", "Enrol a device, or all devices of a CSV file."),
     "revoke": _command("revoke", "Revoke a device."),
+    "unlearn": _command("unlearn", "Remove what a device has contributed to the model."),
     "list": _command("list", "List the devices with state and count of releases."),
     "command": _command("command", "Send a signed command to one device."),
     "pause": _command("pause", "Pause training in the whole fleet; devices keep forecasting."),
@@ -41,7 +42,7 @@ COMMANDS = {
     "backup": _command("backup", "Copy the database while the daemon runs."),
     "restore": _command("restore", "Put a backup in place and begin another run."),
     "broker": _command("broker", "Find, start, configure or check an MQTT broker."),
-    "export": _command("export", "Export a torch module as a signed bundle."),
+    "export": _command("export", "Export a model as a signed bundle."),
     "credit": _command("credit", "Show the weight of every device's model for the others."),
     "certificate": _command("certificate", "Bound the Lipschitz constants of the present model."),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aggregator.ingress.rate_limits import RateLimits
 from aggregator.ingress.uploads import UploadCapacity
 from aggregator.store.sequence_ledger import Ledger
+from edge_sdk.wire.contract.method import Update
 from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.protocol.admission_policy import Limits, OpenRound
 from edge_sdk.wire.protocol.messages import (
@@ -41,6 +43,11 @@ class WelcomeTerms:
     room: UploadCapacity = field(default_factory=UploadCapacity)
 
 
+def no_fault(_update: Update) -> str:
+    """Return no fault: nothing but the limits is known about an update."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
     """The run, round and version open for updates; the daemon replaces it at every change.
@@ -54,6 +61,7 @@ class AdmissionContext:
         releases: Largest number of releases of a device; None = no limit here.
         is_personal: True if only replies to tasks of single devices count.
         oldest: First round of which every update is still in the journal.
+        fault: Returns why a well-formed update cannot be of honest readings; empty if it can.
     """
 
     opened: OpenRound
@@ -64,6 +72,7 @@ class AdmissionContext:
     releases: int | None = None
     is_personal: bool = False
     oldest: int = 0
+    fault: Callable[[Update], str] = no_fault
 
     def keeps(self, number: int) -> bool:
         """Return whether the journal shows which devices have an update in a round already."""

@@ -137,6 +137,8 @@ class UpdateAdmission:
             admitted = admit_update(
                 update, sender=device, limits=now.limits, round_state=now.opened
             )
+            if why := now.fault(admitted):
+                raise Refused(Reason.NORM_EXCEEDED, why)  # noqa: TRY301 - one place records
             if not now.keeps(update.round):
                 raise Refused(  # noqa: TRY301 - one place records
                     Reason.TOO_STALE, f"round {update.round}, kept from {now.oldest} on"

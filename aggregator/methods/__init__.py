@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
+from aggregator.methods.analytic.analytic import Analytic, analytic
 from aggregator.methods.asynchronous.fedasync import FedAsync, FedBuff, fedasync, fedbuff
 from aggregator.methods.averaging.afl import AFL, afl
 from aggregator.methods.averaging.dp_averaging import UDP, NbAFL, nbafl, udp
@@ -186,6 +187,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "cnfgnn": Method(SplitAveraging, averaged_through, own=True),
         "lstm_cnn_fedavg": Method(SplitAveraging, averaged_through, own=True),
         "lstm_cnn_pfl": Method(PFGL, pfgl, own=True),
+        "analytic": Method(Analytic, analytic),
         "bafdp": Method(Bafdp, bafdp, own=True),
         "bsfdp": Method(Bafdp, bsfdp, own=True),
         "aspire_ease": Method(AspireEase, aspire_ease, own=True),

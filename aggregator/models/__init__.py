@@ -1,1 +1,1 @@
-"""Torch models and their export into bundles. Only model authors need it, and torch."""
+"""Torch models and models in closed form, and their export into bundles. Only model authors need it."""

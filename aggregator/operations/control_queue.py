@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from aggregator.store.types import EnrolledDevice
 from edge_sdk.app.cli import RUNTIME, Failure
 from edge_sdk.app.permissions import make_private_folder, open_private
+from edge_sdk.wire.contract.method import CONTRACTS, answered
 from edge_sdk.wire.protocol.messages import LARGEST, RELEASES_LIMIT, Moment, Releases, Scalars
 from edge_sdk.wire.schema import Length, SchemaError, build
 
@@ -37,8 +38,8 @@ class ControlOrder:
     """One order of an operator.
 
     Attributes:
-        do: ``enrol``, ``revoke`` or ``command`` a device; ``pause`` or ``resume`` the fleet;
-            ``retry`` or ``clear`` a dead letter.
+        do: ``enrol``, ``revoke``, ``unlearn`` or ``command`` a device; ``pause`` or ``resume`` the
+            fleet; ``retry`` or ``clear`` a dead letter.
         device: Id of the device; ``_all`` for the fleet, or for every dead letter.
         public: Raw public key as hex, for ``enrol``.
         op: Command for the device, for ``command``.
@@ -48,7 +49,7 @@ class ControlOrder:
         spent: Initial count of releases in the new ledger, for ``enrol`` with another key.
     """
 
-    do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear"]
+    do: Literal["enrol", "revoke", "command", "pause", "resume", "retry", "clear", "unlearn"]
     device: Annotated[str, Length(1, 64)]
     public: Annotated[str, Length(0, 64)] = ""
     op: str = ""
@@ -68,6 +69,8 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         raise OrderError(f"only a running daemon can {order.do} its fleet")
     if order.do in ("retry", "clear"):
         raise OrderError(f"only a running daemon can {order.do} a dead letter")
+    if order.do == "unlearn":
+        raise OrderError("only a running daemon can unlearn a device")
     known = {client.id: client for client in store.clients()}
     if order.do == "enrol":
         return _enrol(order, store, known.get(order.device))
@@ -95,6 +98,27 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
         waiting[0] if waiting else store.issue(order.device, order.op, order.args, order.until)
     )
     return f"command {command.num} for {order.device}: {order.op}"
+
+
+def refuse_unlearning(method: str) -> None:
+    """Refuse to unlearn a device where a method does not keep contributions apart.
+
+    Raises:
+        OrderError: With the remedy.
+
+    Example:
+        >>> refuse_unlearning("analytic")
+        >>> refuse_unlearning("fedavg")
+        Traceback (most recent call last):
+        aggregator.operations.control_queue.OrderError: method 'fedavg' cannot unlearn a device: ...
+    """
+    if method in CONTRACTS and answered(CONTRACTS[method])[1].has_statistic:
+        return
+    raise OrderError(
+        f"method {method!r} cannot unlearn a device: its updates are mixed into the model when a "
+        "round closes",
+        hint="revoke the device, then begin anew: gridfed-aggregator announce --fresh",
+    )
 
 
 def check_args(op: str, args: Mapping[str, float]) -> None:

@@ -156,6 +156,7 @@ class RoundEngine:
             releases=self.run.config.admission.max_updates,
             is_personal=self.run.ask.personal,
             oldest=self._store.oldest_round(self.number) if self.run.ask.patient else 0,
+            fault=self.run.fault,
         )
 
     @property

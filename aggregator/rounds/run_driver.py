@@ -18,7 +18,7 @@ from aggregator.rounds.task_dispatch import OpenTasks, Peers
 from aggregator.store.errors import DatabaseFullError
 from aggregator.store.types import JournalEntry, Version
 from edge_sdk.app.cli import fields
-from edge_sdk.wire.contract.method import Event, Member
+from edge_sdk.wire.contract.method import Event, Member, Unlearned
 from edge_sdk.wire.protocol import codec, envelope, topics
 from edge_sdk.wire.protocol.messages import CommandMessage, TaskMessage
 
@@ -141,6 +141,19 @@ class RunDriver:
         self._publisher.reply(self.sealed(device, task) for device, task in messages)
         if self._split.result is not None:
             self._journal(self._record_result, self._split.result)
+
+    def unlearn(self, device: str) -> bool:
+        """Remove a device's contribution from the run's state; return False if it has none.
+
+        Raises:
+            DatabaseFullError: Nothing has changed, and it may be retried.
+        """
+        entry = self._engine.meet(Unlearned(device))
+        if entry is None:
+            return False
+        self._backlog.append(entry)
+        self._catch_up()
+        return True
 
     def remind(self, now: float) -> None:
         """Repeat unanswered tasks, and send a task to present devices that have none.

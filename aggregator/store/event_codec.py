@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from aggregator.store.types import Timer
-from edge_sdk.wire.contract.method import Due, Event, Member, Played, Update
+from edge_sdk.wire.contract.method import Due, Event, Member, Played, Unlearned, Update
 from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
 
 
@@ -48,6 +48,8 @@ def _facts(event: Event) -> tuple[dict[str, Leaf], bytes | None]:
         facts = {"round": event.round, "attempt": event.attempt, "record": event.record}
         facts["values"] = {name: float(value) for name, value in event.values.items()}
         return facts, pack_leaves(dict(event.arrays))
+    if isinstance(event, Unlearned):
+        return {"client": event.client}, None
     raise TypeError(f"a {type(event).__name__} is never journalled")
 
 
@@ -58,6 +60,8 @@ def _event(
         return Due(**facts)
     if kind == "member":
         return Member(**facts)
+    if kind == "unlearned":
+        return Unlearned(**facts)
     if vector is None:
         return None
     if kind == "played":

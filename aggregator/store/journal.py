@@ -10,14 +10,19 @@ from aggregator.store.event_codec import pack_event, unpack_event
 from aggregator.store.schema import fact, has_pruned, put_fact
 from aggregator.store.sequence_ledger import Key
 from aggregator.store.types import Applied, JournalEntry, Pruned
-from edge_sdk.wire.contract.method import Due, Event, Member, Played, Update
+from edge_sdk.wire.contract.method import Due, Event, Member, Played, Unlearned, Update
 from edge_sdk.wire.link.link_trace import vector_digest
 
 _BARE = "bare"  # fact: position up to which no event has a vector
 _ROUND = "pruned run"  # fact: the newest run with deleted updates
 _TURN = "pruned round"  # fact: the highest round among those updates
 
-_KINDS: dict[type[Any], str] = {Due: "due", Member: "member", Played: "played"}
+_KINDS: dict[type[Any], str] = {
+    Due: "due",
+    Member: "member",
+    Played: "played",
+    Unlearned: "unlearned",
+}
 
 
 def append(db: sqlite3.Connection, run: int, event: Event) -> JournalEntry:

@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from edge_sdk.methods.analytic import analytic
 from edge_sdk.methods.bilevel import bilevel_half
 from edge_sdk.methods.consensus import consensus_half
 from edge_sdk.methods.fesem import fesem_half
@@ -46,6 +47,7 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "cnfgnn": split_half,
         "lstm_cnn_fedavg": split_half,
         "lstm_cnn_pfl": split_half,
+        "analytic": analytic,
         "bafdp": consensus_half,
         "bsfdp": consensus_half,
         "aspire_ease": consensus_half,

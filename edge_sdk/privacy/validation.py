@@ -337,6 +337,8 @@ def _clashes(plan: NoisePlan, contract: Contract) -> Iterator[Complaint]:
         yield "mechanism.point", f"answers {ask.up.value!r}, not signs"
     if point == "update" and ask.up == Up.SIGNS:
         yield "mechanism.point", "answers signs: put the noise at 'sign'"
+    if point == "update" and ask.has_statistic:
+        yield "mechanism.point", "answers a statistic, which a clip of its whole vector ruins"
     if point != "sign" and ask.enc == "b1":
         yield "mechanism.point", "tells signs that a mechanism at 'sign' must make noisy first"
     if point in {"update", "sign"} and ask.mirrored:

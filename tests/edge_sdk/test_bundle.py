@@ -51,12 +51,17 @@ def written(folder, contents):
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_bundles_open_and_train(name):
     bundle = Bundle.open(name, trust=TrustedKeys())
-    assert bundle.graphs._loaded.keys() == {"forecast"}  # the canary; no other session is built
+    if bundle.manifest.analytic is None:
+        assert bundle.graphs._loaded.keys() == {"forecast"}  # the canary; no other session is built
     window, width = bundle.manifest.window, len(bundle.manifest.features)
     x = np.full((2, window.lookback, width), 0.5, np.float32)
     y = np.zeros((2, window.horizon), np.float32)
+    y += np.float32(bundle.manifest.analytic is not None)  # coefficients of 0 forecast 0
     loss, g = bundle.gradient(p=bundle.initial, x=x, y=y)
-    (lower, _) = bundle.gradient(p=bundle.initial - np.float32(0.01) * g, x=x, y=y)
+    rate = np.float32(
+        0.01 if bundle.manifest.analytic is None else 1e-5
+    )  # 100 rows of moduli near 1
+    (lower, _) = bundle.gradient(p=bundle.initial - rate * g, x=x, y=y)
     assert lower < loss
     assert bundle.forecast(p=bundle.initial, x=x)[0].shape == (2, *bundle.manifest.forecast_shape)
     assert bundle.spec.size == bundle.initial.size
@@ -66,8 +71,41 @@ def test_the_shipped_names():
     nets = [f"{net}-{horizon}" for net in ("branches", "gru", "lstm", "mlp") for horizon in (1, 24)]
     cells = [f"cells-{net}" for net in nets]
     chargers = ["chargers-1", "chargers-6", "chargers-week-1", "chargers-week-6"]
-    loads = ["load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
+    loads = ["load-analytic", "load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
     assert shipped_names() == [*cells, *chargers, *loads]
+
+
+def test_a_bundle_in_closed_form_whose_design_row_differs_is_refused(tmp_path):
+    copy = shutil.copytree(shipped_folder() / "load-analytic", tmp_path / "copy")
+    manifest = Manifest.parse((copy / "manifest.json").read_bytes())
+    section = manifest.analytic
+    wrong = replace(manifest, analytic=replace(section, design=(9.0, *section.design[1:])))
+    (copy / "manifest.json").write_bytes(wrong.canonical())
+    (copy / "manifest.sig").write_bytes(seal(KEY, wrong.canonical()))
+    with pytest.raises(BundleError, match="golden design row"):
+        Bundle.open(copy, trust=TRUST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"target": {"form": "level"}}, "learns a change"),
+        ({"window": {"lookback": 24}}, "read 170 rows back"),
+        ({"layers": (("w", (448,)),)}, "layers must be"),
+    ],
+)
+def test_a_bundle_in_closed_form_that_contradicts_itself_is_refused(tmp_path, changes, why):
+    copy = shutil.copytree(shipped_folder() / "load-analytic", tmp_path / "copy")
+    table = json.loads((copy / "manifest.json").read_bytes())
+    for key, value in changes.items():
+        table[key] = {**table[key], **value} if isinstance(value, dict) else value
+    if "window" in changes:
+        table["golden"]["x"] = table["golden"]["x"][-24:]
+    raw = json.dumps(table, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    (copy / "manifest.json").write_bytes(raw)
+    (copy / "manifest.sig").write_bytes(seal(KEY, raw))
+    with pytest.raises(BundleError, match=why):
+        Bundle.open(copy, trust=TRUST)
 
 
 def test_a_folder_opens_under_our_own_key_only(tmp_path):

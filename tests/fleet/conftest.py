@@ -102,7 +102,7 @@ class World:
             "id": name,
             "fleet": "north",
             "state": name,
-            "bundle": "load-mlp",
+            "bundle": self.run.get("bundle", "load-mlp"),
             "broker": {"url": "mqtt://127.0.0.1:1"},
             "keys": {"device": f"{name}.key", "root": "aggregator/root.pub"},
             "timeouts": {"reply": "2s", "retained_model": "2s"},

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from edge_sdk.analytic.statistic_vector import to_vector
+from edge_sdk.analytic.statistics import gather
 from edge_sdk.wire import keys
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.protocol import codec, envelope, messages, msgpack_reader, topics
@@ -35,6 +37,8 @@ DOWN = {"sender": "_agg", "recipient": DEVICE_ID, "signer": AGGREGATOR}
 TO_ALL = {"sender": "_agg", "recipient": "_all", "signer": AGGREGATOR}
 FROM_ROOT = {"sender": "_root", "recipient": "_all", "signer": ROOT}
 
+ROWS = np.array([[0.5, 1.0], [-2.0, 1.0]])
+TARGETS = np.array([[0.25], [1.5]])
 UPDATE = messages.UpdateMessage(
     run=7,
     round=41,
@@ -47,6 +51,14 @@ UPDATE = messages.UpdateMessage(
     enc="f4",
     n=64,
     blob=codec.pack_tensor(np.array([0.5, -1.25]), "f4"),
+)
+STATISTIC = replace(  # two windows, one output: a triangle of 3, 2 products, 2 sums, the count
+    UPDATE,
+    round=45,
+    seq=15,
+    part="stat",
+    n=2,
+    blob=codec.pack_tensor(to_vector(gather(ROWS, TARGETS, None, TARGETS)), "f4"),
 )
 HELLO = messages.HelloMessage(
     life=3,
@@ -234,6 +246,7 @@ def uplink() -> list[Case]:
         up("update", UPDATE),
         up("update-vals", replace(UPDATE, seq=13, vals={"loss": 0.125, "eps": 2.0}, flags=2)),
         up("update-solution", replace(UPDATE, round=44, seq=14, part="q")),
+        up("update-statistic", STATISTIC),
         down("receipt", messages.ReceiptMessage(life=3, seq=12, ref=ref, code=0, run=7, round=41)),
         down("refusal", messages.RefusalMessage(code=40, wait=30_000, ref=ref)),
         up("offer", offer),

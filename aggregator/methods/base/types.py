@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.base.round_machine import Rounds
 from aggregator.rules import Rule
+from edge_sdk.wire.contract.analytic import AnalyticSection
 from edge_sdk.wire.contract.method import Half
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.schema import SchemaError
@@ -105,6 +106,7 @@ class Setup:
         share: Probability that a device takes part in a round.
         folder: Folder of the configuration: files that settings name are relative to it.
         graph: The model between the devices, where a run has one.
+        analytic: The bundle's section of a model in closed form, where it is one.
     """
 
     rule: Rule
@@ -115,6 +117,7 @@ class Setup:
     share: float = 1.0
     folder: Path = Path()
     graph: BoundGraph | None = None
+    analytic: AnalyticSection | None = None
 
 
 class Method(NamedTuple):

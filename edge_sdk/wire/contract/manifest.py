@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
+from edge_sdk.wire.contract.analytic import FUNCTIONS, AnalyticSection
 from edge_sdk.wire.contract.parameter_layout import LayoutError, ParamSpec
 from edge_sdk.wire.errors import WireError
 from edge_sdk.wire.schema import Between, Length, Matches, SchemaError, build, key_of
@@ -168,8 +169,8 @@ class Target:
 class Loss:
     """The training loss, on scaled values.
 
-    ``mse`` and ``huber`` are averaged over batch and horizon; ``pinball`` is summed over levels and
-    horizon and averaged over the batch.
+    ``mse``, ``huber`` and ``absolute`` are averaged over batch and horizon; ``pinball`` is summed
+    over levels and horizon and averaged over the batch. ``absolute`` is for models in closed form.
 
     Attributes:
         name: Name of the loss.
@@ -178,7 +179,7 @@ class Loss:
             one on either side of it; the outer two are the ends of the interval.
     """
 
-    name: Literal["mse", "huber", "pinball"]
+    name: Literal["mse", "huber", "pinball", "absolute"]
     delta: Annotated[float, Between(1e-9, 1e9)] | None = None
     levels: Annotated[tuple[Level, ...], Length(3, 99)] | None = None
 
@@ -320,6 +321,7 @@ class Manifest:
         paths: Factors from the window to the forecast, one list per path; the paths' products are
             added.
         activation: F and L of a model in two halves; None for any other.
+        analytic: A model in closed form, which has no graph; None for any other.
     """
 
     name: Name
@@ -338,6 +340,7 @@ class Manifest:
     format: Literal[1] = FORMAT
     paths: Annotated[tuple[tuple[LipschitzStage, ...], ...], Length(1, 64)] | None = None
     activation: tuple[Count, Count] | None = None
+    analytic: AnalyticSection | None = None
 
     def __post_init__(self) -> None:
         """Refuse fields that contradict one another."""
@@ -345,7 +348,10 @@ class Manifest:
             raise ValueError("an output of quantiles goes with a pinball loss, and with no other")
         self._check_features()
         self._check_golden()
-        self._check_graphs()
+        if self.analytic is None:
+            self._check_graphs()
+        else:
+            self._check_analytic(self.analytic)
 
     def _check_features(self) -> None:
         names = [feature.name for feature in self.features]
@@ -361,7 +367,26 @@ class Manifest:
         if len(self.golden.yhat) != (wanted := math.prod(self.forecast_shape)):
             raise ValueError(f"golden.yhat must have {wanted} values")
 
+    def _check_analytic(self, section: AnalyticSection) -> None:
+        if self.graphs or self.paths is not None or self.activation is not None:
+            raise ValueError("a model in closed form has no graph, no path and no second half")
+        if self.target.form != "change" or self.loss.name == "huber":
+            raise ValueError(
+                "a model in closed form learns a change, under mse, absolute or pinball"
+            )
+        if self.layers != (wanted := section.layers(math.prod(self.forecast_shape))):
+            raise ValueError(f"layers must be those of the analytic section: {wanted}")
+        if len(section.design) != section.width:
+            raise ValueError(f"analytic.design must have {section.width} values")
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Return the names of everything that the bundle can compute."""
+        return frozenset(self.graphs if self.analytic is None else FUNCTIONS)
+
     def _check_graphs(self) -> None:
+        if self.loss.name == "absolute":
+            raise ValueError("an absolute loss belongs to an analytic section, and to nothing else")
         for role in (GRADIENT, FORECAST):
             if role not in self.graphs:
                 raise ValueError(f"graph {role!r} is missing")

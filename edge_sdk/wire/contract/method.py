@@ -132,7 +132,17 @@ class Played:
     record: str = ""  # participants of each turn, one line each
 
 
-Event = Task | Update | Signal | Due | Member | Played
+@dataclass(frozen=True, slots=True)
+class Unlearned:
+    """An event: an operator removes what a client has contributed.
+
+    Only a half that keeps contributions apart can apply it; any other returns its very state.
+    """
+
+    client: str
+
+
+Event = Task | Update | Signal | Due | Member | Played | Unlearned
 Effect = Task | Update | Signal | Due | Closed | Played
 Effects = tuple[Effect, ...]
 
@@ -174,6 +184,7 @@ class Up(Enum):
     GRADIENT = "grad"
     SIGNS = "sign"
     PAIR = "pair"
+    STATISTIC = "stat"  # sums of the device's windows, in the layout of ``statistic_layout``
     SOLUTION = "q"  # solution of the system whose right side is the task's vector
     PEERS = "peers"  # exchanged with neighbours; never sent to the server
     SIGNAL = "signal"
@@ -212,6 +223,7 @@ class Ask:
     enc: str = "f4"  # tensor encoding of the answer
     mirrored: bool = False  # both ends compute with the answer: no noise is added to it
     stacked: bool = False  # the last array of ``down`` has a variable number of rows
+    has_statistic: bool = False  # the answer has the layout of the bundle's statistic
     perishable: bool = False  # sent once, inside an open round; not stored, not repeated
 
 
@@ -485,6 +497,18 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         "aspire_ease": {"step": _ASPIRE},
         "rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b2")},
         "rsa_weights": {"step": _RSA},
+        "analytic": {
+            "train": Ask(
+                ("statistic",),
+                ("w",),
+                (Number("weighted", *_FLAG),),  # weigh windows by the residuals under w
+                Up.STATISTIC,
+                (LOSS,),
+                personal=True,
+                patient=True,
+                has_statistic=True,
+            )
+        },
         "dp_rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b1")},
     }
 )

@@ -11,6 +11,7 @@ from aggregator.methods.base.round_machine import DEFECT
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import bind
 from aggregator.store import state_codec
+from edge_sdk.wire.contract.analytic import AnalyticSection
 from edge_sdk.wire.contract.method import CONTRACTS, Closed, Due, Member, Task, Update, answered
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
@@ -23,9 +24,21 @@ ALONE = {"fedasync"}  # every answer fires
 HOSTED = {"dfl_sgd", "dfl_gt"}  # devices learn from each other; nothing is answered
 TURNS = {name for name, asks in CONTRACTS.items() if "encode" in asks}  # each round has its play
 SHAPE = (2, 4)
+CLOSED_FORM = AnalyticSection(("last",), 0, 0, 2.0, 1000, (0.0, 0.0), standardised=True)
+CLOSED_SPEC = ParamSpec.of(CLOSED_FORM.layers(1))
+CLOSED_START = np.array([0.0, 1.0, 0.5, -0.5], np.float32)
+SUMS = np.array([4.0, 1.0, 10.0, 2.0, 3.0, 5.0, 0.0, 10.0])  # of a statistic of ten windows
+
+
+def start_of(name):
+    return CLOSED_START if name == "analytic" else START
 
 
 def half_of(name, limit=9):
+    if name == "analytic":
+        settings = METHODS[name].settings(passes=limit)
+        setup = Setup(bind("mean"), settings, Rounds(quorum=2), CLOSED_SPEC, analytic=CLOSED_FORM)
+        return METHODS[name].half(setup)
     settings = METHODS[name].settings(**NEEDED.get(name, {}))
     rounds = Rounds(quorum=1 if name in ALONE else 2, limit=limit)
     near = np.array([[0.0, 1.0], [1.0, 0.0]])
@@ -48,7 +61,7 @@ def fed(half, state, *events):
 def answer(name, device, task):
     _, ask = answered(CONTRACTS[name])
     signs = np.array([1.0, -1.0, 1.0])
-    vector = signs if ask.enc != "f4" else 0.5 * signs
+    vector = SUMS if ask.has_statistic else signs if ask.enc != "f4" else 0.5 * signs
     values = {number.name: 0.5 for number in ask.report} | {"n": 10.0}
     return Update(device, task.round, task.base, vector, values)
 
@@ -56,7 +69,7 @@ def answer(name, device, task):
 def asked_of(name, devices=("m-1", "m-2"), limit=9):
     """A half that is open and has asked some devices; their tasks by device."""
     half = half_of(name, limit)
-    state, effects = fed(half, half.init(START), OPEN, *(Member(d, True) for d in devices))
+    state, effects = fed(half, half.init(start_of(name)), OPEN, *(Member(d, True) for d in devices))
     tasks = [e for e in effects if isinstance(e, Task)]
     return half, state, {d: next(t for t in tasks if t.to in (d, "_all")) for d in devices}
 
@@ -66,9 +79,9 @@ def fired(name, limit=9):
     return half, *fed(half, state, *(answer(name, d, task) for d, task in tasks.items()))
 
 
-def restored(half, state):
+def restored(name, half, state):
     kept = unpack_leaves(pack_leaves(dict(state_codec.flatten(state))))
-    return state_codec.rebuild(half.init(START), kept)
+    return state_codec.rebuild(half.init(start_of(name)), kept)
 
 
 every = pytest.mark.parametrize("name", sorted(METHODS))
@@ -78,9 +91,9 @@ asking = pytest.mark.parametrize("name", sorted(set(METHODS) - HOSTED - TURNS))
 @every
 def test_a_course_begins_at_nothing_and_opens_its_first_round(name):
     half = half_of(name)
-    state = half.init(START)
+    state = half.init(start_of(name))
     assert (state.round, state.version, state.is_open, state.waiting) == (0, 0, False, 0)
-    np.testing.assert_array_equal(half.model(state)["p"], START)
+    np.testing.assert_array_equal(half.model(state)["p"], start_of(name))
     state, _ = fed(half, state, OPEN)
     assert (state.round, state.version, state.is_open) == (1, 0, True)
 
@@ -109,7 +122,7 @@ def test_tasks_keep_to_the_contract(name):
         assert task.ask == ask_name
         assert task.arrays.keys() <= set(ask.down)
         assert ask.down[0] in task.arrays
-        assert all(vector.shape == (3,) for vector in task.arrays.values())
+        assert all(vector.shape == start_of(name).shape for vector in task.arrays.values())
         assert all(vector.dtype == np.float32 for vector in task.arrays.values())
         assert all(known[key].admits(value) for key, value in task.values.items())
 
@@ -143,8 +156,8 @@ def test_any_state_comes_back_to_the_bit(name):
     half, state, tasks = asked_of(name)
     first = next(iter(tasks))
     waiting, _ = fed(half, state, answer(name, first, tasks[first]))
-    for one in (half.init(START), state, waiting, fired(name)[1]):
-        again = restored(half, one)
+    for one in (half.init(start_of(name)), state, waiting, fired(name)[1]):
+        again = restored(name, half, one)
         assert state_codec.digest(again) == state_codec.digest(one)
         assert (again.round, again.version, again.waiting) == (one.round, one.version, one.waiting)
 
@@ -156,7 +169,7 @@ def test_a_restored_state_goes_on_as_the_one_that_was_never_saved(name):
     straight, effects = fed(half, state, *events)
     broken, others = state, ()
     for event in events:
-        broken, more = fed(half, restored(half, broken), event)
+        broken, more = fed(half, restored(name, half, broken), event)
         others += more
     assert state_codec.digest(broken) == state_codec.digest(straight)
     assert [type(e) for e in others] == [type(e) for e in effects]
@@ -174,7 +187,10 @@ def test_a_round_that_is_given_up_moves_nothing_and_the_next_one_can_close(name)
     (closed,) = (e for e in effects if isinstance(e, Closed))
     assert (closed.round, closed.moved, closed.report["why"]) == (state.round, False, DEFECT)
     assert (after.round, after.version, after.waiting) == (state.round + 1, state.version, 0)
-    assert state_codec.rebuild(half.init(START), state_codec.flatten(after)).round == after.round
+    assert (
+        state_codec.rebuild(half.init(start_of(name)), state_codec.flatten(after)).round
+        == after.round
+    )
     same, nothing = fed(half, after, Due(state.round, ABANDON))  # of a round that is over
     assert same is after
     assert nothing == ()

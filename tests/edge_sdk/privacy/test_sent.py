@@ -195,11 +195,17 @@ def values(seed):
     return np.random.default_rng(seed).uniform(0.5, 4.5, HOURS).tolist()
 
 
+def bundle_for(method):
+    if method == "analytic":
+        return "load-analytic"
+    return "chargers-1" if method in PERISHABLE else "cells-mlp-1"
+
+
 def learner_of(folder, method, seed, mechanism, known=()):
     """Make what a device learns with, from its configuration, with readings and their noise."""
     table = {
         "id": "meter-1", "fleet": "north", "state": str(folder),
-        "bundle": "chargers-1" if method in PERISHABLE else "cells-mlp-1",
+        "bundle": bundle_for(method),
         "broker": {"url": "mqtt://127.0.0.1:1"},
         "keys": {"device": "meter.key", "root": "root.pub"},
         "accept": {"methods": [method]}, "training": {"split": "train"},

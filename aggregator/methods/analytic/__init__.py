@@ -1,0 +1,1 @@
+"""Federation in closed form: keep every device's statistic, solve their sum."""

@@ -1,0 +1,304 @@
+"""Solve the fleet's model from the newest statistic of every device.
+
+A statistic is a sum over windows, so the fleet's is the sum over devices: it depends neither on the
+order of arrival nor on lateness, and a newer statistic of a device replaces its older one. The first
+round computes the constants that standardise features, from sums that its statistics contain; every
+later one re-weighs the windows by the residuals of the model before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.base import round_machine
+from aggregator.methods.base.latest_update_rounds import (
+    LatestUpdates,
+    latest_update_hooks,
+    outcome,
+)
+from aggregator.methods.base.parameters import Behind
+from aggregator.methods.base.round_machine import (
+    ASK,
+    NOT_FINITE,
+    RoundHooks,
+    RoundOutcome,
+    published,
+)
+from aggregator.methods.base.types import Setup, has_no_use
+from aggregator.rules import Memory, Rows, Rule, TooFewRows
+from aggregator.rules.weights import uniform
+from edge_sdk.analytic.solve import fleet_solution
+from edge_sdk.analytic.standardise import CLIP, FeatureSums, Standardiser
+from edge_sdk.analytic.statistic_vector import from_vector
+from edge_sdk.analytic.statistics import Statistic, total
+from edge_sdk.analytic.validation import StatisticBounds, statistic_fault
+from edge_sdk.analytic.votes import votes
+from edge_sdk.wire.contract.analytic import AnalyticSection, statistic_layout
+from edge_sdk.wire.contract.method import (
+    Array,
+    Closed,
+    Effects,
+    Event,
+    Half,
+    Task,
+    Unlearned,
+    Update,
+)
+from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.schema import Between, SchemaError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Analytic:
+    """Ridge regression in closed form; every device adapts it to itself.
+
+    Attributes:
+        passes: Rounds that solve the model; the first weighs all windows equally, each later one by
+            the residuals of the model before it. A bundle without constants of its fleet takes one
+            round more, before these.
+        combine: ``sum``: solve the sum of all statistics, exactly. ``votes``: solve every device's
+            own statistic and combine the solutions by ``run.rule``.
+        max_staleness: Largest accepted number of versions behind.
+    """
+
+    passes: Annotated[int, Between(1, 1000)] = 3
+    combine: Literal["sum", "votes"] = "sum"
+    max_staleness: Behind = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics(LatestUpdates):
+    """State of the server: ``held`` has every device's newest statistic.
+
+    Attributes:
+        memory: State of the rule.
+    """
+
+    memory: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyticFleet:
+    """What the solution of a fleet depends on, besides its statistics.
+
+    Attributes:
+        section: The bundle's section.
+        outputs: Number of outputs.
+        rule: Combines solutions; None solves the sum.
+    """
+
+    section: AnalyticSection
+    outputs: int
+    rule: Rule | None
+
+    @property
+    def size(self) -> int:
+        """Return the number of scalars of a statistic."""
+        return statistic_layout(self.outputs, self.section.width).size
+
+    def is_first(self, version: int) -> bool:
+        """Return whether a round of this version computes the standardiser."""
+        return version == 0 and not self.section.standardised
+
+    def fits(self, base: int, version: int) -> bool:
+        """Return whether a statistic of a version has the features' present scale."""
+        return self.is_first(base) == self.is_first(version)
+
+    def counts(self, state: Statistics, update: Update) -> bool:
+        """Return whether an update is a statistic for a task after the client's last counted one."""
+        is_new = state.who.counts(update.sender, update.base, state.version)
+        return is_new and update.vector.shape == (self.size,)
+
+    def weighted(self, version: int) -> float:
+        """Return whether windows are weighed in a round of this version, as a task's number."""
+        return float(version > (0 if self.section.standardised else 1))
+
+    def statistics(self, held: Mapping[str, Array]) -> dict[str, Statistic]:
+        """Return statistics by device, in order of name."""
+        width = self.section.width
+        return {name: from_vector(held[name], self.outputs, width) for name in sorted(held)}
+
+    def tasks(self, state: Statistics, clients: Iterable[str]) -> Effects:
+        """Return the tasks that send some clients the present vector."""
+        values, arrays = {"weighted": self.weighted(state.version)}, {"w": published(state.w)}
+        return tuple(
+            Task(name, state.round, ASK, base=state.version, values=values, arrays=arrays)
+            for name in sorted(clients)
+        )
+
+    def outcome(self, state: Statistics) -> RoundOutcome[Statistics]:
+        """Return the result of a full round; statistics of the first one are not used again."""
+        try:
+            w, memory = self.moved(state)
+        except (TooFewRows, np.linalg.LinAlgError) as error:
+            return outcome(state, {}, str(error))
+        if not np.isfinite(published(w)).all():
+            return outcome(state, {}, NOT_FINITE)
+        held = {} if self.is_first(state.version) else state.held
+        report = self.report(state)
+        return outcome(replace(state, w=w, memory=memory, held=held), report)
+
+    def report(self, state: Statistics) -> dict[str, Any]:
+        """Return the devices whose statistics count, and their windows."""
+        known = self.statistics(state.held)
+        return {"windows": {name: one.count for name, one in known.items()}}
+
+    def moved(self, state: Statistics) -> tuple[Floats, Memory]:
+        """Return the next vector, and the rule's memory.
+
+        Raises:
+            TooFewRows: The rule needs more devices.
+        """
+        known = self.statistics(state.held)
+        if self.is_first(state.version):
+            return self._standardised(state, known)
+        fixed = 2 * len(self.section.features)
+        constants, before = state.w[:fixed], state.w[fixed:]
+        if self.rule is None:
+            solved, memory = (
+                fleet_solution(total(known), self.section.penalty).ravel(),
+                state.memory,
+            )
+        else:
+            names, rows = votes(known, self.section.penalty)
+            step, memory = self._combined(names, before - rows, state.memory)
+            solved = before - step
+        return np.concatenate([constants, solved]), memory
+
+    def _standardised(
+        self, state: Statistics, known: Mapping[str, Statistic]
+    ) -> tuple[Floats, Memory]:
+        """Return the vector with the fleet's constants and coefficients of zero."""
+        sums = {name: self._moments(one) for name, one in known.items()}
+        memory = state.memory
+        if self.rule is None:
+            made = Standardiser.of_fleet(sums)
+        else:
+            rows = np.stack([np.concatenate([s.total, s.squares]) / s.count for s in sums.values()])
+            middle, memory = self._combined(list(sums), rows, memory)
+            mean, square = np.split(middle, 2)
+            one = FeatureSums(1.0, mean, square)
+            made = Standardiser.of_fleet({"fleet": one})
+        zeros = np.zeros(len(state.w) - 2 * len(made.mean))
+        return np.concatenate([made.mean, made.deviation, zeros]), memory
+
+    def _moments(self, statistic: Statistic) -> FeatureSums:
+        """Return a device's sums over rows: they are the last column and the diagonal.
+
+        The constant is the last entry of every row, and windows have weight 1 in this round.
+        """
+        count, outputs = len(self.section.features), self.outputs
+        grams = [statistic.matrix(o) for o in range(outputs)]
+        sums = np.sum([gram[:count, -1] for gram in grams], axis=0)
+        squares = np.sum([np.diag(gram)[:count] for gram in grams], axis=0)
+        return FeatureSums(float(sum(gram[-1, -1] for gram in grams)), sums, squares)
+
+    def _combined(self, names: list[str], rows: Floats, memory: Memory) -> tuple[Floats, Memory]:
+        assert self.rule is not None
+        stacked = Rows.of(dict(zip(names, rows, strict=True)))
+        verdict = self.rule(stacked, uniform(len(stacked)), memory)
+        return np.asarray(verdict.value, np.float64), verdict.memory
+
+
+def analytic(setup: Setup) -> Half[Statistics]:
+    """Return the server half.
+
+    Raises:
+        SchemaError: A number of rounds beside the passes, a rule where statistics are added, or a
+            setting that the method does not use.
+    """
+    settings: Analytic = setup.settings
+    has_no_use(setup, "weighting", "share")
+    if settings.combine == "sum":
+        has_no_use(setup, "rule")
+    if setup.rounds.limit is not None:
+        said = "none, for this method ends after its passes (run.settings.passes)"
+        raise SchemaError("run.rounds", said, str(setup.rounds.limit))
+    fleet = fleet_of(setup)
+    rounds = replace(setup.rounds, limit=settings.passes + fleet.is_first(0))
+    hooks = replace(latest_update_hooks(rounds, fleet.tasks, fleet.outcome), counts=fleet.counts)
+
+    def init(w: Vector) -> Statistics:
+        return Statistics(0, 0, False, np.asarray(w, np.float64).copy())
+
+    return Half(init, partial(_apply, fleet, hooks), lambda state: {"p": published(state.w)})
+
+
+def _apply(
+    fleet: AnalyticFleet, hooks: RoundHooks[Statistics], state: Statistics, event: Event
+) -> tuple[Statistics, Effects]:
+    """Apply one event; a statistic of features on another scale is answered with a new task."""
+    if isinstance(event, Unlearned):
+        return _unlearned(state, event.client, fleet)
+    if isinstance(event, Update) and state.is_open and not fleet.fits(event.base, state.version):
+        return state, fleet.tasks(state, [event.sender])
+    return round_machine.apply(hooks, state, event)
+
+
+def fleet_of(setup: Setup) -> AnalyticFleet:
+    """Return what a fleet's solution depends on.
+
+    Raises:
+        SchemaError: The bundle is no model in closed form.
+    """
+    if setup.analytic is None or setup.spec is None:
+        raise SchemaError("run.bundle", "a model in closed form, such as load-analytic")
+    shape = next(one.shape for one in setup.spec.layers if one.name == "coefficients")
+    rule = setup.rule if setup.settings.combine == "votes" else None
+    return AnalyticFleet(setup.analytic, shape[0], rule)
+
+
+def fault_of(section: AnalyticSection, outputs: int, vector: Array) -> str:
+    """Return what no clipped readings can have produced about a statistic; empty if nothing."""
+    width = section.width
+    bounds = StatisticBounds(
+        width,
+        outputs,
+        outputs,
+        row=float(np.sqrt(CLIP**2 * (width - 1) + 1.0)),
+        target=section.clip,
+        windows=float(section.windows),
+    )
+    return statistic_fault(from_vector(vector, outputs, width), bounds) or ""
+
+
+def _unlearned(state: Statistics, client: str, fleet: AnalyticFleet) -> tuple[Statistics, Effects]:
+    """Remove a client's statistic; after the run, also solve and publish the model without it.
+
+    In an open round the next model is without it. Sums are taken in order of name over what is
+    held, so they have the bits of a fleet that never had this client.
+    """
+    if client not in state.held and client not in state.who.arrived:
+        return state, ()
+    state = replace(
+        state,
+        held={name: one for name, one in state.held.items() if name != client},
+        losses={name: one for name, one in state.losses.items() if name != client},
+        who=replace(
+            state.who,
+            arrived={name: base for name, base in state.who.arrived.items() if name != client},
+        ),
+    )
+    if state.is_open:
+        return state, ()
+    try:
+        w, memory = fleet.moved(state) if state.held else (_forgotten(state, fleet), state.memory)
+    except TooFewRows:
+        w, memory = _forgotten(state, fleet), state.memory
+    report = {"unlearned": client, **fleet.report(state), "cohort": [], "stop": True}
+    state = replace(state, w=w, memory=memory, round=state.round + 1, version=state.version + 1)
+    return state, (Closed(state.round, state.version, moved=True, report=report),)
+
+
+def _forgotten(state: Statistics, fleet: AnalyticFleet) -> Floats:
+    """Return the vector with coefficients of zero: nobody is left to solve them from."""
+    fixed = 2 * len(fleet.section.features)
+    return np.concatenate([state.w[:fixed], np.zeros(len(state.w) - fixed)])

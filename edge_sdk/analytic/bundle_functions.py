@@ -1,0 +1,234 @@
+"""Compute the functions of a bundle in closed form from its manifest, in numpy alone.
+
+They have the names and the calling convention of graphs: named arrays in, a tuple of arrays out. In
+the vector ``p`` lie the standardiser and the coefficients; see ``AnalyticSection``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.analytic.features import LoadRecord, columns
+from edge_sdk.analytic.personal import fit_personal
+from edge_sdk.analytic.random_units import RandomUnits
+from edge_sdk.analytic.reach import reach
+from edge_sdk.analytic.reweighting import QuantileLoss
+from edge_sdk.analytic.standardise import Standardiser
+from edge_sdk.analytic.statistic_vector import to_vector
+from edge_sdk.analytic.statistics import Statistic, gather
+from edge_sdk.wire.contract.analytic import AnalyticSection
+from edge_sdk.wire.contract.manifest import Feature, Manifest, ManifestError
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+DAY = 86_400
+SQUARED = 1e9
+"""Floor of the residuals under which every weight is the same: least squares."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumpyFunction:
+    """One function, with the interface of a loaded graph."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    function: Callable[..., tuple[Array, ...]]
+
+    def __call__(self, **feeds: Array) -> tuple[Array, ...]:
+        """Compute it."""
+        return self.function(**feeds)
+
+
+class AnalyticModel:
+    """A bundle's model in closed form.
+
+    Args:
+        manifest: Manifest with an analytic section.
+
+    Raises:
+        ManifestError: Features that read further back than the window, or that have no channel.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        if manifest.analytic is None:
+            raise ManifestError(f"manifest: {manifest.name} has no analytic section")
+        self.section: AnalyticSection = manifest.analytic
+        self._window, self._features = manifest.window, manifest.features
+        self._day = DAY // manifest.window.step_seconds
+        self._channels = {feature.name: i for i, feature in enumerate(manifest.features)}
+        self._load = next(i for i, one in enumerate(manifest.features) if one.kind == "target")
+        self._slot, self._weekday = (
+            self._calendar(what) for what in ("slot_of_day", "day_of_week")
+        )
+        self._check_reach()
+        self.levels = manifest.loss.levels or (0.5,)
+        self._shape = manifest.forecast_shape
+        self._floor = SQUARED if manifest.loss.name == "mse" else self.section.floor
+        self._is_squared = manifest.loss.name == "mse"
+        self._is_summed = manifest.loss.name == "pinball"
+        count = len(self.section.features)
+        self._units = RandomUnits.draw(manifest.name, self.section.seed, count, self.section.units)
+
+    def functions(self) -> Mapping[str, NumpyFunction]:
+        """Return the functions by name."""
+        return {
+            "forecast": NumpyFunction(("p", "x"), ("yhat",), self.forecast),
+            "gradient": NumpyFunction(("p", "x", "y"), ("loss", "g"), self.gradient),
+            "design": NumpyFunction(("p", "x"), ("design",), self.design),
+            "statistic": NumpyFunction(
+                ("p", "design", "y", "weighted"), ("statistic", "loss"), self.statistic
+            ),
+            "personal": NumpyFunction(("p", "design", "y"), ("p",), self.personal),
+        }
+
+    def design(self, p: Array, x: Array) -> tuple[Floats]:
+        """Return the design rows of windows, shape ``(n, horizon, P)``.
+
+        Args:
+            p: The vector; its means and deviations standardise the features.
+            x: Windows, shape ``(n, lookback, channels)``.
+        """
+        standard, _ = self._parts(p)
+        record, origins = self._record(np.asarray(x, np.float64))
+        steps = range(1, self._window.horizon + 1)
+        rows = (columns(record, self.section.features, origins, step) for step in steps)
+        return (np.stack([self._units.design(standard.apply(one)) for one in rows], axis=1),)
+
+    def forecast(self, p: Array, x: Array) -> tuple[NDArray[np.float32]]:
+        """Return the forecasts of windows, in scaled units."""
+        told = self._told(p, self.design(p, x)[0])
+        return (told.reshape(len(x), *self._shape).astype(np.float32),)
+
+    def gradient(self, p: Array, x: Array, y: Array) -> tuple[NDArray[np.float32], Array]:
+        """Return the mean loss of windows and its gradient; only coefficients have one."""
+        (design,) = self.design(p, x)
+        missed = self._missed(p, design, y)
+        over = len(x) * (1 if self._is_summed else self._window.horizon)
+        above = np.tile(self.levels, self._window.horizon)
+        if self._is_squared:
+            loss, slope = (missed**2).sum(), -2.0 * missed
+        else:
+            doubled = 1.0 if self._is_summed else 2.0  # an absolute error is twice a pinball loss
+            loss = doubled * np.maximum(above * missed, (above - 1.0) * missed).sum()
+            slope = doubled * np.where(missed > 0.0, -above, 1.0 - above)
+        found = [slope[:, o] @ design[:, o // len(self.levels)] for o in range(slope.shape[1])]
+        fixed = np.zeros(2 * len(self.section.features))
+        g = np.concatenate([fixed, *found]) / over
+        return np.asarray(loss / over, np.float32), g.astype(np.float32)
+
+    def statistic(
+        self, p: Array, design: Array, y: Array, weighted: Array
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the statistic of a device's windows as a vector, and their mean loss.
+
+        Args:
+            p: The fleet's vector; its residuals weigh the windows.
+            design: As ``design`` returns it for ``p``.
+            y: Scaled targets, shape ``(n, horizon)``.
+            weighted: False weighs all windows equally.
+        """
+        bound = 2.0 * self.section.clip
+        missed = np.clip(self._missed(p, design, y), -bound, bound)
+        found: list[Statistic] = []
+        loss = 0.0
+        for o, rows, target, kind in self._outputs(design, y):
+            own = missed[:, o : o + 1]
+            weights = kind.weights(own) if bool(weighted) else None
+            found.append(gather(rows, target, weights, own))
+            loss += float(kind.objective(own)[0]) / missed.shape[1]
+        joined = Statistic(
+            np.concatenate([one.gram for one in found]),
+            np.concatenate([one.cross for one in found]),
+            np.concatenate([one.squares for one in found]),
+            np.concatenate([one.residuals for one in found]),
+            found[0].count,
+        )
+        factor = min(1.0, self.section.windows / max(joined.count, 1.0))
+        return to_vector(joined.scaled(factor)), np.asarray(loss, np.float32)
+
+    def personal(self, p: Array, design: Array, y: Array) -> tuple[NDArray[np.float32]]:
+        """Return the vector with the device's own coefficients, drawn to the fleet's.
+
+        Args:
+            p: The fleet's vector.
+            design: As ``design`` returns it for ``p``, oldest window first.
+            y: Scaled targets, shape ``(n, horizon)``.
+        """
+        _, fleet = self._parts(p)
+        own = fleet.copy()
+        for o, rows, target, kind in self._outputs(design, y):
+            own[o] = fit_personal(rows, target, fleet[o : o + 1], kind).coefficients[0]
+        count = 2 * len(self.section.features)
+        return (np.concatenate([np.asarray(p)[:count], own.ravel()]).astype(np.float32),)
+
+    def _outputs(
+        self, design: Array, y: Array
+    ) -> Iterator[tuple[int, Floats, Floats, QuantileLoss]]:
+        """Yield number, design rows, clipped targets and loss of every output."""
+        for o in range(self._window.horizon * len(self.levels)):
+            step, level = divmod(o, len(self.levels))
+            target = np.asarray(y[:, step : step + 1], np.float64)
+            bound = self.section.clip
+            kind = QuantileLoss((self.levels[level],), self._floor)
+            yield o, np.asarray(design[:, step]), np.clip(target, -bound, bound), kind
+
+    def _missed(self, p: Array, design: Array, y: Array) -> Floats:
+        clipped = np.clip(np.asarray(y, np.float64), -self.section.clip, self.section.clip)
+        return np.repeat(clipped, len(self.levels), axis=1) - self._told(p, design)
+
+    def _told(self, p: Array, design: Array) -> Floats:
+        """Return the forecasts of all outputs, shape ``(n, outputs)``."""
+        _, coefficients = self._parts(p)
+        steps = coefficients.reshape(self._window.horizon, len(self.levels), -1)
+        told = [design[:, h] @ steps[h].T for h in range(len(steps))]
+        return np.concatenate(told, axis=1)
+
+    def _parts(self, p: Array) -> tuple[Standardiser, Floats]:
+        wide, count = np.asarray(p, np.float64), len(self.section.features)
+        coefficients = wide[2 * count :].reshape(-1, self.section.width)
+        return Standardiser(wide[:count], np.maximum(wide[count : 2 * count], 0.0)), coefficients
+
+    def _record(self, x: Floats) -> tuple[LoadRecord, NDArray[np.int64]]:
+        """Join windows to one record; between two lie the rows of the horizon, which nobody reads."""
+        count, lookback, ahead = len(x), self._window.lookback, self._window.horizon
+        away = np.arange(1 - lookback, ahead + 1)
+        slots = self._at_end(x, self._slot)[:, None] + away
+        weekdays = (self._at_end(x, self._weekday)[:, None] + slots // self._day) % 7
+        joined = np.zeros((x.shape[2], count, lookback + ahead))
+        joined[:, :, :lookback] = np.moveaxis(x, 2, 0)
+        flat = joined.reshape(x.shape[2], -1)
+        exogenous = {name: flat[i] for name, i in self._channels.items()}
+        record = LoadRecord(
+            flat[self._load], (slots % self._day).ravel(), weekdays.ravel(), self._day, exogenous
+        )
+        origins = np.arange(count, dtype=np.int64) * (lookback + ahead) + lookback - 1
+        return record, origins
+
+    def _at_end(self, x: Floats, channel: int) -> NDArray[np.int64]:
+        """Return the whole number that a calendar channel has in each window's last row."""
+        feature: Feature = self._features[channel]
+        value = x[:, -1, channel] * (feature.high - feature.low) + feature.low
+        return np.rint(value).astype(np.int64)
+
+    def _calendar(self, what: str) -> int:
+        for i, feature in enumerate(self._features):
+            if feature.kind == "calendar" and feature.what == what:
+                return i
+        raise ManifestError(f"manifest: an analytic bundle needs the calendar feature {what!r}")
+
+    def _check_reach(self) -> None:
+        needed, known = reach(self.section.features, self._day), self._window.lookback
+        if needed > known:
+            raise ManifestError(f"manifest: features read {needed} rows back, lookback is {known}")
+        for name in self.section.features:
+            kind, *rest = name.split(":")
+            if kind == "known" or (
+                kind.startswith("exog") and rest[:1] and rest[0] not in self._channels
+            ):
+                raise ManifestError(f"manifest: feature {name!r} has no channel among the inputs")
