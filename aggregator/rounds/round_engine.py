@@ -109,13 +109,13 @@ class RoundEngine:
         self._devices = devices
         self._saved = flatten(state)
         self._opened_at: float | None = None
-        self._alarms = [self._alarm(timer) for timer in timers]
-        said = self._spoken()
+        self._alarms = [self._restored_alarm(timer) for timer in timers]
+        said = self._last_manifest()
         self._is_paused = said is not None and said.phase == "pause"
         self.halted = ""
         self._values = self._last_values()
-        self._shown_at = -SHOW_EVERY if said is None else clock.monotonic()
-        self._shown = said.version if said is not None else -1
+        self._announced_at = -SHOW_EVERY if said is None else clock.monotonic()
+        self._announced_version = said.version if said is not None else -1
 
     @property
     def is_done(self) -> bool:
@@ -177,15 +177,15 @@ class RoundEngine:
         elif self.run.half.play is not None and self.state.is_open:
             again = Due(self.state.round, AGAIN)  # transient state of the last process
             done.append(self.apply(self._store.record(self.number, again)))
-        if self._spoken() is None:
+        if self._last_manifest() is None:
             self.announced()
         return done
 
     @property
     def is_behind(self) -> bool:
         """Return whether an informative manifest of a newer model is due."""
-        moved = self.state.version != self._shown
-        return moved and self._clock.monotonic() - self._shown_at >= SHOW_EVERY
+        moved = self.state.version != self._announced_version
+        return moved and self._clock.monotonic() - self._announced_at >= SHOW_EVERY
 
     def due(self) -> list[Event]:
         """Return the timers that are due; each stays pending until it is journalled."""
@@ -233,9 +233,9 @@ class RoundEngine:
         """Sign, save and return the announcements of the present state again."""
         task = self._task(self.state)
         task = replace(task, values={**self._values, **task.values})
-        said, contents = self._said(task, self.phase, self._remaining(), anew=True)
+        said, contents = self._announcements(task, self.phase, self._remaining(), anew=True)
         self._store.announce({one.topic: one.payload for one in said}, contents)
-        self._note_shown(self.state, said)
+        self._note_announced(self.state, said)
         return said
 
     def pause(self, *, is_paused: bool) -> tuple[Publication, ...]:
@@ -244,7 +244,7 @@ class RoundEngine:
         The saved announcement preserves the pause over a restart.
         """
         if self._is_paused and not is_paused:
-            self._alarms = [self._awaited(alarm.timer.due) for alarm in self._alarms]
+            self._alarms = [self._started_alarm(alarm.timer.due) for alarm in self._alarms]
         self._is_paused = is_paused
         return self.announced()
 
@@ -259,7 +259,7 @@ class RoundEngine:
             return {}
         return said.vals if said.run == self.number else {}
 
-    def _spoken(self) -> ModelMessage | None:
+    def _last_manifest(self) -> ModelMessage | None:
         """Return the last manifest of this run, if the current key signed it."""
         ends, kind = self._ends, ModelMessage.kind
         payload = self._store.announcements().get(topics.common(ends.fleet, kind), b"")
@@ -281,9 +281,9 @@ class RoundEngine:
         closed = next((e for e in effects if isinstance(e, Closed)), None)
         wanted = [e for e in effects if isinstance(e, Due)]
         version = self._version(closed, state) if closed else None
-        said, contents = self._told(state, effects, closed)
-        asked, bodies = self._asked(effects)
-        alarms = self._kept(closed) + [self._awaited(due) for due in wanted]
+        said, contents = self._announcements_after(state, effects, closed)
+        asked, bodies = self._device_tasks(effects)
+        alarms = self._pending(closed) + [self._started_alarm(due) for due in wanted]
         leaves = flatten(state)
         self._store.commit(
             self.number,
@@ -299,7 +299,7 @@ class RoundEngine:
         self._saved, self._alarms = leaves, alarms
         if any(isinstance(e, Task) for e in effects) and (closed or self._opened_at is None):
             self._opened_at = self._clock.monotonic()
-        self._note_shown(state, said)
+        self._note_announced(state, said)
         _log(version)
         return AppliedEvent(said, version, asked)
 
@@ -316,7 +316,7 @@ class RoundEngine:
             return effects
         return tuple(e for e in effects if not (isinstance(e, Task) and e.to == event.client))
 
-    def _told(
+    def _announcements_after(
         self, state: Course, effects: Effects, closed: Closed | None
     ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
         """Return the announcements: the common task, or an informative manifest of the model."""
@@ -324,24 +324,26 @@ class RoundEngine:
         if task is not None:
             dues = [e.after for e in effects if isinstance(e, Due)]
             self._values = task.values
-            return self._said(task, "train", dues[0] if dues else self.run.rounds.deadline)
+            return self._announcements(task, "train", dues[0] if dues else self.run.rounds.deadline)
         if closed is None:
             return (), ()
         if self.run.ask.personal and state.is_open:  # informative only: rate-limited
-            is_due = self._clock.monotonic() - self._shown_at >= SHOW_EVERY
-            return self._said(self._task(state), "train", 0.0) if is_due else ((), ())
-        return self._said(self._task(state), "stop", 0.0)
+            is_due = self._clock.monotonic() - self._announced_at >= SHOW_EVERY
+            return self._announcements(self._task(state), "train", 0.0) if is_due else ((), ())
+        return self._announcements(self._task(state), "stop", 0.0)
 
-    def _asked(self, effects: Effects) -> tuple[tuple[PendingTask, ...], tuple[DownloadBody, ...]]:
+    def _device_tasks(
+        self, effects: Effects
+    ) -> tuple[tuple[PendingTask, ...], tuple[DownloadBody, ...]]:
         tasks = [e for e in effects if isinstance(e, Task) and e.to != ALL]
         contract, spec = CONTRACTS[self.run.config.run.method], self.run.spec
         return task_dispatch.recorded(tasks, contract, spec, run=self.number, chunk=self.chunk)
 
-    def _note_shown(self, state: Course, said: tuple[Publication, ...]) -> None:
+    def _note_announced(self, state: Course, said: tuple[Publication, ...]) -> None:
         if said:
-            self._shown, self._shown_at = state.version, self._clock.monotonic()
+            self._announced_version, self._announced_at = state.version, self._clock.monotonic()
 
-    def _said(
+    def _announcements(
         self, task: Task, phase: Phase, after: float, *, anew: bool = False
     ) -> tuple[tuple[Publication, ...], tuple[DownloadBody, ...]]:
         """Return the slots, if the model has changed, and then the manifest."""
@@ -399,15 +401,15 @@ class RoundEngine:
             time=self._clock.wall(),
         )
 
-    def _kept(self, closed: Closed | None) -> list[_Alarm]:
+    def _pending(self, closed: Closed | None) -> list[_Alarm]:
         """Return the pending timers without those of a closed round."""
         return [a for a in self._alarms if closed is None or a.timer.due.round > closed.round]
 
-    def _awaited(self, due: Due) -> _Alarm:
+    def _started_alarm(self, due: Due) -> _Alarm:
         at = self._clock.wall() + int(due.after * 1000)
         return _Alarm(self._clock.monotonic() + due.after, Timer(due, at))
 
-    def _alarm(self, timer: Timer) -> _Alarm:
+    def _restored_alarm(self, timer: Timer) -> _Alarm:
         """Convert a saved timer to the monotonic clock; a jump of the wall clock matters little."""
         left = (timer.at - self._clock.wall()) / 1000
         left = min(max(left, 0.0), timer.due.after)

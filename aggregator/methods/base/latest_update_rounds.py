@@ -106,7 +106,7 @@ def accepted(state: S, update: Update) -> S:
     return replace(
         state,
         held={**state.held, update.sender: clipped(update.vector)},
-        who=state.who.heard(update.sender, update.base),
+        who=state.who.received(update.sender, update.base),
         losses=reported(state.losses, update, "loss"),
     )
 
@@ -120,7 +120,7 @@ def joined(state: S, client: str) -> S:
     """Return the state with a client present."""
     who = state.who
     if client not in who.told:
-        return replace(state, who=who.came(client, state.version))
+        return replace(state, who=who.joined(client, state.version))
     if not who.present[client]:
         return replace(state, who=replace(who, present={**who.present, client: True}))
     return state
@@ -129,7 +129,7 @@ def joined(state: S, client: str) -> S:
 def left(state: S, client: str) -> S:
     """Return the state with a client absent."""
     is_present = state.who.present.get(client, False)
-    return replace(state, who=state.who.went(client)) if is_present else state
+    return replace(state, who=state.who.left(client)) if is_present else state
 
 
 def without_silent(state: S, patience: int) -> tuple[S, list[str]]:

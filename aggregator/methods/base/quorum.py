@@ -48,13 +48,13 @@ class QuorumState:
     since: Mapping[str, int] = field(default_factory=dict)
     arrived: Mapping[str, int] = field(default_factory=dict)
 
-    def came(self, client: str, version: int) -> QuorumState:
+    def joined(self, client: str, version: int) -> QuorumState:
         """Return the state with a client present and at work on a version."""
         since = self.since if client in self.since else {**self.since, client: version}
         present = {**self.present, client: True}
         return replace(self, present=present, told={**self.told, client: version}, since=since)
 
-    def went(self, client: str) -> QuorumState:
+    def left(self, client: str) -> QuorumState:
         """Return the state with a client absent: its updates stay, and no round waits for it."""
         return replace(self, present={**self.present, client: False})
 
@@ -65,12 +65,12 @@ class QuorumState:
         """
         return self.since.get(client, 0) <= base <= version
 
-    def heard(self, client: str, base: int) -> QuorumState:
+    def received(self, client: str, base: int) -> QuorumState:
         """Return the state with an update waiting; a client's newest update counts."""
-        known = self if client in self.present else self.came(client, base)
+        known = self if client in self.present else self.joined(client, base)
         return replace(known, arrived={**known.arrived, client: base})
 
-    def overdue(self, version: int, calling: QuorumSettings) -> tuple[str, ...]:
+    def overdue(self, version: int, quorum: QuorumSettings) -> tuple[str, ...]:
         """Return the clients beyond the staleness bound without a waiting update.
 
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0})
@@ -80,10 +80,10 @@ class QuorumState:
         return tuple(
             client
             for client in sorted(self.since)
-            if version - self.since[client] > calling.patience and client not in self.arrived
+            if version - self.since[client] > quorum.patience and client not in self.arrived
         )
 
-    def is_ready(self, version: int, calling: QuorumSettings) -> bool:
+    def is_ready(self, version: int, quorum: QuorumSettings) -> bool:
         """Return True if enough clients have sent an update, and none must be waited for.
 
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0}, arrived={"a": 3})
@@ -92,11 +92,11 @@ class QuorumState:
         >>> seen.is_ready(3, QuorumSettings(1, patience=2, overdue="wait"))
         False
         """
-        if len(self.arrived) < calling.enough:
+        if len(self.arrived) < quorum.enough:
             return False
-        awaited = self._here(self.present) if calling.everybody else ()
-        if calling.overdue == "wait":
-            awaited = (*awaited, *self._here(self.overdue(version, calling)))
+        awaited = self._here(self.present) if quorum.everybody else ()
+        if quorum.overdue == "wait":
+            awaited = (*awaited, *self._here(self.overdue(version, quorum)))
         return all(client in self.arrived for client in awaited)
 
     def counted(self, version: int) -> QuorumState:

@@ -127,11 +127,11 @@ def aspire_ease(setup: Setup) -> Half[ConsensusServerState]:
     """Bind ASPIRE-EASE's server half."""
     has_no_use(setup, "rule", "weighting", "share")
     o: AspireEase = setup.settings
-    calling = QuorumSettings(setup.rounds.quorum, patience=o.patience, overdue=o.overdue)
+    quorum = QuorumSettings(setup.rounds.quorum, patience=o.patience, overdue=o.overdue)
     return consensus_half(
         ConsensusSettings(
             o.worst(),
-            calling,
+            quorum,
             setup.rounds,
             o.server_rate,
             normalise=o.normalise,

@@ -80,7 +80,7 @@ class ConsensusSettings:
 
     Attributes:
         family: Family with its pull on the consensus.
-        calling: Settings of the quorum.
+        quorum: Settings of the quorum.
         rounds: Deadline, number of updates that suffices then, and number of firings of a run.
         rate: Step of the consensus.
         decay: Exponent with which the rate decreases with the firing: 0 is constant, RSA has 1/2.
@@ -90,7 +90,7 @@ class ConsensusSettings:
     """
 
     family: ConsensusVariant
-    calling: QuorumSettings
+    quorum: QuorumSettings
     rounds: Rounds
     rate: float
     decay: float = 0.0
@@ -122,8 +122,8 @@ def consensus_half(consensus: ConsensusSettings) -> Half[ConsensusServerState]:
     """
 
     def is_ready(state: ConsensusServerState, at_deadline: bool) -> bool:  # noqa: FBT001 - as the hook
-        calling, enough = consensus.calling, consensus.rounds.enough
-        fewer = replace(calling, enough=enough, everybody=False) if at_deadline else calling
+        quorum, enough = consensus.quorum, consensus.rounds.enough
+        fewer = replace(quorum, enough=enough, everybody=False) if at_deadline else quorum
         return state.who.is_ready(state.version, fewer)
 
     def init(w: Vector) -> ConsensusServerState:
@@ -198,7 +198,7 @@ def _accepted(
         state,
         held={**state.held, client: clipped(consensus.family.kept(update.vector))},
         own=consensus.family.accepted(state.own, update),
-        who=state.who.heard(client, update.base),
+        who=state.who.received(client, update.base),
     )
 
 
@@ -246,15 +246,15 @@ def _dropped(
     state: ConsensusServerState, consensus: ConsensusSettings
 ) -> tuple[ConsensusServerState, dict[str, str]]:
     """Drop clients too far behind: their pull ends, their dual restarts with their next update."""
-    calling, present = consensus.calling, state.who.present
-    late = state.who.overdue(state.version, calling)
-    gone = [name for name in late if calling.overdue == "drop" or not present.get(name, False)]
+    quorum, present = consensus.quorum, state.who.present
+    late = state.who.overdue(state.version, quorum)
+    gone = [name for name in late if quorum.overdue == "drop" or not present.get(name, False)]
     if not gone:
         return state, {}
     lost = [name for name in gone if name in state.held or name in state.dual]
     state = replace(_forgotten(state, consensus, gone), who=state.who.without(gone))
     state = replace(state, owed={**state.owed, **dict.fromkeys(gone, True)})
-    return state, dict.fromkeys(lost, f"silent for {calling.patience} firings")
+    return state, dict.fromkeys(lost, f"silent for {quorum.patience} firings")
 
 
 def _forgotten(

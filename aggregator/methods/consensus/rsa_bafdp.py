@@ -271,10 +271,10 @@ def rsa_weights(setup: Setup) -> Half[ConsensusServerState]:
 def _bafdp(setup: Setup, *, everybody: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Bafdp = setup.settings
-    calling = QuorumSettings(setup.rounds.quorum, everybody, o.patience, o.overdue)
+    quorum = QuorumSettings(setup.rounds.quorum, everybody, o.patience, o.overdue)
     return ConsensusSettings(
         L1(o.l1, o.numbers, o.budget()),
-        calling,
+        quorum,
         setup.rounds,
         o.server_rate,
         normalise=o.normalise,
@@ -285,13 +285,13 @@ def _bafdp(setup: Setup, *, everybody: bool) -> ConsensusSettings:
 def _rsa(setup: Setup, *, votes: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Rsa = setup.settings
-    calling = QuorumSettings(
+    quorum = QuorumSettings(
         setup.rounds.quorum, everybody=True, patience=o.patience, overdue=o.overdue
     )
     gain = o.gain if isinstance(o, DpRsa) else 1.0
     return ConsensusSettings(
         L1(o.l1, o.numbers, votes=votes, gain=gain),
-        calling,
+        quorum,
         setup.rounds,
         o.rate if o.server_rate is None else o.server_rate,
         o.power,

@@ -11,51 +11,51 @@ NAMES = st.sampled_from("abcde")
 def joined(*names, version=0):
     seen = QuorumState()
     for name in names:
-        seen = seen.came(name, version)
+        seen = seen.joined(name, version)
     return seen
 
 
 def test_a_client_that_comes_again_keeps_when_it_was_counted():
-    seen = joined("a").heard("a", 0).counted(1)
-    again = seen.went("a").came("a", 5)
+    seen = joined("a").received("a", 0).counted(1)
+    again = seen.left("a").joined("a", 5)
     assert (again.since, again.told, again.present) == ({"a": 1}, {"a": 5}, {"a": True})
 
 
 def test_answers_from_before_the_last_counted_one_or_from_the_future_are_no_news():
-    seen = joined("a").heard("a", 0).counted(3)
+    seen = joined("a").received("a", 0).counted(3)
     assert [seen.counts("a", base, 4) for base in (2, 3, 4, 5)] == [False, True, True, False]
     assert seen.counts("stranger", 0, 4)
 
 
 def test_a_stranger_who_answers_is_known_from_then_on():
-    seen = QuorumState().heard("a", 2)
+    seen = QuorumState().received("a", 2)
     assert (seen.present, seen.arrived) == ({"a": True}, {"a": 2})
 
 
 def test_a_quorum_of_absent_answers_counts_but_is_not_waited_for():
-    seen = joined("a", "b").heard("a", 0).went("a")
+    seen = joined("a", "b").received("a", 0).left("a")
     assert seen.is_ready(0, QuorumSettings(1))
     assert not seen.is_ready(0, QuorumSettings(1, everybody=True))  # b is there
-    assert seen.went("b").is_ready(0, QuorumSettings(1, everybody=True))
+    assert seen.left("b").is_ready(0, QuorumSettings(1, everybody=True))
 
 
 def test_only_the_absent_are_forgotten():
-    seen = joined("a", "b").went("b").without(["a", "b"])
+    seen = joined("a", "b").left("b").without(["a", "b"])
     assert seen.present.keys() == seen.told.keys() == seen.since.keys() == {"a"}
 
 
 @given(st.lists(st.tuples(NAMES, st.booleans()), max_size=40), st.integers(1, 4))
 def test_nobody_is_counted_twice_and_nobody_waits_beyond_the_bound(events, patience):
     """Whatever happens when, with the theory's waiting: a staleness of bound + 1 at most."""
-    calling, seen, version = (
+    quorum, seen, version = (
         QuorumSettings(2, patience=patience, overdue="wait"),
         joined(*"abcde"),
         0,
     )
     for name, answers in events:
         if answers and seen.told[name] <= version:
-            seen = seen.heard(name, seen.told[name])
-        if seen.is_ready(version, calling):
+            seen = seen.received(name, seen.told[name])
+        if seen.is_ready(version, quorum):
             assert len(seen.arrived) >= 2
             assert all(version - base <= patience + 1 for base in seen.arrived.values())
             version += 1
