@@ -105,7 +105,9 @@ class BundleGraphs(Mapping[str, Graph]):
 
     def _compare(self, name: str, found: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
         if found != self._wanted[name]:
-            raise BundleError(f"graph {name!r} has other feeds or results than the manifest says")
+            raise BundleError(
+                f"graph {name!r} has other inputs or outputs than the manifest declares"
+            )
 
     def _load(self, name: str) -> Graph:
         data = self._bytes[name]
@@ -244,7 +246,7 @@ def load_installed(folder: Path, digest: bytes, *, trust: TrustedKeys) -> Bundle
         raise BundleError(f"bundle {digest.hex()[:12]} is not installed in {folder}")
     bundle = _tried(_read(path), trust.roots, is_new=False)
     if bundle.digest != digest:
-        raise BundleError(f"{path}: the files are not those that were installed")
+        raise BundleError(f"{path}: the files differ from those installed")
     return bundle
 
 
@@ -293,7 +295,9 @@ def _functions(
 def _check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
     needed = {INITIAL, *(graph.file for graph in manifest.graphs.values())}
     if set(manifest.files) != needed or set(contents) != needed | {MANIFEST, SIGNATURE}:
-        raise BundleError(f"bundle {manifest.name}: files are missing, or more than it lists")
+        raise BundleError(
+            f"bundle {manifest.name}: its files are not those that the manifest lists"
+        )
     for name, wanted in manifest.files.items():
         if hashlib.sha256(contents[name]).hexdigest() != wanted:
             raise BundleError(

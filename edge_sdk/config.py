@@ -94,10 +94,10 @@ class KeysSection:
 _PATHS = ("path", "folder", "spool", "ca_file", "cert_file", "key_file", "ocmf_key")
 """Keys of a ``[[source]]`` whose value is a file path."""
 
-_UNSAID = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
-_HOW = (
-    'mechanism = { name = "none" } in [privacy] says that nothing protects the updates; '
-    "docs/privacy.md says what else there is"
+_REQUIRED = ("privacy", "privacy.mechanism", "privacy.mechanism.name")
+_HINT = (
+    'set mechanism = { name = "none" } in [privacy] for updates without noise; '
+    "docs/privacy.md lists the other mechanisms"
 )
 
 
@@ -149,7 +149,9 @@ class ForecastSection:
     def __post_init__(self) -> None:
         """Refuse a coverage without calibration to enforce it."""
         if self.coverage is not None and not self.calibrate:
-            raise ValueError("coverage: expected none without calibrate, which holds to it")
+            raise ValueError(
+                "coverage: expected none with calibrate = false; it is enforced by calibration"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +206,8 @@ def load_with_origins(path: str | Path, environ: Mapping[str, str] = os.environ)
     try:
         loaded = load(Config, Path(path), prefix=PREFIX, environ=environ)
     except SettingsError as error:
-        if isinstance(error.__cause__, SchemaError) and error.__cause__.path in _UNSAID:
-            raise SettingsError(str(error), hint=_HOW) from error.__cause__
+        if isinstance(error.__cause__, SchemaError) and error.__cause__.path in _REQUIRED:
+            raise SettingsError(str(error), hint=_HINT) from error.__cause__
         raise
     folder = Path(path).parent.absolute()
     sources = tuple(_rooted_source(section, folder) for section in loaded.value.source)

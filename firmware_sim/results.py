@@ -65,7 +65,9 @@ def score(truth: Series, forecast: Series) -> ForecastScore:
     steps = np.abs(np.diff(truth))
     yardstick = float(np.mean(steps[np.isfinite(steps)])) if np.isfinite(steps).any() else 0.0
     if not known.any() or yardstick == 0.0:
-        raise ValueError("nothing to score: no forecast meets a reading, or the series is constant")
+        raise ValueError(
+            "no score: no forecast has a reading to compare with, or the series is constant"
+        )
     mae = float(np.mean(np.abs(truth - forecast)[known]))
     return ForecastScore(mae, mae / yardstick)
 

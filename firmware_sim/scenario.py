@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from edge_sdk.app.settings import Duration, load
 from edge_sdk.wire.schema import Between, Length
@@ -14,6 +14,17 @@ from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.samples import SampleSet
 
 SCENARIOS = Path(__file__).parent / "scenarios"
+
+RENAMED: Mapping[str, str] = {
+    "against": "comparisons",
+    "assaults": "attacks",
+    "attacks[].choice": "attacks[].selection",
+    "attacks[].patience": "attacks[].timeout",
+    "judge": "evaluation",
+    "learning": "[run]",
+    "why": "tuning_notes",
+}
+"""New key, or new [section], by old key of a scenario. An old one is refused with the new one."""
 
 Count = Annotated[int, Between(1, 100_000)]
 
@@ -35,7 +46,7 @@ _HALF = frozenset({"fedbuff", "bafdp", "aspire_ease"})
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class RunSettings:
     """Settings of one run of a fleet, as the aggregator is configured.
 
     Attributes:
@@ -58,16 +69,16 @@ class Learning:
     rule: Mapping[str, Any] = field(default_factory=dict)
     graph: Mapping[str, Any] = field(default_factory=dict)
 
-    def awaits(self, heard: int) -> int:
+    def awaits(self, present: int) -> int:
         """Return the quorum: as configured, or the method's own.
 
         All devices that can send where a round asks all at once; half of them where a round waits
         for no device in particular, and enough for the rule's ``f``; one where every update moves
         the model.
 
-        >>> [Learning(method).awaits(7) for method in ("fedavg", "bafdp", "bsfdp", "fedasync")]
+        >>> [RunSettings(method).awaits(7) for method in ("fedavg", "bafdp", "bsfdp", "fedasync")]
         [7, 4, 7, 1]
-        >>> Learning("fedbuff", rule={"name": "median", "f": 2}).awaits(8)
+        >>> RunSettings("fedbuff", rule={"name": "median", "f": 2}).awaits(8)
         7
         """
         if self.quorum is not None:
@@ -75,17 +86,17 @@ class Learning:
         if self.method == "fedasync":
             return 1
         if self.method not in _HALF:
-            return heard
+            return present
         f = int(self.rule.get("f", 0))
-        return min(heard, max(-(-heard // 2), 2 * f + 3 if f else 1))
+        return min(present, max(-(-present // 2), 2 * f + 3 if f else 1))
 
     @property
     def rule_name(self) -> str:
         """Return the rule and its pre-aggregations as on a command line.
 
-        >>> Learning(rule={"name": "krum", "f": 1, "preaggregation": ["nnm"]}).rule_name
+        >>> RunSettings(rule={"name": "krum", "f": 1, "preaggregation": ["nnm"]}).rule_name
         'nnm+krum'
-        >>> Learning().rule_name, Learning(method="bafdp").rule_name, Learning("afl").rule_name
+        >>> RunSettings().rule_name, RunSettings(method="bafdp").rule_name, RunSettings("afl").rule_name
         ('mean', 'its own', 'its own')
         """
         if not self.rule and self.method in _OWN:
@@ -106,28 +117,29 @@ class Scenario:
         samples: Name of a shipped set.
         devices: Number of devices; a smaller set is used again under other names.
         bundle: A shipped name, or a path.
-        learning: Settings of the run.
+        run: Settings of the run.
         start: First reading (ISO 8601).
         until: First reading that is not used for training; empty takes all.
-        judge: First and last moment of the part that forecasts are evaluated on.
-        against: Settings of further runs to compare with ``learning``.
-        assaults: Attacks that are applied to every run, one after the other.
+        evaluation: First and last moment of the part that forecasts are evaluated on.
+        comparisons: Settings of further runs to compare with ``run``.
+        attacks: Attacks that are applied to every run, one after the other.
         privacy: ``[privacy]`` of every device.
-        why: Record of the numbers that were tried before, and on which part.
+        tuning_notes: Record of the numbers that were tried before, and on which part.
     """
 
     title: Annotated[str, Length(1, 200)]
     samples: str = "homes"
     devices: Count = 8
     bundle: str = "load-lstm-week"
-    learning: Learning = field(default_factory=Learning)
+    run: RunSettings = field(default_factory=RunSettings)
     start: str = ""
     until: str = ""
-    judge: tuple[str, ...] = ()
-    against: tuple[Learning, ...] = ()
-    assaults: tuple[AttackPlan, ...] = ()
+    evaluation: tuple[str, ...] = ()
+    comparisons: tuple[RunSettings, ...] = ()
+    attacks: tuple[AttackPlan, ...] = ()
     privacy: Mapping[str, Any] = field(default_factory=lambda: UNPROTECTED)
-    why: str = ""
+    tuning_notes: str = ""
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     def first_days(self, days: int, samples: SampleSet, judged: int = 7) -> Scenario:
         """Return the scenario with a history of some days from the set's first reading.
@@ -137,12 +149,14 @@ class Scenario:
         times, _ = samples.samples[0].column(samples.target)
         until = datetime.fromtimestamp(int(times[0]) + 86_400 * days, UTC)
         last = until + timedelta(days=judged)
-        return replace(self, until=until.isoformat(), judge=(until.isoformat(), last.isoformat()))
+        return replace(
+            self, until=until.isoformat(), evaluation=(until.isoformat(), last.isoformat())
+        )
 
     @property
     def span(self) -> tuple[float, float]:
         """Return the evaluated part in Unix seconds."""
-        first, last = (datetime.fromisoformat(text) for text in self.judge)
+        first, last = (datetime.fromisoformat(text) for text in self.evaluation)
         return first.replace(tzinfo=first.tzinfo or UTC).timestamp(), last.replace(
             tzinfo=last.tzinfo or UTC
         ).timestamp()
@@ -168,7 +182,7 @@ class Noise:
         return load(cls, path).value
 
 
-PATIENT = Learning(deadline="15m")
+PATIENT = RunSettings(deadline="15m")
 """Settings for hundreds of devices on one machine: a deadline that no device misses."""
 
 

@@ -180,10 +180,10 @@ def agents(python: str, name: str, runs: int, rounds: int) -> list[dict[str, flo
     from firmware_sim.fleet.processes import ProcessGroup  # noqa: PLC0415
     from firmware_sim.fleet.run_files import prepare  # noqa: PLC0415
     from firmware_sim.samples import sample_set  # noqa: PLC0415
-    from firmware_sim.scenario import Learning, Scenario  # noqa: PLC0415
+    from firmware_sim.scenario import RunSettings, Scenario  # noqa: PLC0415
 
-    learning = Learning(rounds=100_000, shared=("",), settings={"steps": 1}, quorum=1)
-    chosen = Scenario("one agent", devices=runs, bundle=name, learning=learning)
+    learning = RunSettings(rounds=100_000, shared=("",), settings={"steps": 1}, quorum=1)
+    chosen = Scenario("one agent", devices=runs, bundle=name, run=learning)
     with tempfile.TemporaryDirectory() as scratch, ProcessGroup(Path(scratch) / "logs") as family:
         out = Path(scratch)
         url, page = start_broker(family, out / "broker"), f"127.0.0.1:{free_port()}"

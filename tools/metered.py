@@ -21,7 +21,7 @@ from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.results import short
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 ITERATIONS, BATCH, ROUNDS = 16, 32, 2
 _GRAPH = {"kind": "diffusion", "capacity": 8}
@@ -48,7 +48,7 @@ class Way:
     def scenario(self) -> Scenario:
         """Return a scenario of two rounds."""
         graph = _GRAPH if "turns" in self.settings else {}
-        learning = Learning(
+        learning = RunSettings(
             self.method, rounds=ROUNDS, settings=self.settings, deadline="10m", graph=graph
         )
         chosen = Scenario("bytes", "chargers", 8, self.bundle, learning)

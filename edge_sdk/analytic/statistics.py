@@ -169,12 +169,12 @@ def triangle_width(length: int) -> int:
     3
     >>> triangle_width(5)
     Traceback (most recent call last):
-    ValueError: 5 numbers are no triangle; 3 or 6 are
+    ValueError: 5 numbers are not a triangular matrix; 3 or 6 are
     """
     width = (math.isqrt(8 * length + 1) - 1) // 2
     if width * (width + 1) // 2 != length:
         fewer, more = width * (width + 1) // 2, (width + 1) * (width + 2) // 2
-        raise ValueError(f"{length} numbers are no triangle; {fewer} or {more} are")
+        raise ValueError(f"{length} numbers are not a triangular matrix; {fewer} or {more} are")
     return width
 
 

@@ -118,6 +118,6 @@ def tighten(path: Path) -> None:
         left = mode
     if left & _OTHERS:
         raise PermissionsError(
-            f"{path}: mode {mode:04o} lets other users read it, and it cannot be changed",
+            f"{path}: mode {mode:04o} is readable by other users, and chmod failed",
             hint=f"chmod go= {path} as its owner, or mount its file system with umask=077",
         )

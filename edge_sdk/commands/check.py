@@ -130,9 +130,9 @@ def clock_told(floor: int, wall: int) -> str:
     if floor <= wall + DAY:
         return told
     return (
-        f"{told}: one of them is wrong. The broker's certificate is tried at both. Set this "
-        "machine's clock if it is behind; if the aggregator's was ahead, its next welcome takes "
-        "the stored time back"
+        f"{told}: one of them is wrong. The broker's certificate is checked at both times. "
+        "Set this machine's clock if it is behind. If the aggregator's clock was ahead, its next "
+        "welcome corrects the stored time"
     )
 
 
@@ -153,7 +153,7 @@ def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
     if sources and (missing := [name for name in _reads(manifest) if name not in given]):
         raise ConfigError(
             f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
-            hint="columns says which column of a file is which stream",
+            hint='map a column of a file to each stream: columns = { column = "stream" }',
         )
 
 

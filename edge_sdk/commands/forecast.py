@@ -79,9 +79,9 @@ def _calibration(rows: int) -> str:
     """Return how far an interval is calibrated, in words.
 
     >>> _calibration(0), _calibration(672)
-    ('as the model tells it', 'held to that on 672 readings')
+    ('not calibrated', 'calibrated on 672 readings')
     """
-    return f"held to that on {rows} readings" if rows else "as the model tells it"
+    return f"calibrated on {rows} readings" if rows else "not calibrated"
 
 
 def _moment(text: str) -> float:
@@ -91,6 +91,6 @@ def _moment(text: str) -> float:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigError(
-            f"{text!r} is no moment", hint="such as 2014-10-01T00:00 (UTC) or Unix seconds"
+            f"{text!r} is not a time", hint="such as 2014-10-01T00:00 (UTC) or Unix seconds"
         ) from error
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

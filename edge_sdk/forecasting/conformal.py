@@ -59,9 +59,9 @@ class CoverageTarget:
     def __post_init__(self) -> None:
         """Refuse invalid shares, gain or bounds."""
         if not (0.0 < self.below < 0.5 and 0.0 < self.above < 0.5):
-            raise ValueError("misses on either side: expected more than 0 and less than a half")
+            raise ValueError("miss rates on either side: expected above 0 and below 0.5")
         if not (self.gain > 0.0 and self.narrowest > 0.0):
-            raise ValueError("gain and narrowest width: expected more than 0")
+            raise ValueError("step size and narrowest width: expected above 0")
 
     @classmethod
     def of(

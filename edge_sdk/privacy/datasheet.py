@@ -24,15 +24,15 @@ UNIT: Mapping[str, str] = {
     "device": "device's whole contribution",
 }
 UNPROTECTED = (
-    "no privacy mechanism is active: everything leaves as computed, and what it tells about this "
-    "device's readings is not bounded"
+    "no privacy mechanism is active: updates are sent as computed, and the information that they "
+    "reveal about this device's readings is not bounded"
 )
 NEVER = (
     "that this device takes part, when it sends, how often, and how large its messages are",
-    "what the readings on this device itself say to whoever holds it: they are kept as they are",
+    "the readings on this device against a person with access to it: they are stored unchanged",
     (
-        "federated learning, layers that stay here, and robust aggregation: they are no privacy "
-        "mechanisms, and nothing is claimed for them"
+        "by federated learning, private layers and robust aggregation: they are not privacy "
+        "mechanisms, and no claim is made for them"
     ),
 )
 """Facts that no mechanism here protects."""
@@ -63,7 +63,7 @@ def guarantee(plan: NoisePlan) -> str:
     }[point]
     limit = plan.limit
     serving = (
-        "; live forecasts use the clean readings, are not covered, and stay here"
+        "; live forecasts use the clean readings, are not covered, and are not sent"
         if point == "input"
         else ""
     )
@@ -99,12 +99,12 @@ def explain_budget(plan: NoisePlan, account: PrivacyAccount) -> str:
         >>> from edge_sdk.privacy.settings import MechanismSection, PrivacySection
         >>> plan = NoisePlan(PrivacySection(MechanismSection("none")), PrivacyLimit(), 0.0, 0.0, None)
         >>> print(explain_budget(plan, PrivacyAccount()).splitlines()[0])
-        no privacy mechanism is active: everything leaves as computed, and what it tells about ...
+        no privacy mechanism is active: updates are sent as computed, and the information that they ...
     """
     limit, said = account.limit, account.summary(plan.release())
     lines = [guarantee(plan)]
     if not account.is_kept:
-        lines.append("this does not hold for what has left already: more was told than is allowed")
+        lines.append("this does not hold for the updates already released: they exceed the budget")
     lines.append(f"{said['releases']} updates released so far")
     if plan.section.budget.unclaimed_releases:
         lines.append(
@@ -161,7 +161,7 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
         "formal claim": honest,
         "unit of privacy": unit_of(plan) if honest else "none",
         "neighbouring inputs": mechanism.adjacency if honest else "none",
-        "trust model": "local: noise is added on the device, nobody else is trusted with readings",
+        "trust model": "local: noise is added on the device, no other party is trusted with readings",
         "mechanism": mechanism.name,
         "attached at": mechanism.point,
         "calibration": NO_CLAIM if plan.is_paper else mechanism.calibration,
@@ -177,12 +177,12 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
         "releases left": account.left(plan.release()),
         "composition": "Gaussian releases exactly (one with noise / sqrt(T)); pure ones by "
         "addition, or advanced composition where that is less",
-        "sampling": "no amplification is claimed: who takes part is neither secret nor Poisson",
+        "sampling": "no amplification is claimed: participation is neither secret nor Poisson-sampled",
         "randomness": "os.urandom; never a seed",
         "floating point": "values on a grid of 2^-20 of the sensitivity"
         if mechanism.grid
         else "noise is sampled in float64; its last bits are not protected",
-        "resend": "the same bytes: noise is stored with what it hides",
+        "resend": "the same bytes: noise is stored with the update",
         "measured numbers beside updates": "sent" if plan.sends_metrics else "withheld",
         "ledger": "charged and synced before anything is sent; it only grows",
         "after a lost store": "the account goes on from the aggregator's count of releases; "
@@ -191,7 +191,7 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
         else "the account goes on from the aggregator's count of releases",
         "after a restored disk image": f"{budget.releases_per_start} releases are charged at every start"
         if budget.releases_per_start
-        else "releases that nobody saw are not counted: do not restore one",
+        else "releases that the aggregator did not receive are not counted: do not restore one",
         "not protected": gaps(plan),
         "charges": charges_table(account),
     }
@@ -251,7 +251,7 @@ def _left(left: int | None, plan: NoisePlan) -> str:
         return "as many as are asked; they are computed from readings that have their noise"
     if left is None:
         return "no limit"
-    return str(left) if left else "none; the device goes on learning for itself"
+    return str(left) if left else "none; the device trains locally"
 
 
 def _odds(epsilon: float | None) -> list[str]:

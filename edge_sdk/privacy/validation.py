@@ -104,8 +104,8 @@ def _refuse_less_than_one(plan: NoisePlan) -> None:
     worth = PrivacyAccount(limit=plan.limit).plus(one).epsilon()
     if worth > plan.limit.epsilon * (1.0 + 1e-9):
         raise ConfigError(
-            f"privacy.budget.epsilon: one release alone is worth {worth:.4g} a {plan.limit.unit}, "
-            f"and {plan.limit.epsilon:g} is allowed in all",
+            f"privacy.budget.epsilon: a single release costs epsilon {worth:.4g} a {plan.limit.unit}, "
+            f"and the budget is {plan.limit.epsilon:g}",
             hint="more noise, a larger budget, or fewer steps in accept.max_steps",
         )
 
@@ -119,17 +119,20 @@ def _attachment(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Compla
     if point not in POINTS[name]:
         yield "mechanism.point", f"{name} belongs at {' or '.join(POINTS[name])}, not {point!r}"
     for key in _said(section.mechanism) - _KEYS[point] - {"name", "point"}:
-        yield f"mechanism.{key}", f"means nothing for {name} at {point!r}"
+        yield f"mechanism.{key}", f"does not apply to {name} at {point!r}; remove it"
     if name == "none" and mode != "none":
-        yield "mode", f"{mode!r} needs a mechanism; with none, nothing is promised"
+        yield "mode", f"{mode!r} needs a mechanism other than 'none'"
     if name != "none" and mode == "none":
-        yield "mode", "say 'honest', or 'paper' for a paper's noise level and no formal claim"
+        yield (
+            "mode",
+            "expected 'honest', or 'paper' for a paper's noise level without a formal claim",
+        )
     if section.budget.amplification:
         yield (
             "budget.amplification",
             (
-                "who takes part is chosen by the server or by order of arrival: "
-                "neither secret nor Poisson sampling, so nothing may be claimed for it"
+                "participation is decided by the server or by order of arrival, which is "
+                "neither secret nor Poisson sampling, so no amplification may be claimed"
             ),
         )
 
@@ -145,22 +148,22 @@ def _numbers(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]
         yield (
             "budget.delta",
             (
-                f"{budget.delta:g} is not below 1/{facts.keep} (training.history_slots): it would allow to "
-                "tell one reading in full"
+                f"{budget.delta:g} is not below 1/{facts.keep} (training.history_slots): it would allow "
+                "the release of one reading in full"
             ),
         )
     if budget.unit is not None and budget.unit not in UNITS[mechanism.point]:
         known = ", ".join(UNITS[mechanism.point])
         yield "budget.unit", f"at {mechanism.point!r} a claim is about: {known}"
     if mechanism.name != "none" and section.mode == "honest" and budget.epsilon is None:
-        yield "budget.epsilon", "missing; say how much may be told in all"
+        yield "budget.epsilon", "missing; set the total epsilon"
 
 
 def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
     """Yield complaints unless the amount of noise is configured exactly once."""
     mechanism, budget = section.mechanism, section.budget
     if mechanism.noise_multiplier is not None and mechanism.epsilon is not None:
-        yield "mechanism.noise_multiplier", "stands beside epsilon; say one of them"
+        yield "mechanism.noise_multiplier", "excludes mechanism.epsilon; set one of them"
     has_own = mechanism.noise_multiplier is not None or mechanism.epsilon is not None
     match mechanism.point:
         case "input" if mechanism.noise_multiplier is None and budget.epsilon is None:
@@ -170,20 +173,26 @@ def _amount(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]
         case "gradient" | "update" if not has_own and budget.max_releases is None:
             yield (
                 "budget.max_releases",
-                "missing; say how many updates the budget is for, or mechanism.noise_multiplier",
+                "missing; set the number of updates that the budget covers, or mechanism.noise_multiplier",
             )
         case "sign" if mechanism.name == "sign_flip" and mechanism.epsilon is None:
-            yield "mechanism.epsilon", "missing; it is what one coordinate's sign may tell"
+            yield "mechanism.epsilon", "missing; set the epsilon of one coordinate's sign"
         case "sign" if mechanism.name == "sign_gaussian" and mechanism.noise_multiplier is None:
-            yield "mechanism.noise_multiplier", "missing; noise over clip, or over bound"
+            yield (
+                "mechanism.noise_multiplier",
+                "missing; set the noise as a multiple of clip_norm or coordinate_bound",
+            )
 
 
 def _moving(section: PrivacySection, epsilon: float) -> Iterator[Complaint]:
     """Yield complaints unless the epsilon at the input is the present one and below the budget's."""
     if section.mechanism.name != "gaussian" or section.mode == "paper":
-        yield "mechanism.epsilon", "at the input only honest gaussian noise can become less"
+        yield (
+            "mechanism.epsilon",
+            "at point 'input' only gaussian noise in mode 'honest' can decrease over time",
+        )
     elif epsilon > (section.budget.epsilon or 0.0):
-        yield "mechanism.epsilon", f"{epsilon:g} is above budget.epsilon, where it ends"
+        yield "mechanism.epsilon", f"{epsilon:g} is above budget.epsilon, the final value"
 
 
 def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Complaint]:
@@ -194,19 +203,19 @@ def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Compla
         needs_range = True  # a scale from the device's own readings would be a release
     if needs_range and not _is_range(mechanism.range):
         unit, stream = facts.manifest.target.unit, facts.manifest.target.stream
-        yield "mechanism.range", f"give [low, high] for {stream} in {unit}, known to everybody"
+        yield "mechanism.range", f"give [low, high] for {stream} in {unit}, as public constants"
     if mechanism.point in {"gradient", "update"} and mechanism.clip_norm is None:
-        yield "mechanism.clip_norm", "missing; without a largest norm no noise hides anything"
+        yield "mechanism.clip_norm", "missing; noise needs a bounded norm"
     if mechanism.name == "sign_gaussian" and (mechanism.clip_norm is None) == (
         mechanism.coordinate_bound is None
     ):
-        yield "mechanism.clip_norm", "say clip (a norm), or bound (of each coordinate), not both"
+        yield "mechanism.clip_norm", "expected either clip_norm or coordinate_bound, not both"
     if mechanism.name == "sign_flip" and _said(mechanism) & {
         "clip_norm",
         "coordinate_bound",
         "noise_multiplier",
     }:
-        yield "mechanism.clip_norm", "a flipped sign needs epsilon and nothing else"
+        yield "mechanism.clip_norm", "sign_flip takes epsilon only"
     if mechanism.point == "input" and section.mode != "paper":
         yield from _streams(mechanism, facts)
 
@@ -222,14 +231,14 @@ def _streams(mechanism: MechanismSection, facts: DeviceFacts) -> Iterator[Compla
         if not _is_range(span):
             yield f"mechanism.stream_ranges.{stream}", "give [low, high] with low below high"
     if target in mechanism.public_streams:
-        yield "mechanism.public_streams", f"{target} is what is to be hidden"
+        yield "mechanism.public_streams", f"{target} is the target and cannot be public"
     for stream in others:
         if (stream in mechanism.stream_ranges) == (stream in mechanism.public_streams):
             yield (
                 "mechanism.public_streams",
                 (
-                    f"{stream} is read too: list it here if it is nobody's secret, "
-                    "or give its range in mechanism.stream_ranges, not both"
+                    f"{stream} is an input of the bundle: list it here if it is public, "
+                    "or set its range in mechanism.stream_ranges, not both"
                 ),
             )
 
@@ -242,15 +251,15 @@ def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Comp
     if kind in PAPERS and not (is_paper and mechanism.point == "update"):
         yield (
             "mechanism.calibration",
-            f"{kind} is a paper's noise level: point = 'update' and mode = 'paper' (no claim)",
+            f"{kind} is a paper's noise level: it needs point = 'update' and mode = 'paper' (no claim)",
         )
     if kind in PAPERS:
         yield from _formula(mechanism)
         if section.budget.epsilon is not None:
-            why = f"{kind} bounds nothing; its own epsilon goes into mechanism"
+            why = f"{kind} gives no bound; remove it, and set mechanism.epsilon"
             yield "budget.epsilon", why
     elif mechanism.formula:
-        yield "mechanism.formula", f"means nothing with calibration {kind!r}"
+        yield "mechanism.formula", f"does not apply to calibration {kind!r}; remove it"
     epsilon = mechanism.epsilon
     if mechanism.point == "input":
         epsilon = section.budget.epsilon
@@ -262,7 +271,7 @@ def _calibrations(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Comp
                 "mechanism.calibration",
                 (
                     f"the classical formula holds for epsilon up to 1, not {epsilon:g}; "
-                    "say 'analytic', or mode = 'paper' for no claim"
+                    "use 'analytic', or mode = 'paper' without a claim"
                 ),
             )
 
@@ -277,7 +286,7 @@ def _formula(mechanism: MechanismSection) -> Iterator[Complaint]:
         if not (value > 0.0 and math.isfinite(value)):
             yield f"mechanism.formula.{key}", f"must be above 0, got {value}"
     if mechanism.epsilon is None:
-        yield "mechanism.epsilon", "missing; it is the paper's own epsilon"
+        yield "mechanism.epsilon", "missing; set the paper's epsilon"
 
 
 def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint]:
@@ -286,8 +295,8 @@ def _reports(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Complaint
         yield (
             "metrics",
             (
-                f"a loss or count without noise beside an update with noise at the {point} tells "
-                "what the noise hides; say 'withheld' or 'auto'"
+                f"a loss or count without noise beside an update with noise at the {point} reveals "
+                "what the noise hides; use 'withheld' or 'auto'"
             ),
         )
 
@@ -298,8 +307,8 @@ def _minibatches(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Compl
         yield (
             "mechanism.adjacency",
             (
-                "one window more or less changes which windows are drawn for a minibatch, so no "
-                "clip bounds what it moves; say 'replace'"
+                "adding or removing a window changes the windows drawn for a minibatch, so "
+                "clip_norm does not bound the difference; use 'replace'"
             ),
         )
 
@@ -332,24 +341,27 @@ def _clashes(plan: NoisePlan, contract: Contract) -> Iterator[Complaint]:
     graphs = {graph for one in contract.values() for graph in one.graphs}
     if point == "gradient" and graphs - {GRADIENT}:
         strange = ", ".join(sorted(graphs - {GRADIENT}))
-        yield "mechanism.point", f"asks for {strange}, whose result is not clipped window by window"
+        yield "mechanism.point", f"asks for {strange}, whose result is not clipped per window"
     if point == "sign" and ask.up != Up.SIGNS:
         yield "mechanism.point", f"answers {ask.up.value!r}, not signs"
     if point == "update" and ask.up == Up.SIGNS:
-        yield "mechanism.point", "answers signs: put the noise at 'sign'"
+        yield "mechanism.point", "sends signs: set point = 'sign'"
     if point == "update" and ask.has_statistic:
-        yield "mechanism.point", "answers a statistic, which a clip of its whole vector ruins"
+        yield "mechanism.point", "sends a statistic, which clipping of the whole vector distorts"
     if point != "sign" and ask.enc == "b1":
-        yield "mechanism.point", "tells signs that a mechanism at 'sign' must make noisy first"
+        yield "mechanism.point", "sends signs, which need a mechanism at point 'sign'"
     if point in {"update", "sign"} and ask.mirrored:
-        yield "mechanism.point", "computes on both ends with what was sent: put noise at 'input'"
+        yield (
+            "mechanism.point",
+            "replays its updates on both ends, which noise would change: set point = 'input'",
+        )
     if point not in {"none", "input"} and any(a.up is Up.SIGNAL for a in contract.values()):
-        why = "sends activations and their gradients, which nothing here hides: noise at 'input'"
+        why = "sends activations and their gradients, which have no noise: set point = 'input'"
         yield "mechanism.point", why
     every = (number for one in contract.values() for number in one.report)
     withheld = [n.name for n in every if n.measured and n.needed]
     if withheld and not plan.sends_metrics:
-        yield "metrics", f"needs {withheld[0]!r}, a measured number that stays here"
+        yield "metrics", f"needs {withheld[0]!r}, a measured number that is withheld"
 
 
 def _is_range(span: tuple[float, ...]) -> bool:

@@ -49,7 +49,9 @@ class NumpyGraph:
             self._steps, self._values, slots = _plan(model)
             self._results = tuple(slots[feed.name] for feed in model.outputs)
         except KeyError as error:
-            raise GraphError(f"numpy cannot load the graph: nothing makes {error}") from error
+            raise GraphError(
+                f"numpy cannot load the graph: no operator produces {error}"
+            ) from error
         except GraphError as error:
             raise GraphError(f"numpy cannot load the graph: {error}") from error
         self._feeds = tuple((feed, slots[feed.name]) for feed in model.inputs)

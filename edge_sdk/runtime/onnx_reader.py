@@ -108,7 +108,7 @@ def _graph(data: memoryview) -> OnnxModel:
         elif number == 5:
             name, array = _tensor(protobuf_reader.view(value))
             if name in constants:
-                raise GraphError(f"constant {name!r} is in the file twice")
+                raise GraphError(f"constant {name!r} occurs twice in the file")
             constants[name] = array
         elif number in (11, 12):
             (feeds if number == 11 else results).append(_feed(protobuf_reader.view(value)))
@@ -128,7 +128,7 @@ def _node(data: memoryview) -> OnnxNode:
         elif number == 5:
             name, found = _attribute(protobuf_reader.view(value))
             if name in attributes:
-                raise GraphError(f"operator {kind or '?'}: attribute {name!r} is in it twice")
+                raise GraphError(f"operator {kind or '?'}: attribute {name!r} occurs twice")
             attributes[name] = found
         elif number == 7 and protobuf_reader.text(value) not in ("", "ai.onnx"):
             raise GraphError(f"an operator of the set {protobuf_reader.text(value)!r}")

@@ -100,7 +100,7 @@ def build(node: OnnxNode, known: tuple[Array | None, ...]) -> Run:
     """
     row = OPERATORS.get(node.kind)
     if row is None:
-        raise GraphError(f"operator {node.kind} is not one that numpy runs here")
+        raise GraphError(f"operator {node.kind} is not supported by the numpy engine")
     unknown = sorted(node.attributes.keys() - row.defaults.keys())
     if unknown:
         raise GraphError(f"operator {node.kind}: attribute {unknown[0]!r} is not supported")

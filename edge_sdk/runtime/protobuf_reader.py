@@ -59,7 +59,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value & (2**64 - 1), at + place + 1
-    raise GraphError("a number that does not end")
+    raise GraphError("a varint longer than its limit")
 
 
 def number(value: int | memoryview) -> int:
@@ -73,7 +73,7 @@ def number(value: int | memoryview) -> int:
         -1
     """
     if not isinstance(value, int):
-        raise GraphError("bytes where a number belongs")
+        raise GraphError("expected a number, got a length-delimited field")
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -84,7 +84,7 @@ def view(value: int | memoryview) -> memoryview:
         GraphError: The field holds a number.
     """
     if isinstance(value, int):
-        raise GraphError("a number where bytes belong")
+        raise GraphError("expected a length-delimited field, got a number")
     return value
 
 

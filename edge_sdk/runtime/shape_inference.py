@@ -84,7 +84,7 @@ def infer_cost(model: OnnxModel, batch: int = BATCH) -> GraphCost:
                 known[name] = _Known(shape, value)
     missing = next((feed.name for feed in model.outputs if feed.name not in known), None)
     if missing is not None:
-        raise GraphError(f"nothing makes the result {missing!r}")
+        raise GraphError(f"no operator produces the output {missing!r}")
     return GraphCost(largest, total, work)
 
 
@@ -101,7 +101,7 @@ def _check_bounds(kind: str, largest: int, total: int, work: int) -> None:
 def _inferred(node: OnnxNode, given: Sequence[_Known | None]) -> tuple[Sequence[Shape], int]:
     rule, row = _RULES.get(node.kind), OPERATORS.get(node.kind)
     if rule is None or row is None:
-        raise GraphError(f"operator {node.kind} is not one that a bundle may use")
+        raise GraphError(f"operator {node.kind} is not allowed in a bundle")
     try:
         made, work = rule({**row.defaults, **node.attributes}, given, len(node.outputs))
     except _BAD as error:

@@ -95,7 +95,7 @@ class SourceAddress:
                     return cls("serial", path=parts.path, baud=baud, parity=parity)
         except ValueError:
             pass
-        raise ConfigError(f"source: {url!r} is no address", hint=how)
+        raise ConfigError(f"source: {url!r} is not an address", hint=how)
 
     def open(self) -> ByteLink:
         """Open the link.

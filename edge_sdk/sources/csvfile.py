@@ -147,7 +147,7 @@ def csv_file(section: Mapping[str, Any]) -> CsvFile:
         )
     keys["path"] = Path(keys["path"])
     if not keys["path"].is_file():
-        raise ConfigError(f"source csv: there is no file {str(keys['path'])!r}")
+        raise ConfigError(f"source csv: path: no such file: {str(keys['path'])!r}")
     keys["time_zone"] = zone = _zone(keys.get("time_zone", "UTC"))
     keys["start"] = _bound(keys["start"], zone)
     keys["until"] = _bound(keys.get("until", math.inf), zone)
@@ -177,5 +177,5 @@ def _bound(value: object, zone: tzinfo) -> float:
         if isinstance(value, int | float):
             return float(value)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"source csv: {value!r} is no moment") from error
+        raise ConfigError(f"source csv: {value!r} is not a time") from error
     raise ConfigError(f"source csv: {value!r} is neither a date nor a number of seconds")

@@ -161,7 +161,9 @@ def _modbus_decoder(section: ModbusSection) -> Decoder:
 
 def _pm_feed(section: PmSection) -> FramedLink:
     if not section.folder:
-        raise ConfigError("source pm3gpp: needs 'folder', where files are dropped")
+        raise ConfigError(
+            "source pm3gpp: 'folder' is missing: the folder that the element manager writes to"
+        )
     interval, max_age = seconds(section.poll_interval), seconds(section.max_age)
     return DropFolder(Path(section.folder), section.pattern, interval, max_age)
 
@@ -174,7 +176,9 @@ def _pm_decoder(section: PmSection) -> Decoder:
 
 def _ocpp_feed(section: OcppSection) -> FramedLink:
     if not section.spool:
-        raise ConfigError("source ocpp: needs 'spool', the folder of the tap's notes")
+        raise ConfigError(
+            "source ocpp: 'spool' is missing: the folder of the OCPP proxy's recordings"
+        )
     return SpoolReader(Path(section.spool), "ocpp")
 
 
@@ -215,5 +219,5 @@ def replay(table: Mapping[str, Any]) -> ThreadedSource:
         known = ", ".join(sorted(INTERFACES))
         raise ConfigError(f"source replay: recorded_type: unknown {kind!r}; known: {known}")
     if not path.is_file():
-        raise ConfigError(f"source replay: there is no file {str(path)!r}")
+        raise ConfigError(f"source replay: path: no such file: {str(path)!r}")
     return INTERFACES[kind].replayed(keys, path)

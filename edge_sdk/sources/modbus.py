@@ -68,7 +68,7 @@ class ModbusClient:
         if answer[0] == function | 0x80:
             raise Rejected("refused by the device")
         if answer[0] != function or len(answer) != 2 + 2 * count or answer[1] != 2 * count:
-            raise ConnectionError("an answer to another question")
+            raise ConnectionError("a reply with another transaction or unit id")
         return list(struct.unpack(f">{count}H", answer[2:]))
 
     def _tcp(self, body: bytes) -> bytes:
@@ -81,7 +81,7 @@ class ModbusClient:
             raise ConnectionError("not Modbus")
         answer = self._take(length - 1, end)
         if number != self._number or unit != self.unit:
-            raise ConnectionError("an answer to another question")
+            raise ConnectionError("a reply with another transaction or unit id")
         return answer
 
     def _serial(self, body: bytes) -> bytes:
@@ -92,7 +92,7 @@ class ModbusClient:
         rest = self._take(2 if head[1] & 0x80 else head[2] + 2, end)
         answer = head + rest
         if crc16(answer[:-2]).to_bytes(2, "little") != answer[-2:] or answer[0] != self.unit:
-            raise ConnectionError("a damaged answer")
+            raise ConnectionError("a reply with a wrong checksum")
         return answer[1:-2]
 
     def _take(self, count: int, end: float) -> bytes:

@@ -65,11 +65,11 @@ class BackOffice:
             port = parts.port or {"ws": 80, "wss": 443}[parts.scheme]
             tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "wss" else None
         except (KeyError, ValueError):
-            raise ConfigError(f"source ocpp: {url!r} is no ws:// or wss:// address") from None
+            raise ConfigError(f"source ocpp: {url!r} is not a ws:// or wss:// address") from None
         except OSError as error:
             raise ConfigError(f"source ocpp: {ca_file}: {error}") from error
         if not parts.hostname or parts.query:
-            raise ConfigError(f"source ocpp: {url!r} is no ws:// or wss:// address")
+            raise ConfigError(f"source ocpp: {url!r} is not a ws:// or wss:// address")
         return cls(parts.hostname, port, parts.path.rstrip("/"), tls)
 
     def request(self, head: bytes) -> bytes | None:
@@ -118,7 +118,7 @@ class ConversationListener:
     def _listen(self, data: bytes, *, from_charger: bool) -> None:
         if not self._sides:
             if from_charger:
-                raise ValueError("spoke before the handshake was over")
+                raise ValueError("data before the end of the handshake")
             data = self._greeted(data)
         if not self._sides:
             return
@@ -139,10 +139,10 @@ class ConversationListener:
         head, end, rest = self._answer.partition(b"\r\n\r\n")
         if not end:
             if len(self._answer) > _HEAD:
-                raise ValueError("no end of the handshake")
+                raise ValueError("handshake too long or cut off")
             return b""
         if b" 101 " not in head.partition(b"\r\n")[0]:
-            raise ValueError("the back office declined")
+            raise ValueError("the back office refused the handshake")
         agreed = b" ".join(re.findall(rb"(?im)^sec-websocket-extensions:([^\r]*)", head))
         is_deflated = b"permessage-deflate" in agreed
         for from_charger, who in ((True, b"client"), (False, b"server")):

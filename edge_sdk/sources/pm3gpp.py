@@ -159,7 +159,7 @@ def period(text: str) -> float:
     parts = [float(part or 0) for part in said.groups()] if said else [0.0]
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not seconds:
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is not a duration")
     return seconds
 
 

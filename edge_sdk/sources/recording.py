@@ -97,7 +97,7 @@ class RecordedFeed:
             return
         if line.startswith(_MAGIC) or self.framer is None:
             self.rejected["foreign recording"] += 1
-            raise EOFError(f"{self.path} is no recording of {self.kind}")
+            raise EOFError(f"{self.path} is not a recording of {self.kind}")
         self._is_plain = True
         file.seek(0)
 

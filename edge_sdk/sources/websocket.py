@@ -95,13 +95,13 @@ class MessageStream:
         if kind >= _CLOSE:
             return None
         if first & 0x30 or (first & 0x40 and not self.is_deflated):
-            raise WebSocketError("an extension that nobody agreed on")
+            raise WebSocketError("an extension that was not negotiated")
         if kind != _CONTINUED:
             self._message.clear()
             self._is_text, self._is_packed = kind == _TEXT, bool(first & 0x40)
         if payload is None or len(self._message) + len(payload) > LONGEST:
             if self._is_packed and not self.forgets:
-                raise WebSocketError("a compressed message too long to follow")
+                raise WebSocketError("a compressed message above the size limit")
             self._is_text = False
             self._message.clear()
             return None
@@ -129,9 +129,9 @@ class MessageStream:
         try:
             text = self._unpacker.decompress(raw + b"\0\0\xff\xff", LONGEST)
         except zlib.error as error:
-            raise WebSocketError("not what deflate makes") from error
+            raise WebSocketError("invalid deflate data") from error
         if self._unpacker.unconsumed_tail:
-            raise WebSocketError("a compressed message too long to follow")
+            raise WebSocketError("a compressed message above the size limit")
         return text
 
 

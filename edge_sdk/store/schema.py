@@ -191,7 +191,8 @@ def opened(folder: Path, *, read_only: bool) -> tuple[sqlite3.Connection, Path, 
     path = folder / FILE
     if read_only and not path.exists():
         raise StoreError(
-            f"{folder}: no state of a device yet", hint="start it: gridfed-edge run CONFIG"
+            f"{folder}: no state of a device yet",
+            hint="run the device first: gridfed-edge run CONFIG",
         )
     with _refusing(path), ExitStack() as held:
         if not read_only:
@@ -221,12 +222,12 @@ def _refusing(path: Path) -> Iterator[None]:
     except sqlite_file.NewerFileError as error:
         raise StoreNewer(
             f"{path} was written by a newer version "
-            f"(schema {error.schema}, this one knows {SCHEMA})",
+            f"(schema {error.schema}, this one supports {SCHEMA})",
             hint="install that version again, or restore a backup from before the upgrade",
         ) from error
     except sqlite3.Error as error:
         raise StoreError(
-            f"{path}: {error}", hint="is there a state of this device, and may we read it?"
+            f"{path}: {error}", hint="check that the path is this device's state and is readable"
         ) from error
     except OSError as error:
         raise StoreError(f"{path.parent}: {error.strerror or error}") from error

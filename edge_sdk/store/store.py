@@ -203,7 +203,8 @@ class DeviceStore:
             return LearnedState(run, round_, version, spec, unpack_leaves(leaves))
         except WireError as error:
             raise StoreError(
-                f"{self.path}: {error}", hint="move the state folder away to start anew"
+                f"{self.path}: {error}",
+                hint="move the state folder away to start with an empty one",
             ) from error
 
     # --- privacy ledger and noise -----------------------------------------------------------------
@@ -422,7 +423,7 @@ class DeviceStore:
         except sqlite3.Error as error:
             if sqlite_file.primary_code(error) == sqlite3.SQLITE_FULL:
                 raise StoreFull(
-                    f"{self.path}: no space left; nothing was changed",
+                    f"{self.path}: no space left; the transaction was rolled back",
                     hint="free some space; updates that wait for a receipt are kept",
                 ) from error
             raise StoreError(f"{self.path}: {error}") from error

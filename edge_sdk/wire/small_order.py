@@ -27,7 +27,7 @@ def weakness(public: bytes) -> str:
     """Return the reason why a raw public key is unsafe; empty if none is known.
 
     >>> weakness(bytes(32))
-    'is a point of small order: anybody can sign for it'
+    'is a point of small order: it accepts forged signatures'
     >>> weakness(bytes([255]) * 32)
     'is not the canonical encoding of a point'
     >>> weakness(bytes.fromhex("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"))
@@ -35,5 +35,5 @@ def weakness(public: bytes) -> str:
     """
     y = int.from_bytes(public, "little") & ~_SIGN
     if y % _P in _SMALL:
-        return "is a point of small order: anybody can sign for it"
+        return "is a point of small order: it accepts forged signatures"
     return "is not the canonical encoding of a point" if y >= _P else ""

@@ -32,20 +32,20 @@ class AttackPlan:
         byzantine: Fraction of Byzantine devices, rounded down; at least one is.
         options: Options of the attack.
         start_round: Round before which the devices are honest.
-        choice: The ``first`` ids are Byzantine, or a draw with ``seed``.
+        selection: The ``first`` ids are Byzantine, or a draw with ``seed``.
         seed: Seed of that draw, and of the attacks' draws.
         colluding: True if all Byzantine devices of a round send one vector.
-        patience: Seconds that an omniscient device waits for the honest updates of a round.
+        timeout: Seconds that an omniscient device waits for the honest updates of a round.
     """
 
     attack: str
     byzantine: Annotated[float, Between(0.0, 1.0)] = 0.2
     options: Mapping[str, Any] = field(default_factory=dict)
     start_round: Annotated[int, Between(1, 2**31)] = 1
-    choice: Literal["first", "seeded"] = "first"
+    selection: Literal["first", "seeded"] = "first"
     seed: int = 0
     colluding: bool = False
-    patience: Duration = "5s"
+    timeout: Duration = "5s"
 
     def __post_init__(self) -> None:
         """Refuse a start round for link attacks, which cannot observe rounds."""
@@ -95,7 +95,7 @@ class AttackPlan:
         ['a', 'b']
         """
         known = sorted(ids)
-        if self.choice == "seeded":
+        if self.selection == "seeded":
             known = random.Random(self.seed).sample(known, len(known))  # noqa: S311 - reproducible
         return frozenset(known[: self.count(len(ids))])
 
@@ -140,7 +140,7 @@ class AttackCast:
             UnknownAttack: The attack or option does not exist.
         """
         liars = assault.malicious(ids)
-        patience = seconds(assault.patience)
+        patience = seconds(assault.timeout)
         coalition = Coalition(frozenset(ids) - liars, liars, patience, clock)
         return cls(assault, assault.bound, coalition)
 

@@ -22,12 +22,12 @@ def assaults(args: Namespace) -> tuple[AttackPlan, ...]:
     """
     names = words(args.attack)
     if args.byzantine is not None and not names:
-        raise SettingsError("--byzantine: lies need a name", hint="--attack; gridfed-sim attacks")
+        raise SettingsError("--byzantine needs --attack", hint="gridfed-sim attacks lists them")
     told = {
         "byzantine": args.byzantine,
         "start_round": args.start_round,
-        "choice": args.malicious,
-        "patience": args.patience,
+        "selection": args.malicious,
+        "timeout": args.patience,
         "colluding": args.colluding or None,
     }
     options = pairs(args.attack_option, "--attack-option")
@@ -49,23 +49,23 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
         SettingsError: As ``assaults``.
         UnknownAttack: As ``assaults``.
     """
-    given = assaults(args) or chosen.assaults
+    given = assaults(args) or chosen.attacks
     f = max((one.count(chosen.devices) for one in given), default=0) if args.f is None else args.f
     options = pairs(args.rule_option, "--rule-option")
     rules = [rule(text, options, f) for text in words(args.rule)]
     methods = words(args.method)
-    ways = (chosen.learning, *chosen.against)
+    ways = (chosen.run, *chosen.comparisons)
     if rules or methods:
         ways = tuple(
-            replace(chosen.learning, method=method, rule=table)
-            for method in methods or (chosen.learning.method,)
-            for table in rules or (chosen.learning.rule,)
+            replace(chosen.run, method=method, rule=table)
+            for method in methods or (chosen.run.method,)
+            for table in rules or (chosen.run.rule,)
         )
     for way in ways:
         _check_signs(way.method, chosen)
         for one in given:
             _check(way.method, one)
-    return replace(chosen, learning=ways[0], against=ways[1:], assaults=given)
+    return replace(chosen, run=ways[0], comparisons=ways[1:], attacks=given)
 
 
 def _check(method: str, assault: AttackPlan) -> None:
@@ -94,4 +94,4 @@ def _check_signs(method: str, chosen: Scenario) -> None:
 
 def is_trial(chosen: Scenario) -> bool:
     """Return True if there is more than one run to compare."""
-    return bool(chosen.assaults or chosen.against)
+    return bool(chosen.attacks or chosen.comparisons)

@@ -107,7 +107,7 @@ class Outcome:
 
     def text(self) -> str:
         """Return the table and the verdict, for a terminal."""
-        steps = int(self.scenario.learning.settings.get("steps", 0))
+        steps = int(self.scenario.run.settings.get("steps", 0))
         budget = ", ".join(f"{arm} {self.rounds[arm] * steps}" for arm in RUNS)
         return "\n".join(
             (
@@ -182,8 +182,8 @@ class Demo:
 
     def _learn(self, family: ProcessGroup, url: str, samples: SampleSet, arm: str) -> Prepared:
         begun = time.monotonic()
-        learning = replace(self.scenario.learning, shared=shared(self.scenario, arm))
-        chosen = replace(self.scenario, learning=learning)
+        learning = replace(self.scenario.run, shared=shared(self.scenario, arm))
+        chosen = replace(self.scenario, run=learning)
         address = f"127.0.0.1:{free_port()}"
         prepared = prepare(self.out / arm, arm, chosen, samples, broker=url, page=address)
         run = Federation(prepared, learning.rounds, family)
@@ -211,7 +211,7 @@ class Demo:
 
     def _wait_alone(self, run: Federation, name: str) -> None:
         """Show progress from the devices' logs: without shared layers nothing is sent."""
-        begun, wanted = time.monotonic(), self.scenario.learning.rounds
+        begun, wanted = time.monotonic(), self.scenario.run.rounds
         while True:
             run.family.check()
             learned = min(map(learned_rounds, run.devices))
@@ -244,7 +244,7 @@ def shared(chosen: Scenario, arm: str) -> tuple[str, ...] | None:
 
     All when federated, none when local, else those of the scenario or bundle: the recurrent ones.
     """
-    return {FEDERATED: ("",), LOCAL: ()}.get(arm, chosen.learning.shared)
+    return {FEDERATED: ("",), LOCAL: ()}.get(arm, chosen.run.shared)
 
 
 def learned_rounds(device: RunningProgram) -> int:
@@ -255,15 +255,15 @@ def learned_rounds(device: RunningProgram) -> int:
 def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
     """Write page, picture and numbers; return their paths."""
     scenario, samples = outcome.scenario, outcome.samples
-    learning = scenario.learning
+    learning = scenario.run
     facts = (
         ("Readings", f"{samples.title}; {samples.kind}"),
         ("Licence and source", f"{samples.licence}. {samples.attribution}"),
         ("Learned from", f"{scenario.start} to {scenario.until}"),
-        ("Judged on", f"{scenario.judge[0]} to {scenario.judge[1]}, one step ahead"),
+        ("Judged on", f"{scenario.evaluation[0]} to {scenario.evaluation[1]}, one step ahead"),
         ("Model", f"bundle {scenario.bundle}, {learning.method}, {dict(learning.settings)}"),
         ("Rounds learned", ", ".join(f"{NAMES[a]}: {n}" for a, n in outcome.rounds.items())),
-        ("How settings were chosen", scenario.why or "not stated"),
+        ("How settings were chosen", scenario.tuning_notes or "not stated"),
         ("Seconds", ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds.items())),
         ("Largest device process", short(outcome.peak_kb * 1024)),
     )

@@ -95,10 +95,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Run the fleet, or every comparison; return the cost, or the table."""
     chosen, samples = _chosen(args)
-    if chosen.learning.shared == ():
+    if chosen.run.shared == ():
         raise SettingsError(
-            "--shared none: devices that share nothing have no rounds for a fleet to wait for",
-            hint="gridfed-sim demo trains them alone, beside fleets that share",
+            "--shared none: a fleet without shared layers has no rounds",
+            hint="gridfed-sim demo compares local training with shared layers",
         )
     if is_trial(chosen):
         return _trial(args, chosen, samples)
@@ -169,7 +169,7 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
 
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     """Return the scenario with the options applied."""
-    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", learning=PATIENT)
+    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", run=PATIENT)
     if not args.scenario:
         base = replace(base, bundle=SUITED.get(args.like or base.samples, base.bundle))
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
@@ -178,13 +178,13 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     given = {key: value for key, value in settings.items() if value is not None}
     given |= {key: value_of(text) for key, text in pairs(args.setting, "--setting").items()}
     learning = replace(
-        base.learning,
-        settings={**base.learning.settings, **given},
+        base.run,
+        settings={**base.run.settings, **given},
         **{key: value for key, value in learned.items() if value is not None},
     )
     chosen = replace(
         base,
-        learning=learning,
+        run=learning,
         **{key: value for key, value in options.items() if value is not None},
     )
     if args.privacy:

@@ -99,7 +99,7 @@ class FleetRun:
             url = given or start_broker(family, self.out / "broker", self.kind)
             self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
             prepared = self._prepared(url)
-            run = Federation(prepared, self.scenario.learning.rounds, family)
+            run = Federation(prepared, self.scenario.run.rounds, family)
             if self.aggregator is None:
                 run.start_aggregator()
             try:

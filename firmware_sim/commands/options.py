@@ -85,17 +85,30 @@ def words(text: str | None) -> tuple[str, ...]:
 
 def arguments(parser: ArgumentParser) -> None:
     """Add the options of a trial to a command."""
-    add = parser.add_argument_group("liars, and what stands them").add_argument
-    add("--attack", metavar="NAMES", help="with commas between; gridfed-sim attacks lists them")
-    add("--byzantine", type=float, metavar="SHARE", help="of the devices lie (0.2)")
-    add("--attack-option", action="append", default=[], metavar="K=V", help="of the attacks")
-    add("--start-round", type=int, metavar="N", help="liars are honest before (1)")
-    add("--malicious", choices=("first", "seeded"), help="who lies: first ids, or as drawn (first)")
-    add("--colluding", action="store_true", help="all liars of a round send one vector")
-    add("--patience", metavar="TIME", help="liars wait so long for what the honest send (5s)")
-    add("--rule", metavar="NAMES", help="with commas; a + puts what comes before: nnm+krum (mean)")
-    add("--rule-option", action="append", default=[], metavar="K=V", help="of the rules")
-    add("--f", type=int, metavar="N", help="liars that rules are told of (as many as there are)")
+    add = parser.add_argument_group("attacks and robust rules").add_argument
+    add("--attack", metavar="NAMES", help="attacks, with commas; gridfed-sim attacks lists them")
+    add("--byzantine", type=float, metavar="SHARE", help="share of Byzantine devices (0.2)")
+    add("--attack-option", action="append", default=[], metavar="K=V", help="option of an attack")
+    add("--start-round", type=int, metavar="N", help="first round of the attack (1)")
+    add(
+        "--malicious",
+        choices=("first", "seeded"),
+        help="Byzantine devices: first ids, or drawn (first)",
+    )
+    add("--colluding", action="store_true", help="all Byzantine devices of a round send one vector")
+    add("--patience", metavar="TIME", help="longest wait for the honest updates of a round (5s)")
+    add(
+        "--rule",
+        metavar="NAMES",
+        help="rules, with commas; + adds a pre-aggregation: nnm+krum (mean)",
+    )
+    add("--rule-option", action="append", default=[], metavar="K=V", help="option of a rule")
+    add(
+        "--f",
+        type=int,
+        metavar="N",
+        help="Byzantine devices that the rule tolerates (their number)",
+    )
 
 
 def add_broker_kind(parser: ArgumentParser, option: str) -> None:

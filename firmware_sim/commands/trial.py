@@ -22,7 +22,7 @@ from firmware_sim.reports.credit_report import CreditReport
 from firmware_sim.reports.forecast_errors import Errors
 from firmware_sim.reports.progress_display import Display
 from firmware_sim.samples import SampleSet
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 HOLDS = 0.15
 """Largest rise of the RMSE that is reported as ``holds``."""
@@ -44,7 +44,7 @@ class TrialRow:
     """Result of one run.
 
     Attributes:
-        learning: Settings of the run.
+        run: Settings of the run.
         assault: Attack on the run; None for the run without.
         errors: Errors of the devices that are Byzantine in no run.
         refused: Number of refusals by the aggregator, by reason.
@@ -55,7 +55,7 @@ class TrialRow:
         liars: Ids of the Byzantine devices.
     """
 
-    learning: Learning
+    run: RunSettings
     assault: AttackPlan | None
     errors: Errors
     refused: dict[str, int]
@@ -73,7 +73,7 @@ class TrialRow:
     @property
     def is_stalled(self) -> bool:
         """Return True if the model moved less often than configured."""
-        return self.rounds < self.learning.rounds
+        return self.rounds < self.run.rounds
 
     @property
     def says(self) -> str:
@@ -82,7 +82,7 @@ class TrialRow:
         >>> from firmware_sim.reports.forecast_errors import Error
         >>> def row(rmse):
         ...     off = Errors({"a": Error(1.0, rmse, 9)})
-        ...     return TrialRow(Learning(), AttackPlan("alie"), off, {}, 20, clean=2.0)
+        ...     return TrialRow(RunSettings(), AttackPlan("alie"), off, {}, 20, clean=2.0)
         >>> [row(rmse).says for rmse in (2.3, 2.4, 4.0, float("inf"))]
         ['holds', 'suffers', 'doubles', 'diverges']
         """
@@ -99,8 +99,8 @@ class TrialRow:
     def as_json(self) -> dict[str, Any]:
         """Return plain values; a non-finite number is None."""
         return {
-            "method": self.learning.method,
-            "rule": self.learning.rule_name,
+            "method": self.run.method,
+            "rule": self.run.rule_name,
             "attack": self.assault.attack if self.assault else None,
             "mae": _number(self.errors.mae),
             "rmse": _number(self.errors.rmse),
@@ -127,7 +127,7 @@ class TrialRow:
         Empty where the method weighs no models and the model has no intervals.
         """
         against = f"under {self.assault.attack}" if self.assault else "without an attack"
-        head = f"{self.learning.method}, {against}"
+        head = f"{self.run.method}, {against}"
         parts = []
         if self.trust is not None:
             parts.append(f"{head}: {self.trust.marked(self.liars)}")
@@ -176,10 +176,10 @@ class Trial:
         with ProcessGroup(self.out / "logs") as family:
             given = require_broker(self.broker) if self.broker else ""
             url = given or start_broker(family, self.out / "broker", self.kind)
-            for number, learning in enumerate((self.scenario.learning, *self.scenario.against)):
+            for number, learning in enumerate((self.scenario.run, *self.scenario.comparisons)):
                 clean = self._one(url, f"{number}-{learning.method}", learning, None)
                 self.rows.append(clean)
-                for attack, assault in enumerate(self.scenario.assaults):
+                for attack, assault in enumerate(self.scenario.attacks):
                     where = f"{number}-{learning.method}-{attack}-{assault.attack}"
                     row = self._one(url, where, learning, assault)
                     self.rows.append(replace(row, clean=clean.errors.rmse))
@@ -189,16 +189,16 @@ class Trial:
     def judged(self) -> tuple[str, ...]:
         """Return the ids of the devices that are honest under all attacks of this trial."""
         ids = [name for name, _ in assigned(self.samples.samples, self.scenario.devices)]
-        liars = {name for one in self.scenario.assaults for name in one.malicious(ids)}
+        liars = {name for one in self.scenario.attacks for name in one.malicious(ids)}
         return tuple(name for name in ids if name not in liars)
 
     def _one(
-        self, url: str, where: str, learning: Learning, assault: AttackPlan | None
+        self, url: str, where: str, learning: RunSettings, assault: AttackPlan | None
     ) -> TrialRow:
         """Execute one run; one that does not end in time is evaluated as it is."""
         heard = replace(learning, quorum=learning.awaits(heard_of(self.scenario, assault)))
         run = FleetRun(
-            replace(self.scenario, learning=heard),
+            replace(self.scenario, run=heard),
             self.samples,
             self.out / where,
             self.shown,
@@ -221,7 +221,7 @@ class Trial:
             self.shown.note(f"{where}: {slow}")
             rounds = run.moved
         if run.errors is None:
-            raise TooSlow(f"{where}: nobody could be judged")
+            raise TooSlow(f"{where}: no honest device could be evaluated")
         devices = self.scenario.devices
         ids = [name for name, _ in assigned(self.samples.samples, devices)]
         return TrialRow(
@@ -245,7 +245,7 @@ def heard_of(chosen: Scenario, assault: AttackPlan | None) -> int:
 
 def table(rows: Sequence[TrialRow], unit: str) -> str:
     """Return the rows as text, with one line on every configuration."""
-    names = [(row.learning.method, row.learning.rule_name) for row in rows]
+    names = [(row.run.method, row.run.rule_name) for row in rows]
     wide = [max(map(len, column)) + 2 for column in zip(*names, ("method", "rule"), strict=True)]
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
     lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}  "]
@@ -279,7 +279,7 @@ def verdicts(rows: Sequence[TrialRow]) -> list[str]:
     >>> from firmware_sim.reports.forecast_errors import Error
     >>> def row(attack, rmse):
     ...     off = Errors({"a": Error(1.0, rmse, 9)})
-    ...     return TrialRow(Learning(), AttackPlan(attack, 0.3), off, {}, 20, clean=2.0, devices=8)
+    ...     return TrialRow(RunSettings(), AttackPlan(attack, 0.3), off, {}, 20, clean=2.0, devices=8)
     >>> verdicts([row("alie", 2.1), row("flipping", 4.5), row("ipm", 1.9)])
     ['fedavg with mean: doubles under 25 % flipping; holds under 25 % alie, ipm']
     """
@@ -287,7 +287,7 @@ def verdicts(rows: Sequence[TrialRow]) -> list[str]:
     for row in rows:
         if row.assault is not None:
             share = f"{row.assault.share(row.devices):.0%}".replace("%", " %")
-            words = said.setdefault((row.learning.method, row.learning.rule_name), {})
+            words = said.setdefault((row.run.method, row.run.rule_name), {})
             words.setdefault((row.says, share), []).append(row.assault.attack)
     return [f"{method} with {rule}: {_told(words)}" for (method, rule), words in said.items()]
 

@@ -69,7 +69,7 @@ class Habits:
             if name not in known:
                 raise SettingsError(f"--fault {name}: unknown; known: {', '.join(known)}")
             if not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise SettingsError(f"--fault {name}: {value!r} is no share")
+                raise SettingsError(f"--fault {name}: {value!r} is not a share from 0 to 1")
         return cls(**{name: float(value) for name, value in options.items()})
 
 

@@ -70,7 +70,7 @@ class FaultRates:
                 raise SettingsError(f"--fault {name}: unknown; known: {', '.join(known)}")
             is_rate = name not in _NO_SHARES
             if not isinstance(value, int | float) or value < 0 or (is_rate and value > 1):
-                raise SettingsError(f"--fault {name}: {value!r} is no rate")
+                raise SettingsError(f"--fault {name}: {value!r} is not a rate")
         return cls(**{name: float(value) for name, value in options.items()})
 
 

@@ -31,7 +31,7 @@ def a_minute(options: Mapping[str, Any]) -> float:
                 hint="gridfed-sim meter, charger and station have faults of their own",
             )
         if not isinstance(value, int | float) or value < 0:
-            raise SettingsError(f"--fault {name}: {value!r} is no rate")
+            raise SettingsError(f"--fault {name}: {value!r} is not a rate")
     return float(options.get("brownouts", 0.0))
 
 

@@ -13,7 +13,7 @@ from edge_sdk.app.permissions import make_private_folder
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from firmware_sim.fleet.processes import command, run
 from firmware_sim.samples import DeviceReadings, SampleSet
-from firmware_sim.scenario import UNPROTECTED, Learning, Scenario
+from firmware_sim.scenario import UNPROTECTED, RunSettings, Scenario
 
 FAST = {"reply": "2s", "retained_model": "2s"}
 """Short timeouts of a simulated device beside its broker."""
@@ -108,7 +108,7 @@ def prepare(
     root = folder / "aggregator" / "root.pub"
     common = _common(fleet, chosen, broker, root)
     if chosen.privacy != UNPROTECTED:  # a device judges its noise by the method it expects
-        common["accept"]["methods"] = [chosen.learning.method]
+        common["accept"]["methods"] = [chosen.run.method]
     devices = _enrolled(folder, config, common, chosen, samples)
     run(command("gridfed-edge", "check", str(devices[0].config)))  # readings, bundle, noise
     return Prepared(folder, config, devices, page)
@@ -158,7 +158,7 @@ def _enrolled(
 
 
 def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[str, Any]:
-    learning: Learning = chosen.learning
+    learning: RunSettings = chosen.run
     return {
         "fleet": fleet,
         "state": "aggregator",
@@ -182,7 +182,7 @@ def _aggregator(fleet: str, chosen: Scenario, broker: str, page: str) -> dict[st
 
 def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, Any]:
     """Return the configuration that all devices share."""
-    told = chosen.learning.settings
+    told = chosen.run.settings
     steps = int(told.get("steps", 0))
     local = {"interval": "0s", "steps": steps or None, "rate": told.get("rate")}
     return {
@@ -192,7 +192,7 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
         "root": root.absolute(),
         "accept": {"max_steps": max(64, steps)},
         "timeouts": FAST if chosen.devices <= FEW else {},
-        "local_rounds": local if chosen.learning.shared == () else {},
+        "local_rounds": local if chosen.run.shared == () else {},
         "privacy": dict(chosen.privacy),
     }
 

@@ -55,7 +55,9 @@ def open_line(url: str) -> Line:
     parts = urlsplit(url)
     if parts.scheme == "tcp" and parts.hostname and parts.port is not None:
         return Port(parts.hostname, parts.port)
-    raise SettingsError(f"{url!r} is no line", hint="such as pty, pty:./ttyP1 or tcp://127.0.0.1:0")
+    raise SettingsError(
+        f"{url!r} is not a line", hint="such as pty, pty:./ttyP1 or tcp://127.0.0.1:0"
+    )
 
 
 class Pty:

@@ -101,7 +101,7 @@ class Conversation:
             if kind == _PING:
                 self._send(_PONG, payload)
             elif kind == _CLOSE:
-                raise ConnectionResetError("the other end said goodbye")
+                raise ConnectionResetError("the other end closed the connection")
             elif kind != _PONG:
                 message += payload
                 if first & 0x80:

@@ -46,7 +46,7 @@ def rolling(device: Device, span: tuple[float, float], out: Path) -> tuple[Times
             if row["step"] == "1"
         ]
     if not rows:
-        raise ProgramDied(f"{device.id} forecast nothing between {first} and {last}")
+        raise ProgramDied(f"{device.id} has no forecast between {first} and {last}")
     times, values = zip(*rows, strict=True)
     return np.array(times, np.int64), np.array(values, np.float64)
 

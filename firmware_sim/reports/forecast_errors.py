@@ -96,7 +96,9 @@ def errors(
         samples: Set of readings.
         chosen: Scenario with the evaluated span.
     """
-    later = replace(chosen, start=chosen.until, until=chosen.judge[1], judge=chosen.judge)
+    later = replace(
+        chosen, start=chosen.until, until=chosen.evaluation[1], evaluation=chosen.evaluation
+    )
     clients = {client.config.id: client for client in reversed(fleet.clients)}
     found, around = {}, {}
     for device in devices:

@@ -17,7 +17,7 @@ from firmware_sim.fleet.federation import Federation, fetched, free_port, start_
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare, toml
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -30,7 +30,7 @@ SMALL = Scenario(
     samples="homes",
     devices=1,
     bundle="load-mlp",
-    learning=Learning("fedavg", None, 100_000, {"steps": 2}, deadline="1h"),
+    run=RunSettings("fedavg", None, 100_000, {"steps": 2}, deadline="1h"),
     until="2018-02-01",
 )
 LARGE = replace(SMALL, samples="cells", bundle="cells-lstm-1", until="")

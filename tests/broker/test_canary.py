@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
 EXPLODING = replace(
     SHORT,
-    learning=replace(SHORT.learning, rounds=12, settings={"steps": 64, "rate": 1.0}, deadline="2s"),
+    run=replace(SHORT.run, rounds=12, settings={"steps": 64, "rate": 1.0}, deadline="2s"),
 )
 
 

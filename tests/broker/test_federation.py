@@ -25,7 +25,7 @@ from firmware_sim.fleet.federation import Federation, fetched, free_port, start_
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command, run
 from firmware_sim.fleet.run_files import prepare, toml
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tests.broker.authority import Authority
 
 pytestmark = [pytest.mark.broker]
@@ -37,10 +37,10 @@ SHORT = Scenario(
     samples="homes",
     devices=2,
     bundle="load-mlp",
-    learning=Learning("fedavg", None, 3, {"steps": 2}, deadline="1h"),
+    run=RunSettings("fedavg", None, 3, {"steps": 2}, deadline="1h"),
     until="2018-02-01",
 )
-ENDLESS = replace(SHORT, learning=replace(SHORT.learning, rounds=100_000))
+ENDLESS = replace(SHORT, run=replace(SHORT.run, rounds=100_000))
 SHIPPED = Path(__file__).parents[2] / "edge_sdk" / "bundles"
 
 
@@ -147,7 +147,7 @@ def begin(tmp_path):
             prepared = files(tmp_path, chosen, url)
             for path in (prepared.aggregator, *(one.config for one in prepared.devices)):
                 rewrite(path, "broker", **link)
-            trial = Trial(family, Federation(prepared, chosen.learning.rounds, family), url)
+            trial = Trial(family, Federation(prepared, chosen.run.rounds, family), url)
             trial.run.start_aggregator()
             trial.run.start_devices()
             return trial
@@ -260,7 +260,7 @@ def test_with_certificates_and_access_rules(tmp_path):
 
 
 def test_configuration_3_shares_nothing_and_learns_alone(begin):
-    chosen = replace(SHORT, learning=replace(SHORT.learning, shared=()))
+    chosen = replace(SHORT, run=replace(SHORT.run, shared=()))
     trial = begin(chosen)
     logs = [one.log for one in trial.run.devices]
     trial.until(lambda: all(log.read_text().count("round trained") >= 3 for log in logs))
@@ -271,9 +271,7 @@ def test_configuration_3_shares_nothing_and_learns_alone(begin):
 
 
 def test_an_update_too_large_for_one_message_goes_in_chunks(begin):
-    chosen = replace(
-        SHORT, bundle="load-lstm-week", learning=replace(SHORT.learning, shared=("",), rounds=2)
-    )
+    chosen = replace(SHORT, bundle="load-lstm-week", run=replace(SHORT.run, shared=("",), rounds=2))
     trial = begin(chosen, kind="mosquitto")
     trial.finish()
     assert trial.messages("update") == 0

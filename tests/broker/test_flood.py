@@ -18,7 +18,7 @@ from firmware_sim.fleet.federation import Federation, fetched, free_port, start_
 from firmware_sim.fleet.processes import ProcessGroup, command, run
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ ENDLESS = Scenario(
     samples="homes",
     devices=HONEST + 1,
     bundle="load-mlp",
-    learning=Learning("fedavg", None, 100_000, {"steps": 2}, HONEST, f"{DEADLINE}s"),
+    run=RunSettings("fedavg", None, 100_000, {"steps": 2}, HONEST, f"{DEADLINE}s"),
     until="2018-02-01",
 )
 
@@ -76,7 +76,7 @@ def test_rounds_go_on_under_a_flood_and_the_device_is_named(tmp_path: Path):
         page = f"127.0.0.1:{free_port()}"
         samples = sample_set(ENDLESS.samples)
         made = prepare(tmp_path / "fleet", FLEET, ENDLESS, samples, broker=url, page=page)
-        federation = Federation(made, ENDLESS.learning.rounds, family)
+        federation = Federation(made, ENDLESS.run.rounds, family)
         federation.start_aggregator()
         for device in made.devices[:HONEST]:
             federation.start_device(device)

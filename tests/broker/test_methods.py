@@ -10,7 +10,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, answered
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 pytestmark = pytest.mark.broker
 
@@ -38,7 +38,7 @@ def url(tmp_path_factory):
 def chosen(method):
     """The smallest shipped model that has the method's graphs, and readings for it."""
     if method in SPLIT:
-        learning = Learning(
+        learning = RunSettings(
             method,
             None,
             2,
@@ -49,7 +49,7 @@ def chosen(method):
         )
         samples = sample_set("chargers")
         return Scenario(
-            method, samples="chargers", devices=DEVICES, bundle="chargers-1", learning=learning
+            method, samples="chargers", devices=DEVICES, bundle="chargers-1", run=learning
         ).first_days(35, samples)
     _, ask = answered(CONTRACTS[method])
     is_plain = set(ask.graphs) <= {"gradient"}
@@ -59,7 +59,7 @@ def chosen(method):
         samples="homes" if is_plain else "cells",
         devices=DEVICES,
         bundle=bundle,
-        learning=Learning(
+        run=RunSettings(
             method, None, 2, SETTINGS.get(method, {}), QUORUM.get(method, DEVICES), deadline="1h"
         ),
     ).first_days(21, sample_set("homes" if is_plain else "cells"))

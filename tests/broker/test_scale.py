@@ -8,7 +8,7 @@ from aggregator.brokers.broker_process import mosquitto_program
 from firmware_sim.commands.fleet_run import FleetRun
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -21,7 +21,7 @@ def fleet(folder, devices):
         samples="homes",
         devices=devices,
         bundle="load-lstm-week",
-        learning=Learning("fedavg", None, ROUNDS, {"steps": 1}, deadline="1h"),
+        run=RunSettings("fedavg", None, ROUNDS, {"steps": 1}, deadline="1h"),
         until="2018-01-22",
     )
     with display(is_quiet=True) as shown:

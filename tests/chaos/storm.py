@@ -46,7 +46,7 @@ def federation(folder, family, kind, scenario: Scenario) -> tuple[Federation, st
     page = f"127.0.0.1:{free_port()}"
     samples = sample_set(scenario.samples)
     files = prepare(folder / "fleet", "kills", scenario, samples, broker=url, page=page)
-    made = Federation(files, scenario.learning.rounds, family)
+    made = Federation(files, scenario.run.rounds, family)
     made.start_aggregator()
     made.start_devices()
     return made, url

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from firmware_sim.fleet.processes import ProcessGroup
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tests.chaos.storm import KINDS, Storm, federation, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker]
@@ -18,7 +18,7 @@ SCENARIO = Scenario(
     samples="homes",
     devices=4,
     bundle="load-mlp",
-    learning=Learning("fedadam", ("",), ROUNDS, {"steps": 3, "server_rate": 0.01}, deadline="1h"),
+    run=RunSettings("fedadam", ("",), ROUNDS, {"steps": 3, "server_rate": 0.01}, deadline="1h"),
     until="2018-03-01",
 )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from firmware_sim.fleet.processes import ProcessGroup
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tests.chaos.storm import Storm, federation, personal, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker]
@@ -20,12 +20,14 @@ pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 ROUNDS = 12
 SETTINGS = {"steps": 2, "rate": 0.003}
 LEARNING = {
-    "bsfdp": Learning("bsfdp", rounds=ROUNDS, settings=SETTINGS | {"regulariser": "off"}),
-    "fedbuff": Learning("fedbuff", rounds=ROUNDS, settings=SETTINGS, quorum=4),
-    "fesem": Learning("fesem", rounds=ROUNDS, settings=SETTINGS | {"centres": 2, "first_steps": 8}),
-    "half": Learning("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
-    "fedasync": Learning("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
-    "bafdp": Learning(
+    "bsfdp": RunSettings("bsfdp", rounds=ROUNDS, settings=SETTINGS | {"regulariser": "off"}),
+    "fedbuff": RunSettings("fedbuff", rounds=ROUNDS, settings=SETTINGS, quorum=4),
+    "fesem": RunSettings(
+        "fesem", rounds=ROUNDS, settings=SETTINGS | {"centres": 2, "first_steps": 8}
+    ),
+    "half": RunSettings("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
+    "fedasync": RunSettings("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
+    "bafdp": RunSettings(
         "bafdp", rounds=20 * ROUNDS, settings={"patience": 3, "overdue": "wait"}, quorum=2
     ),
 }
@@ -33,7 +35,7 @@ CELLS = {"bafdp"}  # whose bundle has the gradient that flattens the loss
 
 
 def scenario(name: str) -> Scenario:
-    made = Scenario(f"kill -9 of {name}", devices=4, learning=LEARNING[name])
+    made = Scenario(f"kill -9 of {name}", devices=4, run=LEARNING[name])
     if name in CELLS:
         return replace(made, samples="cells", bundle="cells-mlp-1")
     return replace(made, samples="homes", bundle="load-mlp", until="2018-03-01")

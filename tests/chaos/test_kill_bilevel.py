@@ -14,7 +14,7 @@ import pytest
 
 from aggregator import config as configs
 from firmware_sim.fleet.processes import ProcessGroup, command
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tests.chaos.storm import federation, kill, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker]
@@ -23,9 +23,9 @@ DEVICES = 3
 VICTIMS = (("aggregator",), ("aggregator", "device"))  # of each round's solving
 LONG = {"iterations": 60, "tolerance": 0.0, "windows": 16}  # so that a kill falls into it
 SETTINGS = {"steps": 2, "rate": 0.01, "map_rate": 0.5, "smooth": 0.3, **LONG}
-LEARNING = Learning("bigfl", rounds=len(VICTIMS), settings=SETTINGS, deadline="300s")
+LEARNING = RunSettings("bigfl", rounds=len(VICTIMS), settings=SETTINGS, deadline="300s")
 HOMES = Scenario(
-    "kill -9 while devices solve", devices=DEVICES, learning=LEARNING, samples="homes",
+    "kill -9 while devices solve", devices=DEVICES, run=LEARNING, samples="homes",
     bundle="load-mlp", until="2018-03-01",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from firmware_sim.fleet.processes import ProcessGroup
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tests.chaos.storm import Storm, federation, read, settled
 
 pytestmark = [pytest.mark.chaos, pytest.mark.broker]
@@ -41,7 +41,7 @@ def scenario(folder, deadline=30.0):
     names = [f"site-{name}" for name in STATIONS]
     sites.write_text("edges = " + json.dumps([[a, b] for a, b in itertools.pairwise(names)]))
     turns = {"batch": 8, "deadline": deadline, "gather": 0.1}
-    learning = Learning(
+    learning = RunSettings(
         "pfgl",
         rounds=ROUNDS,
         settings={"steps": TURNS, "rate": 0.003, "credit": 0.9, "turns": turns},
@@ -49,7 +49,7 @@ def scenario(folder, deadline=30.0):
         graph={"kind": "diffusion", "capacity": DEVICES, "sites": str(sites)},
     )
     return Scenario(
-        "kill -9 of pfgl", devices=DEVICES, learning=learning, samples="chargers",
+        "kill -9 of pfgl", devices=DEVICES, run=learning, samples="chargers",
         bundle="chargers-1",
     )  # fmt: skip
 

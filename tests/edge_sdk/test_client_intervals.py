@@ -194,7 +194,7 @@ def test_a_person_reads_the_interval_and_how_far_to_trust_it(fleet):
     assert answer.data["interval"] == [[low, high]]
     assert answer.data["calibrated"] == 56
     head, line = answer.text.splitlines()
-    assert head == "kWh, by model, 80% between; held to that on 56 readings:"
+    assert head == "kWh, by model, 80% between; calibrated on 56 readings:"
     assert line.endswith(f"{low:.6g} to {high:.6g}")
 
 

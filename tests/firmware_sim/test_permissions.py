@@ -10,7 +10,7 @@ import pytest
 from firmware_sim.fleet.link_recorder import LinkRecord
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_run_folder_is_private_and_so_are_its_keys(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     chosen = Scenario(
-        "plain", samples="homes", devices=1, bundle="load-mlp", learning=Learning("fedavg", None, 1)
+        "plain", samples="homes", devices=1, bundle="load-mlp", run=RunSettings("fedavg", None, 1)
     )
     url = "mqtt://127.0.0.1:1"
     prepare(folder, "north", chosen, sample_set("homes"), broker=url, page="off")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 
 from aggregator.methods import METHODS
 from edge_sdk.app.cli import Failure
+from edge_sdk.app.settings import SettingsError
+from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.fleet.run_files import assigned, toml
 from firmware_sim.samples import instant, sample_set
-from firmware_sim.scenario import Learning, Scenario, names, scenario
+from firmware_sim.scenario import RENAMED, RunSettings, Scenario, names, scenario
 
 
 @pytest.mark.parametrize("name", names())
@@ -27,8 +30,8 @@ def test_nothing_is_judged_that_was_learned_from(name):
         part = (times >= first) & (times < last)
         assert part.sum() * samples.step_seconds == last - first
         assert np.isfinite(values[part]).all()
-    assert chosen.assaults or len(samples.samples) >= chosen.devices
-    assert chosen.why
+    assert chosen.attacks or len(samples.samples) >= chosen.devices
+    assert chosen.tuning_notes
 
 
 def test_an_unknown_key_is_named(tmp_path):
@@ -75,21 +78,21 @@ def test_more_devices_than_samples_get_names_of_their_own():
 
 def test_the_byzantine_scenario_is_the_acceptance_of_the_method():
     chosen = scenario("byzantine")
-    assert [way.method for way in (chosen.learning, *chosen.against)] == ["fedavg", "bafdp"]
-    attacks = [(one.attack, dict(one.options)) for one in chosen.assaults]
+    assert [way.method for way in (chosen.run, *chosen.comparisons)] == ["fedavg", "bafdp"]
+    attacks = [(one.attack, dict(one.options)) for one in chosen.attacks]
     assert attacks == [("flipping", {}), ("scaling", {"factor": 10}), ("gaussian", {})]
     ids = [name for name, _ in assigned(sample_set(chosen.samples).samples, chosen.devices)]
-    assert {len(one.malicious(ids)) for one in chosen.assaults} == {3}
+    assert {len(one.malicious(ids)) for one in chosen.attacks} == {3}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_table_names_no_rule_where_the_aggregator_takes_none(method):
-    assert Learning(method).rule_name == ("its own" if METHODS[method].own else "mean")
+    assert RunSettings(method).rule_name == ("its own" if METHODS[method].own else "mean")
 
 
 def test_nobody_said_a_quorum():
     """Six can be heard: half where nobody is waited for, and what the rule needs of them."""
-    told = {name: Learning(name).awaits(6) for name in METHODS}
+    told = {name: RunSettings(name).awaits(6) for name in METHODS}
     assert {name for name, quorum in told.items() if quorum == 3} == {
         "fedbuff",
         "bafdp",
@@ -97,5 +100,18 @@ def test_nobody_said_a_quorum():
     }
     assert told["fedasync"] == 1
     assert told["fedavg"] == told["bsfdp"] == told["rsa"] == 6
-    assert Learning("fedbuff", rule={"name": "krum", "f": 1}).awaits(6) == 5
-    assert Learning("bafdp", quorum=2).awaits(6) == 2
+    assert RunSettings("fedbuff", rule={"name": "krum", "f": 1}).awaits(6) == 5
+    assert RunSettings("bafdp", quorum=2).awaits(6) == 2
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_is_refused_with_the_new_one(tmp_path, old, new):
+    outer, _, inner = old.partition("[].")
+    line = f"[[{outer}]]\n{inner} = 1\n" if inner else f"{old} = 1\n"
+    path = tmp_path / "mine.toml"
+    path.write_text(f'title = "mine"\n{line}', "utf-8")
+    with pytest.raises(SettingsError) as refused:
+        scenario(str(path))
+    assert str(refused.value) == f"mine.toml: {old}: renamed to {new}"
+    name = new.strip("[]").rpartition(".")[2]
+    assert name in {f.name for f in fields(AttackPlan if inner else Scenario)}

@@ -123,9 +123,7 @@ def test_patience_ends(world):
     one = world(run={"quorum": 2})
     one.start_daemon()
     ids = ["home-0", "home-1", "home-2"]
-    cast = AttackCast.of(
-        AttackPlan("mimic", byzantine=0.4, patience="5s"), ids, one.clock.monotonic
-    )
+    cast = AttackCast.of(AttackPlan("mimic", byzantine=0.4, timeout="5s"), ids, one.clock.monotonic)
     for number, hours in enumerate((400, 400, 0)):
         one.start(number, cast.role(ids[number]), hours=hours)
     one.until(lambda: one.version == 1)

@@ -21,7 +21,7 @@ from firmware_sim.fleet.federation import STARTING, fetched, free_port, start_br
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tools.chaos.crew import HISTORY_UNTIL
 
 FLEET = "storm"
@@ -126,12 +126,12 @@ class World:
 
     def _prepare(self) -> None:
         settings = {"steps": 2, "rate": 0.001}
-        learning = Learning("fedbuff", ("",), 100_000, settings, self.quorum, self.deadline)
+        learning = RunSettings("fedbuff", ("",), 100_000, settings, self.quorum, self.deadline)
         chosen = Scenario(
             "chaos",
             devices=self.devices,
             bundle="load-mlp",
-            learning=learning,
+            run=learning,
             until=HISTORY_UNTIL,
         )
         page, broker = f"127.0.0.1:{self.ports['page']}", self._via("devices")

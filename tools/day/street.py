@@ -17,7 +17,7 @@ from firmware_sim.fleet.federation import Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import prepare, toml
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tools.day.town import Counted, Town
 
 _HOUR, _DAY = 3600, 86_400
@@ -68,7 +68,7 @@ class Street:
             Counted(port, town, is_watched=False),
         )
         settings = {"steps": plan.steps}
-        learning = Learning("fedavg", rounds=plan.rounds, settings=settings, deadline="12h")
+        learning = RunSettings("fedavg", rounds=plan.rounds, settings=settings, deadline="12h")
         scenario = Scenario("a day", "homes", 1, plan.bundle, learning, until="2018-02-01")
         page = f"127.0.0.1:{free_port()}"
         ready = prepare(

@@ -10,7 +10,7 @@ from firmware_sim.fleet.federation import CLOSING, Federation, free_port, start_
 from firmware_sim.fleet.processes import ProcessGroup, stoppable
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 from tools.emulated.board import Board
 from tools.emulated.sealing import Wrong
 
@@ -19,7 +19,7 @@ _LIMIT = 240.0
 _PAIR = Scenario(
     "two architectures",
     devices=2,
-    learning=Learning(rounds=_ROUNDS, settings={"steps": 4}, quorum=2, deadline="2m"),
+    run=RunSettings(rounds=_ROUNDS, settings={"steps": 4}, quorum=2, deadline="2m"),
     until="2018-02-01",
 )
 

@@ -101,7 +101,7 @@ def _check_entries(entries: Sequence[zipfile.ZipInfo], size: int) -> None:
         if not _NAME.fullmatch(name):
             raise ArchiveError(f"not a bundle archive: {name[:64]!r} is not a plain file name")
         if name in names:
-            raise ArchiveError(f"not a bundle archive: {name!r} is in it twice")
+            raise ArchiveError(f"not a bundle archive: {name!r} occurs twice")
         if entry.flag_bits:
             said = "encrypted" if entry.flag_bits & 1 else f"flagged 0x{entry.flag_bits:x}"
             raise ArchiveError(f"not a bundle archive: {name!r} is {said}, expected no flags")

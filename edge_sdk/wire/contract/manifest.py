@@ -186,9 +186,9 @@ class Loss:
     def __post_init__(self) -> None:
         """Refuse a delta without Huber, levels without pinball, and either loss without its own."""
         if (self.name == "huber") != (self.delta is not None):
-            raise ValueError("a delta belongs to huber, and to nothing else")
+            raise ValueError("delta is required for the loss huber, and only there")
         if (self.name == "pinball") != (self.levels is not None):
-            raise ValueError("levels belong to pinball, and to nothing else")
+            raise ValueError("levels are required for the loss pinball, and only there")
         if self.levels is not None:
             _check_levels(self.levels)
 
@@ -394,7 +394,7 @@ class Manifest:
             if SIGNATURES.get(name, (graph.inputs, graph.outputs)) != (graph.inputs, graph.outputs):
                 raise ValueError(f"graph {name!r} must take and give {SIGNATURES[name]}")
         if any(name in self.graphs for name in SPLIT) != (self.activation is not None):
-            raise ValueError("a model in two halves says its activation, and no other does")
+            raise ValueError("activation is required for a split model, and only there")
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:

@@ -418,11 +418,11 @@ class MqttLink:
 
     def _turned_away(self) -> str:
         """Explain a disconnect before CONNACK: TLS 1.3 checks the client certificate late."""
-        told = "the broker hung up before it let us in"
+        told = "the broker closed the connection before CONNACK"
         if self._tls is None:
             return told
         if self.broker.cert_file is None:
-            return f"{told}; it may want a client certificate, and cert_file is not set"
+            return f"{told}; it may require a client certificate; broker.cert_file is not set"
         return f"{told}; it may not accept the certificate {self.broker.cert_file}"
 
     def _on_message(self, _c: object, _u: object, message: paho.MQTTMessage) -> None:

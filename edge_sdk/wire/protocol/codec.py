@@ -264,7 +264,7 @@ def _unpack_i1(blob: bytes, size: int) -> NDArray[np.float64]:
 
 def _pack_b1(values: NDArray[np.float64]) -> bytes:
     if not np.isin(values, (-1.0, 1.0)).all():
-        raise Refused(Reason.WRONG_ENCODING, "b1 can only say -1 and +1")
+        raise Refused(Reason.WRONG_ENCODING, "b1 encodes only -1 and +1")
     return np.packbits(values > 0, bitorder="little").tobytes()
 
 
@@ -277,7 +277,7 @@ def _unpack_b1(blob: bytes, size: int) -> NDArray[np.float64]:
 
 def _pack_b2(values: NDArray[np.float64]) -> bytes:
     if not np.isin(values, (-1.0, 0.0, 1.0)).all():
-        raise Refused(Reason.WRONG_ENCODING, "b2 can only say -1, 0 and +1")
+        raise Refused(Reason.WRONG_ENCODING, "b2 encodes only -1, 0 and +1")
     pairs = np.stack([values != 0, values < 0], axis=1)  # low bit: not zero; high bit: negative
     return np.packbits(pairs.ravel(), bitorder="little").tobytes()
 

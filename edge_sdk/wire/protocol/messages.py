@@ -231,14 +231,14 @@ class TaskMessage:
         if len(self.keys) != len(self.peers) or len(self.weights) not in (0, len(self.peers)):
             raise ValueError("peers, keys and weights have the same length")
         if any(weakness(key) for key in self.keys):
-            raise ValueError("keys: one of them is no sound Ed25519 public key")
+            raise ValueError("keys: one of them is not a valid Ed25519 public key")
         if len({self.digest is None, self.size is None, self.chunk is None}) > 1:
             raise ValueError("digest, size and chunk belong together")
         if self.shape and self.digest is not None:
             raise ValueError("a task brings a content or rows, not both")
         check(self.enc, self.shape, self.off, self.num, self.blob if self.shape else b"")
         if not self.shape and self.blob and len(self.blob) != self.size:
-            raise ValueError("the blob is the whole content body, or nothing")
+            raise ValueError("the blob must be the whole content body, or empty")
 
     @property
     def turn(self) -> tuple[int, int, int]:

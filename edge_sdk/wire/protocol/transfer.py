@@ -325,7 +325,7 @@ class Receiving:
         whole = bytes(self._bytes)
         if hashlib.sha256(whole).digest() != self.digest:
             self._mask = self._fresh = self._clean = 0
-            raise Refused(Reason.BAD_DIGEST, f"{self.size} bytes are not what was offered")
+            raise Refused(Reason.BAD_DIGEST, f"{self.size} bytes do not match the offered digest")
         return whole
 
     def is_expired(self, now: float) -> bool:

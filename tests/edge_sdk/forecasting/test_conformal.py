@@ -50,7 +50,7 @@ def test_misses_settle_at_the_share_where_use_has_grown():
     below, above = misses(values[1:][later], ends[:-1, 0, 0][later], ends[:-1, 0, 1][later])
     assert 0.08 <= above <= 0.12
     assert below < 0.12
-    assert misses(values[501:], np.zeros(3999), np.ones(3999))[1] > 0.6  # as the model tells it
+    assert misses(values[501:], np.zeros(3999), np.ones(3999))[1] > 0.6  # not calibrated
     assert after.misses[1] < 0.16  # all in all, the drift itself included
 
 

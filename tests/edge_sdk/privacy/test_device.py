@@ -300,7 +300,7 @@ def test_a_spent_budget_stops_updates_and_the_device_learns_on_alone(make, caplo
     found = budget.budget(fleet.device.config)
     assert found["spent"]
     assert status_of(fleet.device.config)["stopped"] == "budget"
-    assert "none; the device goes on learning for itself" in found["text"]
+    assert "none; the device trains locally" in found["text"]
 
 
 def test_so_many_updates_and_no_more(make):

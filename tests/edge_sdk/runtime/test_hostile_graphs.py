@@ -114,13 +114,13 @@ HOSTILE = {
     "another set": (one(node("Relu", ["x"], ["out"], domain="com.microsoft")), "com.microsoft"),
     "a constant twice": (
         one(node("Add", ["x", "one"], ["out"]), constants=[ONE, ONE]),
-        "'one' is in the file twice",
+        "'one' occurs twice in the file",
     ),
     "an attribute twice": (
         one(node("Concat", ["x", "x"], ["out"], whole("axis", 0), whole("axis", 0))),
-        "'axis' is in it twice",
+        "'axis' occurs twice",
     ),
-    "nothing": (one(), "nothing makes the result 'out'"),
+    "nothing": (one(), "no operator produces the output 'out'"),
 }
 
 

@@ -27,9 +27,9 @@ devices = 2
 bundle = "load-mlp"
 start = "2018-01-01T08:00Z"
 until = "2018-02-01T08:00Z"
-judge = ["2018-02-01T08:00Z", "2018-02-03T08:00Z"]
-why = "small"
-[learning]
+evaluation = ["2018-02-01T08:00Z", "2018-02-03T08:00Z"]
+tuning_notes = "small"
+[run]
 rounds = 2
 settings = { steps = 4, rate = 0.003 }
 """
@@ -74,7 +74,7 @@ def test_a_fleet_whose_power_fails_ends_its_rounds_all_the_same(tmp_path):
     ("words", "said"),
     [
         (["--fault", "noise=1"], "--fault noise: unknown; known: brownouts"),
-        (["--fault", "brownouts=-1"], "-1 is no rate"),
+        (["--fault", "brownouts=-1"], "-1 is not a rate"),
         (["--fault", "brownouts=1", "--in-process"], "only a process can lose its power"),
     ],
 )

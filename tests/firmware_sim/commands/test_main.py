@@ -43,10 +43,10 @@ def test_options_go_on_top_of_a_scenario():
     arguments(parser)
     told = vars(parser.parse_args([])) | parser_defaults
     chosen, samples = fleet._chosen(Namespace(**told))
-    assert (chosen.devices, chosen.learning.rounds) == (3, 5)
-    assert chosen.learning.quorum == 2
+    assert (chosen.devices, chosen.run.rounds) == (3, 5)
+    assert chosen.run.quorum == 2
     own = {"server_rate": 0.5, "optimiser": "sgd"}
-    assert chosen.learning.settings == {"steps": 7, "rate": 0.003} | own
+    assert chosen.run.settings == {"steps": 7, "rate": 0.003} | own
     assert chosen.until.startswith("2018-06-25"), "the scenario's own history"
     assert samples.name == "homes"
 

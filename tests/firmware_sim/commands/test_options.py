@@ -8,7 +8,7 @@ import pytest
 
 from firmware_sim.commands.comparison_options import is_trial, with_trial
 from firmware_sim.commands.options import arguments, pairs, rule
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 TEN = Scenario("ten", devices=10)
 
@@ -28,18 +28,18 @@ def test_without_options_nothing_changes():
 
 def test_every_rule_is_told_of_as_many_liars_as_there_are():
     chosen = told("--attack", "alie", "--byzantine", "0.3", "--rule", "mean,krum,nnm+median")
-    tables = [way.rule for way in (chosen.learning, *chosen.against)]
+    tables = [way.rule for way in (chosen.run, *chosen.comparisons)]
     assert tables == [
         {"name": "mean"},
         {"name": "krum", "f": 3},
         {"name": "median", "f": 3, "preaggregation": ["nnm"]},
     ]
-    assert [way.rule_name for way in chosen.against] == ["krum", "nnm+median"]
+    assert [way.rule_name for way in chosen.comparisons] == ["krum", "nnm+median"]
 
 
 def test_f_can_be_said():
-    assert told("--attack", "alie", "--rule", "krum", "--f", "1").learning.rule["f"] == 1
-    assert "f" not in told("--attack", "alie", "--rule", "krum", "--f", "0").learning.rule
+    assert told("--attack", "alie", "--rule", "krum", "--f", "1").run.rule["f"] == 1
+    assert "f" not in told("--attack", "alie", "--rule", "krum", "--f", "0").run.rule
 
 
 def test_options_reach_their_rule_and_their_attack():
@@ -47,23 +47,23 @@ def test_options_reach_their_rule_and_their_attack():
     assert table == {
         "name": "multi_krum", "f": 2, "m": 4, "preaggregation": [{"name": "bucketing", "size": 3}],
     }  # fmt: skip
-    (one,) = told("--attack", "scaling", "--attack-option", "factor=-4").assaults
+    (one,) = told("--attack", "scaling", "--attack-option", "factor=-4").attacks
     assert one.bound.act.keywords == {"factor": -4.0}
     assert one.seed == 7
 
 
 def test_methods_and_rules_multiply():
     chosen = told("--method", "fedavg,fedadam", "--rule", "mean,median")
-    ways = [(way.method, way.rule_name) for way in (chosen.learning, *chosen.against)]
+    ways = [(way.method, way.rule_name) for way in (chosen.run, *chosen.comparisons)]
     assert ways == [(m, r) for m in ("fedavg", "fedadam") for r in ("mean", "median")]
     assert is_trial(chosen)
-    assert chosen.learning.rounds == Learning().rounds
+    assert chosen.run.rounds == RunSettings().rounds
 
 
 @pytest.mark.parametrize("who", ["first", "seeded"])
 def test_who_lies_is_fixed_for_the_whole_run(who):
     chosen = told("--attack", "alie,ipm", "--byzantine", "0.3", "--malicious", who)
     ids = [f"home-{n}" for n in range(10)]
-    sets = {one.malicious(ids) for one in chosen.assaults}
+    sets = {one.malicious(ids) for one in chosen.attacks}
     assert len(sets) == 1
     assert len(sets.pop()) == 3

@@ -11,7 +11,7 @@ from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.trial import Trial, TrialRow, heard_of, table, verdicts
 from firmware_sim.reports.forecast_errors import Error, Errors
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, Scenario
+from firmware_sim.scenario import RunSettings, Scenario
 
 FLIP = AttackPlan("flipping", 0.25)
 
@@ -19,7 +19,7 @@ FLIP = AttackPlan("flipping", 0.25)
 def row(rmse, assault=FLIP, rounds=20, **learning):
     clean = None if assault is None else 2.0
     errors = Errors({"a": Error(1.0, rmse, 9), "b": Error(3.0, rmse, 9)})
-    return TrialRow(Learning(**learning), assault, errors, {"LATE": 3}, rounds, clean)
+    return TrialRow(RunSettings(**learning), assault, errors, {"LATE": 3}, rounds, clean)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_what_is_no_number_is_none_for_a_program():
 
 def test_nobody_who_lies_anywhere_is_judged(tmp_path):
     homes = sample_set("homes")
-    some = (FLIP, AttackPlan("alie", 0.25, choice="seeded", seed=3))
-    trial = Trial(Scenario("x", devices=8, assaults=some), homes, tmp_path, shown=None)
+    some = (FLIP, AttackPlan("alie", 0.25, selection="seeded", seed=3))
+    trial = Trial(Scenario("x", devices=8, attacks=some), homes, tmp_path, shown=None)
     ids = [sample.device for sample in homes.samples]
     liars = some[0].malicious(ids) | some[1].malicious(ids)
     assert set(trial.judged) == set(ids) - liars

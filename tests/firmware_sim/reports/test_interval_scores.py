@@ -14,7 +14,7 @@ from firmware_sim.reports.credit_report import CreditReport
 from firmware_sim.reports.forecast_errors import Error, Errors
 from firmware_sim.reports.interval_scores import ForecastExample, IntervalCoverage
 from firmware_sim.samples import sample_set
-from firmware_sim.scenario import Learning, scenario
+from firmware_sim.scenario import RunSettings, scenario
 
 ROUNDS = {
     1: {"a": {"a": 0.5, "liar": 0.5}, "b": {"b": 1.0}, "liar": {"liar": 1.0}},
@@ -36,7 +36,7 @@ def row(assault=None):
     liars = frozenset({"liar"}) if assault else frozenset()
     trust = CreditReport(ROUNDS, TEXT, Path("credit.svg"))
     clean = 2.0 if assault else None
-    learning = Learning("pfl", rounds=3)
+    learning = RunSettings("pfl", rounds=3)
     return TrialRow(learning, assault, errors, {}, 3, clean, devices=3, trust=trust, liars=liars)
 
 
@@ -72,10 +72,10 @@ def test_misses_are_counted_apart_and_gaps_left_out():
 
 def test_the_scene_of_chargers_is_what_it_says():
     ev = scenario("ev")
-    assert (ev.devices, ev.learning.method) == (8, "pfl")
+    assert (ev.devices, ev.run.method) == (8, "pfl")
     samples = sample_set(ev.samples)
     assert len(samples.samples) == 8
-    (assault,) = ev.assaults
+    (assault,) = ev.attacks
     assert assault.count(ev.devices) == 2
     first, last = ev.span
     assert last - first == 42 * 86_400

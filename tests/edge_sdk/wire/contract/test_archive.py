@@ -84,7 +84,7 @@ def test_a_name_that_is_more_than_a_file_name_is_refused(name):
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_name_that_comes_twice_is_refused():
-    with pytest.raises(ArchiveError, match="'a' is in it twice"):
+    with pytest.raises(ArchiveError, match="'a' occurs twice"):
         unpack(zipped(["a", "b", "a"]))
 
 
