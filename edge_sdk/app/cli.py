@@ -142,9 +142,9 @@ class CommandLine:
         table = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
         chosen = next((word for word in words if word in self.commands), None)
         for name, command in self.commands.items():
-            told = f"{command.summary}\n\n{command.details}".strip()
+            description = f"{command.summary}\n\n{command.details}".strip()
             sub = table.add_parser(
-                name, help=command.summary, description=told, formatter_class=shape
+                name, help=command.summary, description=description, formatter_class=shape
             )
             if name == chosen:
                 command.arguments(sub)
@@ -250,12 +250,12 @@ def stop_signals(
     """
     stopping = StopSignal()
 
-    def heard(_number: int, _frame: FrameType | None) -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         if stopping.is_set():
             raise SystemExit(RUNTIME)
         stopping.set()
 
-    before = {number: signal.signal(number, heard) for number in signals}
+    before = {number: signal.signal(number, on_signal) for number in signals}
     try:
         yield stopping
     finally:

@@ -55,18 +55,18 @@ class ServerTime:
         A welcome answers this device's nonce, so it may correct the clock backwards; a ``time``
         announcement may be a replay, so it can only raise it.
 
-        >>> known = ServerTime(floor=BUILT).hear(BUILT + 5_000, at=1.0, bound=True)
-        >>> known.hear(BUILT + 2_000, at=2.0).now(2.0) - BUILT
+        >>> known = ServerTime(floor=BUILT).adjust(BUILT + 5_000, at=1.0, bound=True)
+        >>> known.adjust(BUILT + 2_000, at=2.0).now(2.0) - BUILT
         6000
-        >>> known.hear(BUILT + 2_000, at=2.0, bound=True).now(2.0) - BUILT
+        >>> known.adjust(BUILT + 2_000, at=2.0, bound=True).now(2.0) - BUILT
         2000
 
         A step ahead is limited to 400 days, and the next welcome reverses it.
 
-        >>> wrong = known.hear(BUILT + 9_000 * DAY, at=3.0, wall=BUILT + 8_000, bound=True)
+        >>> wrong = known.adjust(BUILT + 9_000 * DAY, at=3.0, wall=BUILT + 8_000, bound=True)
         >>> (wrong.kept(3.0) - BUILT) // DAY, wrong.before - BUILT
         (400, 5000)
-        >>> wrong.hear(BUILT + 9_000, at=4.0, wall=BUILT + 9_000, bound=True).floor - BUILT
+        >>> wrong.adjust(BUILT + 9_000, at=4.0, wall=BUILT + 9_000, bound=True).floor - BUILT
         9000
     """
 
@@ -82,7 +82,7 @@ class ServerTime:
             return None
         return self.hint + int(max(0.0, monotonic - self.at) * 1000)
 
-    def hear(self, t: int, at: float, *, wall: int = 0, bound: bool = False) -> ServerTime:
+    def adjust(self, t: int, at: float, *, wall: int = 0, bound: bool = False) -> ServerTime:
         """Return the estimate after a verified hint.
 
         Args:

@@ -83,7 +83,7 @@ def budget(config: Config) -> dict[str, Any]:
         "personal": spec.size - spec.shared_size,
         "bytes_up": update_bytes(config, spec),
         "bytes_down": 4 * spec.shared_size,
-        "releases": account.told,
+        "releases": account.released,
         "privacy": sheets.guarantee(plan),
         "budget": account.summary(plan.release()),
         "spent": not account.has_room(plan.release()),

@@ -99,18 +99,18 @@ def _kept(config: Config) -> dict[str, str]:
     if not (config.state / FILE).exists():
         return {}
     with DeviceStore.open(config.state, read_only=True) as store:
-        told = {"clock": clock_told(store.fact("floor"), time.time_ns() // 1_000_000)}
+        result = {"clock": compare_clocks(store.fact("floor"), time.time_ns() // 1_000_000)}
         found = {**store.set_aside(), **store.unusable()}
     if found:
         listed = "; ".join(f"{what} ({value})" for what, value in found.items())
-        told["set aside"] = (
+        result["set aside"] = (
             f"{listed}: out of bounds and not used; if the device is not welcomed, or its budget "
             "is spent by it, make a new key and enrol it again"
         )
-    return told
+    return result
 
 
-def clock_told(floor: int, wall: int) -> str:
+def compare_clocks(floor: int, wall: int) -> str:
     """Compare the stored server time with this machine's clock; state the remedy if they differ.
 
     Args:
@@ -118,19 +118,19 @@ def clock_told(floor: int, wall: int) -> str:
         wall: This machine's clock, Unix milliseconds.
 
     Example:
-        >>> told = clock_told(1_803_456_000_000, 1_800_000_000_000)
-        >>> print(told.split(": ")[0].split("; ")[1])
+        >>> result = compare_clocks(1_803_456_000_000, 1_800_000_000_000)
+        >>> print(result.split(": ")[0].split("; ")[1])
         stored server time 2027-02-24 08:00 UTC, 40 days ahead
     """
     here = f"machine's clock {_minute(wall)}"
     if not floor:
         return f"{here}; no server time is stored yet"
     days, where = (abs(floor - wall) // DAY, "ahead" if floor > wall else "behind")
-    told = f"{here}; stored server time {_minute(floor)}, {days} days {where}"
+    result = f"{here}; stored server time {_minute(floor)}, {days} days {where}"
     if floor <= wall + DAY:
-        return told
+        return result
     return (
-        f"{told}: one of them is wrong. The broker's certificate is checked at both times. "
+        f"{result}: one of them is wrong. The broker's certificate is checked at both times. "
         "Set this machine's clock if it is behind. If the aggregator's clock was ahead, its next "
         "welcome corrects the stored time"
     )

@@ -72,20 +72,22 @@ class DeviceInspection:
         Returns:
             Number of windows.
         """
-        times, told, truth = self.learner.rolling(self.state, begin, end)
+        times, forecasts, truth = self.learner.rolling(self.state, begin, end)
         ends = self.learner.intervals(self.state, begin, end)
         extra = () if ends is None else ("lower", "upper")
-        between = np.empty((*told.shape, 0)) if ends is None else ends
+        between = np.empty((*forecasts.shape, 0)) if ends is None else ends
         with open_private(out, newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
             rows.writerow(("origin", "step", "forecast", "truth", *extra))
-            for origin, *line in zip(times.tolist(), told, truth, between, strict=True):
+            for origin, *line in zip(times.tolist(), forecasts, truth, between, strict=True):
                 rows.writerows(_lines(origin, *line))
         return len(times)
 
 
-def _lines(origin: int, told: Floats, truth: Floats, between: Floats) -> Iterable[tuple[Any, ...]]:
-    for step, (value, seen, ends) in enumerate(zip(told, truth, between, strict=True), 1):
+def _lines(
+    origin: int, forecasts: Floats, truth: Floats, between: Floats
+) -> Iterable[tuple[Any, ...]]:
+    for step, (value, seen, ends) in enumerate(zip(forecasts, truth, between, strict=True), 1):
         around = [f"{end:.9g}" for end in ends]
         yield origin, step, f"{value:.9g}", "" if np.isnan(seen) else f"{seen:.9g}", *around
 
@@ -106,4 +108,4 @@ def plan_of(config: Config, announced: m.BundleMessage | None) -> NoisePlan:
 def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
     """Sum the charges of the ledger, and those that only the aggregator recorded."""
     account = bootstrap.account_of(store, plan)
-    return account.plus(*plan.unseen(0, store.numbers().spent - account.told))
+    return account.plus(*plan.unseen(0, store.numbers().spent - account.released))

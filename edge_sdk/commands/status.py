@@ -46,7 +46,7 @@ def status(config: Config) -> dict[str, Any]:
         announced = announced_of(store)
         plan, days = plan_of(config, announced), days_left(config)
         account, one = account_of(store, plan), plan.release()
-        told = "" if account.has_room(one) else BUDGET_EXHAUSTED
+        exhausted = "" if account.has_room(one) else BUDGET_EXHAUSTED
         return {
             "id": config.id,
             "fleet": config.fleet,
@@ -61,7 +61,7 @@ def status(config: Config) -> dict[str, Any]:
             "models returned": store.fact(RETURNS),
             "starts": store.fact("starts"),
             "connections": store.fact("conn"),
-            "stopped": "command" if store.fact("stopped") else told,
+            "stopped": "command" if store.fact("stopped") else exhausted,
             "readings": store.count_readings(),
             "bytes": store.size(),
             "history": kept(config, store, announced),

@@ -95,11 +95,11 @@ def forward(section: OcppSection, ready: Callable[[str], object]) -> dict[str, i
 async def _serve(
     tap: OcppProxy, here: SourceAddress, tls: ssl.SSLContext | None, ready: Callable[[str], object]
 ) -> None:
-    def told(url: str) -> None:
+    def when_ready(url: str) -> None:
         notify("READY=1", f"STATUS={url}")
         ready(url)
 
-    serving = asyncio.create_task(tap.serve(here.host, here.port, told, tls))
+    serving = asyncio.create_task(tap.serve(here.host, here.port, when_ready, tls))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.cancel)

@@ -77,29 +77,29 @@ def predict(
     times = _times(frame)
     if frame.is_ready:
         newest = np.array([len(frame) - 1], np.int64)
-        told = fan(graph, p, frame, newest, levels)[0]
-        if np.isfinite(told).all():
-            return _by_model(times, told, frame, tuple(levels), held)
+        predicted = fan(graph, p, frame, newest, levels)[0]
+        if np.isfinite(predicted).all():
+            return _by_model(times, predicted, frame, tuple(levels), held)
     values, source = _last_day(frame)
     return Forecast(times, values, frame.target.unit, source)
 
 
 def _by_model(
     times: Ints,
-    told: Floats,
+    predicted: Floats,
     frame: ChannelFrame,
     levels: tuple[float, ...],
     held: tuple[ConformalCalibration, CoverageTarget] | None,
 ) -> Forecast:
-    values, unit = told[:, levels.index(0.5)], frame.target.unit
+    values, unit = predicted[:, levels.index(0.5)], frame.target.unit
     if len(levels) == 1:
         return Forecast(times, values, unit, "model")
     if held is None:
-        ends, coverage = told[:, [0, -1]], levels[-1] - levels[0]
-        return Forecast(times, values, unit, "model", ends, coverage, told, levels)
+        ends, coverage = predicted[:, [0, -1]], levels[-1] - levels[0]
+        return Forecast(times, values, unit, "model", ends, coverage, predicted, levels)
     calibration, aim = held
-    ends, tried = calibration.served(told, aim), calibration.tried
-    return Forecast(times, values, unit, "model", ends, aim.coverage, told, levels, tried)
+    ends, tried = calibration.served(predicted, aim), calibration.tried
+    return Forecast(times, values, unit, "model", ends, aim.coverage, predicted, levels, tried)
 
 
 def fan(
@@ -126,14 +126,14 @@ def fan(
         size: Windows in one call of the graph.
     """
     horizon, wide = frame.window.horizon, len(levels)
-    told = np.empty((len(origins), horizon, wide))
+    predicted = np.empty((len(origins), horizon, wide))
     for start in range(0, len(origins), size):
         some = origins[start : start + size]
         yhat = np.asarray(graph(p=p, x=frame.inputs(some))[0]).reshape(len(some), horizon, wide)
         for i in range(wide):
-            told[start : start + size, :, i] = frame.restore(yhat[:, :, i], some)
-    told.sort(axis=2)
-    return np.maximum(told, least(frame))
+            predicted[start : start + size, :, i] = frame.restore(yhat[:, :, i], some)
+    predicted.sort(axis=2)
+    return np.maximum(predicted, least(frame))
 
 
 def rolling(
@@ -146,8 +146,8 @@ def rolling(
     size: int = 512,
 ) -> Floats:
     """Forecast the median from every origin, in the series' unit, ``(len(origins), horizon)``."""
-    told = fan(graph, p, frame, origins, levels, size=size)
-    return np.asarray(told[:, :, list(levels).index(0.5)])
+    predicted = fan(graph, p, frame, origins, levels, size=size)
+    return np.asarray(predicted[:, :, list(levels).index(0.5)])
 
 
 def least(frame: ChannelFrame) -> float:

@@ -28,7 +28,7 @@ def quantile_score(
     reduce: Literal["sum", "mean"] = "sum",
 ) -> float:
     """Return QS: the mean pinball loss over windows and steps, summed (or averaged) over levels."""
-    means = [float(pinball(y, told, q).mean()) for q, told in yhat.items()]
+    means = [float(pinball(y, forecasts, q).mean()) for q, forecasts in yhat.items()]
     return float(np.sum(means) if reduce == "sum" else np.mean(means))
 
 

@@ -110,7 +110,7 @@ class IntervalTracker:
         return replace(kept, calibration=after)
 
     def aid(
-        self, kept: SavedCalibration, frame: ChannelFrame, told: Floats | None
+        self, kept: SavedCalibration, frame: ChannelFrame, predicted: Floats | None
     ) -> SavedCalibration:
         """Bring the calibration of aided intervals up to the newest row.
 
@@ -121,7 +121,7 @@ class IntervalTracker:
         Args:
             kept: Stored calibration.
             frame: Channels and readings; at least one row.
-            told: Quantiles about to be served from the newest row; None if there are none.
+            predicted: Quantiles about to be served from the newest row; None if there are none.
         """
         numbers, one = row_numbers(frame), kept.aided
         if one is None:
@@ -131,7 +131,7 @@ class IntervalTracker:
         rows = np.arange(len(frame), dtype=np.int64)[numbers > one.upto][-self.warm :]
         nothing = np.full((len(rows), frame.window.horizon, 1), np.nan)
         one, _ = rolled(one, numbers[rows], frame.raw[rows], nothing, self.aim)
-        return replace(kept, aided=one if told is None else one.waiting(told, self.aim))
+        return replace(kept, aided=one if predicted is None else one.waiting(predicted, self.aim))
 
     def served(self, frame: ChannelFrame, origins: Ints, tell: Tell) -> Floats:
         """Return the intervals that would have been served from origins, ``(n, horizon, 2)``.
@@ -167,9 +167,9 @@ class IntervalTracker:
     ) -> tuple[ConformalCalibration, Floats]:
         whole = rows[complete(frame)[rows]]
         some = tell(whole)
-        told = np.full((len(rows), *some.shape[1:]), np.nan)
-        told[np.searchsorted(rows, whole)] = some
-        return rolled(calibration, row_numbers(frame)[rows], frame.raw[rows], told, self.aim)
+        predicted = np.full((len(rows), *some.shape[1:]), np.nan)
+        predicted[np.searchsorted(rows, whole)] = some
+        return rolled(calibration, row_numbers(frame)[rows], frame.raw[rows], predicted, self.aim)
 
 
 def row_numbers(frame: ChannelFrame) -> Ints:

@@ -217,15 +217,15 @@ class Drawable:
         """Return the number of windows."""
         return len(self.origins)
 
-    def take(self, origins: Ints) -> Batch:
+    def select(self, origins: Ints) -> Batch:
         """Gather the windows at these origins."""
         return Batch(self.frame.inputs(origins), self.frame.targets(origins))
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
         """Draw ``size`` windows without repetition, or all of them when there are fewer."""
         if len(self) <= size:
-            return self.take(self.origins)
-        return self.take(self.origins[rng.choice(len(self), size, replace=False)])
+            return self.select(self.origins)
+        return self.select(self.origins[rng.choice(len(self), size, replace=False)])
 
     def span(self) -> tuple[int, int] | None:
         """Return the numbers of the first and last window; None without any."""
@@ -242,7 +242,7 @@ class Drawable:
         first = self.frame.times[0] // self.frame.window.step_seconds if len(self.frame) else 0
         rows = np.asarray(ids, np.int64) - first
         here = np.isin(rows, self.origins)
-        return here, self.take(rows[here])
+        return here, self.select(rows[here])
 
 
 def _scale_of(target: Target, raw: Floats, part: str) -> Scale:

@@ -101,22 +101,22 @@ def explain_budget(plan: NoisePlan, account: PrivacyAccount) -> str:
         >>> print(explain_budget(plan, PrivacyAccount()).splitlines()[0])
         no privacy mechanism is active: updates are sent as computed, and the information that they ...
     """
-    limit, said = account.limit, account.summary(plan.release())
+    limit, totals = account.limit, account.summary(plan.release())
     lines = [guarantee(plan)]
     if not account.is_kept:
         lines.append("this does not hold for the updates already released: they exceed the budget")
-    lines.append(f"{said['releases']} updates released so far")
+    lines.append(f"{totals['releases']} updates released so far")
     if plan.section.budget.unclaimed_releases:
         lines.append(
             f"the first {plan.section.budget.unclaimed_releases} of them are outside the claim"
         )
     if plan.mechanism.name != "none":
         lines.append(
-            f"they are worth epsilon {_shown(said['epsilon'])} for one {unit_of(plan)}, at "
-            f"delta {limit.delta:g}; {_shown(said['allowed'])} is allowed"
+            f"they are worth epsilon {_shown(totals['epsilon'])} for one {unit_of(plan)}, at "
+            f"delta {limit.delta:g}; {_shown(totals['allowed'])} is allowed"
         )
-        lines.append(f"updates left: {_left(said['left'], plan)}")
-        lines += _odds(said["allowed"])
+        lines.append(f"updates left: {_left(totals['left'], plan)}")
+        lines += _odds(totals["allowed"])
     rows = charges_table(account)
     if rows:
         lines += ["", "unit      at        mechanism      noise/sens.   draws  releases  epsilon"]
@@ -172,7 +172,7 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
         "epsilon so far": account.summary()["epsilon"],
         "epsilon allowed": account.summary()["allowed"],
         "delta": limit.delta,
-        "releases so far": account.told,
+        "releases so far": account.released,
         "releases outside the claim": budget.unclaimed_releases,
         "releases left": account.left(plan.release()),
         "composition": "Gaussian releases exactly (one with noise / sqrt(T)); pure ones by "
@@ -197,10 +197,10 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
     }
 
 
-def as_text(said: Mapping[str, Any]) -> str:
+def as_text(totals: Mapping[str, Any]) -> str:
     """Format a data sheet as text."""
     lines = []
-    for key, value in said.items():
+    for key, value in totals.items():
         if key == "charges":
             continue
         if isinstance(value, list):

@@ -48,13 +48,13 @@ class PrivacyAccount:
         charges: One for each kind.
         limit: The budget.
         most: Largest number of numbered releases, if the operator set one.
-        told: Number of numbered releases, those outside the claim included.
+        released: Number of numbered releases, those outside the claim included.
     """
 
     charges: tuple[PrivacyCharge, ...] = ()
     limit: PrivacyLimit = PrivacyLimit()
     most: int | None = None
-    told: int = 0
+    released: int = 0
 
     @classmethod
     def of(
@@ -75,9 +75,9 @@ class PrivacyAccount:
         """
         account = cls(limit=limit, most=most)
         for charge in ledger:
-            told = account.told + charge.releases
-            if charge.releases and told <= outside:  # noqa: SIM108 - a sentence each
-                account = replace(account, told=told)
+            released = account.released + charge.releases
+            if charge.releases and released <= outside:
+                account = replace(account, released=released)
             else:
                 account = account.plus(charge)
         return account
@@ -90,8 +90,8 @@ class PrivacyAccount:
             count = charge.count + (before.count if before else 0)
             releases = charge.releases + (before.releases if before else 0)
             kinds[charge.kind] = replace(charge, count=count, releases=releases)
-        told = self.told + sum(charge.releases for charge in charges)
-        return replace(self, charges=tuple(kinds.values()), told=told)
+        released = self.released + sum(charge.releases for charge in charges)
+        return replace(self, charges=tuple(kinds.values()), released=released)
 
     def charge(self, *charges: PrivacyCharge) -> PrivacyAccount:
         """Return the account after these releases.
@@ -110,13 +110,13 @@ class PrivacyAccount:
             edge_sdk.privacy.ledger.BudgetSpent: 100 releases are charged; with 1 more ...
         """
         after = self.plus(*charges)
-        if self.most is not None and after.told > self.most:
-            raise BudgetSpent(f"{self.told} of {self.most} releases are spent")
+        if self.most is not None and after.released > self.most:
+            raise BudgetSpent(f"{self.released} of {self.most} releases are spent")
         worth = after.epsilon()
         if worth > self.limit.epsilon:
-            more = after.told - self.told
+            more = after.released - self.released
             raise BudgetSpent(
-                f"{self.told} releases are charged; with {more} more a {self.limit.unit} would be "
+                f"{self.released} releases are charged; with {more} more a {self.limit.unit} would be "
                 f"worth epsilon {worth:.4g}, and {self.limit.epsilon:g} is allowed",
                 hint="the device keeps learning for itself; see gridfed-edge budget CONFIG",
             )
@@ -145,7 +145,7 @@ class PrivacyAccount:
 
     def has_room(self, charge: PrivacyCharge) -> bool:
         """Return whether one more release of this cost fits."""
-        is_counted = self.most is None or self.told + charge.releases <= self.most
+        is_counted = self.most is None or self.released + charge.releases <= self.most
         return is_counted and (math.isinf(self.limit.epsilon) or self._fits(charge, 1))
 
     def summary(self, charge: PrivacyCharge | None = None) -> dict[str, Any]:
@@ -155,18 +155,18 @@ class PrivacyAccount:
             charge: Cost of the next release, to compute how many are left.
         """
         worth, allowed = self.epsilon(), self.limit.epsilon
-        said: dict[str, Any] = {
+        result: dict[str, Any] = {
             "unit": self.limit.unit,
             "epsilon": worth if math.isfinite(worth) else None,
             "allowed": allowed if math.isfinite(allowed) else None,
             "delta": self.limit.delta,
-            "releases": self.told,
+            "releases": self.released,
         }
-        return said if charge is None else {**said, "left": self.left(charge)}
+        return result if charge is None else {**result, "left": self.left(charge)}
 
     def left(self, charge: PrivacyCharge) -> int | None:
         """Return how many more releases of this cost fit; None means no limit."""
-        room = None if self.most is None else max(0, self.most - self.told)
+        room = None if self.most is None else max(0, self.most - self.released)
         if math.isinf(self.limit.epsilon):
             return room
         low, high = 0, 1

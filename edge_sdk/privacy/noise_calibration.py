@@ -146,9 +146,9 @@ class NoisePlan:
         one = self.release(time, draws=draws)
         return (replace(one, count=one.count * releases, releases=releases),)
 
-    def most(self, told: int | None) -> int | None:
+    def most(self, allowed: int | None) -> int | None:
         """Return how many releases are allowed, by the configuration and by the operator."""
-        limits = [n for n in (self.section.budget.max_releases, told) if n is not None]
+        limits = [n for n in (self.section.budget.max_releases, allowed) if n is not None]
         return min(limits, default=None)
 
 
@@ -240,27 +240,30 @@ def _calibrated(mechanism: MechanismSection, epsilon: float, delta: float) -> fl
 
 
 def _nbafl(section: PrivacySection) -> float:
-    told, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
+    numbers, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
     return paper_noise.nbafl_uplink(
         section.mechanism.epsilon or 0.0,
         section.budget.delta,
         clip=clip,
-        samples=int(told["samples"]),
-        uploads=int(told.get("uploads", 1)),
+        samples=int(numbers["samples"]),
+        uploads=int(numbers.get("uploads", 1)),
     )
 
 
 def _udp(section: PrivacySection) -> float:
-    told, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
+    numbers, clip = section.mechanism.formula, section.mechanism.clip_norm or 1.0
     reach = paper_noise.udp_sensitivity(
-        rate=told["rate"], steps=int(told["steps"]), clip=clip, samples=int(told["samples"])
+        rate=numbers["rate"],
+        steps=int(numbers["steps"]),
+        clip=clip,
+        samples=int(numbers["samples"]),
     )
     return paper_noise.udp_uplink(
         section.mechanism.epsilon or 0.0,
         section.budget.delta,
         sensitivity=reach,
-        rounds=int(told["rounds"]),
-        sampled=told.get("sampled", 1.0),
+        rounds=int(numbers["rounds"]),
+        sampled=numbers.get("sampled", 1.0),
     )
 
 

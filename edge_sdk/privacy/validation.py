@@ -76,7 +76,7 @@ def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
         >>> section = PrivacySection(MechanismSection("gaussian", point="update"), "honest")
         >>> plan_of(section, DeviceFacts(None, keep=8760, max_steps=4, shared=1000))
         Traceback (most recent call last):
-        edge_sdk.errors.ConfigError: privacy.budget.epsilon: missing; say how much may be told ...
+        edge_sdk.errors.ConfigError: privacy.budget.epsilon: missing; set the total epsilon
     """
     for check in _CHECKS:
         for key, why in check(section, facts):

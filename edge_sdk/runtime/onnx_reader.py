@@ -71,10 +71,10 @@ def read_onnx(data: bytes) -> OnnxModel:
                 raise GraphError("the file has several graphs")
             graph = protobuf_reader.view(value)
         elif number == 8:
-            said = _opset(protobuf_reader.view(value))
-            if opset and said:
+            version = _opset(protobuf_reader.view(value))
+            if opset and version:
                 raise GraphError("the file names its operator set several times")
-            opset = said or opset
+            opset = version or opset
         elif number in (20, 25):
             raise GraphError("functions and training sections are not supported")
     if graph is None:

@@ -237,8 +237,8 @@ def _concat(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # n
 def _split(how: _Attributes, given: Sequence[_Known], count: int) -> Any:  # noqa: ANN401
     old = given[0].shape
     axis = _axis(how["axis"], len(old))
-    said = _at(given, 1)
-    sizes = [old[axis] // count] * count if said is None else _whole(said)
+    constant = _at(given, 1)
+    sizes = [old[axis] // count] * count if constant is None else _whole(constant)
     if sum(sizes) != old[axis] or len(sizes) != count:
         raise ValueError(f"{old[axis]} into {count} parts")
     return [(*old[:axis], size, *old[axis + 1 :]) for size in sizes], 0
@@ -247,8 +247,8 @@ def _split(how: _Attributes, given: Sequence[_Known], count: int) -> Any:  # noq
 @_rule("Slice")
 def _slice(_how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
     starts, ends = _whole(given[1]), _whole(given[2])
-    said = _at(given, 3)
-    axes: Iterable[int] = range(len(starts)) if said is None else _whole(said)
+    constant = _at(given, 3)
+    axes: Iterable[int] = range(len(starts)) if constant is None else _whole(constant)
     by = _whole(given[4]) if _at(given, 4) is not None else (1,) * len(starts)
     sizes = list(given[0].shape)
     for axis, start, end, step in zip(axes, starts, ends, by, strict=True):
@@ -275,8 +275,8 @@ def _gather(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # n
 
 @_rule("ReduceSum")
 def _reduce_sum(how: _Attributes, given: Sequence[_Known], _count: int) -> Any:  # noqa: ANN401
-    said = _at(given, 1)
-    axes = () if said is None else _whole(said)
+    constant = _at(given, 1)
+    axes = () if constant is None else _whole(constant)
     if not axes and how["noop_with_empty_axes"]:
         return [given[0].shape], 0
     return [_reduced(given[0].shape, axes, how["keepdims"])], math.prod(given[0].shape)

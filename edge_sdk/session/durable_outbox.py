@@ -144,7 +144,7 @@ class DurableOutbox:
         Raises:
             Refused: MALFORMED: a bitmap of the wrong size; the state is unchanged.
         """
-        return self._apply(outbox.hear(self.state, message, self.inputs()))
+        return self._apply(outbox.receive(self.state, message, self.inputs()))
 
     def check_leap(self, message: FromAggregator) -> None:
         """Refuse a reply to the hello whose counters are implausibly far ahead.

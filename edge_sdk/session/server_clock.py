@@ -74,7 +74,7 @@ class ServerClock:
             may_request: True if a request can be sent now.
         """
         known = self.now()
-        self._time = self._time.hear(t, self.uptime, wall=self._clock.wall())
+        self._time = self._time.adjust(t, self.uptime, wall=self._clock.wall())
         is_behind = known is not None and t < known - DAY
         if not (is_behind and may_request and self.uptime >= self._doubts_at):
             return False
@@ -92,7 +92,7 @@ class ServerClock:
         """
         before = self._time.kept(self.uptime)
         if is_sound:
-            self._time = self._time.hear(t, self.uptime, wall=self._clock.wall(), bound=True)
+            self._time = self._time.adjust(t, self.uptime, wall=self._clock.wall(), bound=True)
             self.save()
         else:
             logger.error("server time rejected %s", fields(time=t, why="no key is valid"))
@@ -104,7 +104,7 @@ class ServerClock:
         """Return the time before which every reading counts as released, after a store was lost."""
         wall = self._clock.wall()
         if is_sound:
-            return self._time.hear(t, self.uptime, wall=wall, bound=True).floor
+            return self._time.adjust(t, self.uptime, wall=wall, bound=True).floor
         return max(self._time.floor, wall)
 
     def save(self) -> None:

@@ -110,15 +110,15 @@ class DropFolder:
     def _state(self, one: Path) -> FileState | None:
         """Return the version of a file, or None for one that does not count."""
         try:
-            said = one.stat()
+            status = one.stat()
         except OSError:  # deleted since
             return None
-        is_old = said.st_mtime < self.clock.wall() / 1000 - self.history
-        if not stat.S_ISREG(said.st_mode) or (is_old and one not in self._read):
+        is_old = status.st_mtime < self.clock.wall() / 1000 - self.history
+        if not stat.S_ISREG(status.st_mode) or (is_old and one not in self._read):
             return None
-        if said.st_size > self.largest:
+        if status.st_size > self.largest:
             if one not in self._large:
                 self._large.add(one)
                 self.rejected["too large"] += 1
             return None
-        return FileState(said.st_size, said.st_mtime_ns)
+        return FileState(status.st_size, status.st_mtime_ns)

@@ -39,7 +39,7 @@ class Normaliser:
         >>> normaliser = Normaliser(table, step=3600, gap=3600, most=100)
         >>> for hour, wh in [(0, 7000), (1, 7400), (2, 8000)]:
         ...     time = 1_700_006_400.0 + hour * 3600
-        ...     for reading in normaliser.take([SourceSample("1-0:1.8.0", time, wh, "Wh")]):
+        ...     for reading in normaliser.normalise([SourceSample("1-0:1.8.0", time, wh, "Wh")]):
         ...         print(reading.stream, round(reading.value, 6))
         elec.import.energy 0.4
         elec.import.energy 0.6
@@ -63,7 +63,7 @@ class Normaliser:
         """Set the grid of the reader, unless the configuration set one."""
         self.step = self.step or step
 
-    def take(self, samples: Iterable[SourceSample]) -> Iterator[Reading]:
+    def normalise(self, samples: Iterable[SourceSample]) -> Iterator[Reading]:
         """Convert the samples of one frame into readings; invalid ones are counted."""
         registers: dict[tuple[str, str, float, int], dict[str, float]] = {}
         for sample in samples:

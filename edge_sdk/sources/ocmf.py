@@ -65,7 +65,7 @@ def verified(text: str, key: ec.EllipticCurvePublicKey) -> list[SourceSample]:
     payload, bar, seal = rest.rpartition("|")
     if kind != "OCMF" or not bar or len(text) > _LONGEST:
         raise Rejected("not OCMF")
-    said, signature = _object(payload), _object(seal)
+    content, signature = _object(payload), _object(seal)
     curve = _CURVES.get(str(signature.get("SA", "ECDSA-secp256r1-SHA256")))
     if curve != key.curve.name or signature.get("SE", "hex") != "hex":
         raise Rejected("another signature scheme")
@@ -74,7 +74,7 @@ def verified(text: str, key: ec.EllipticCurvePublicKey) -> list[SourceSample]:
         key.verify(raw, payload.encode(), ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
         raise Rejected("forged signature") from None
-    return _readings(said)
+    return _readings(content)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _readings(said: dict[str, Any]) -> list[SourceSample]:
-    rows = said.get("RD")
+def _readings(content: dict[str, Any]) -> list[SourceSample]:
+    rows = content.get("RD")
     samples, inherited = [], dict[str, Any]()
     for row in rows if isinstance(rows, list) else []:
         if not isinstance(row, dict):

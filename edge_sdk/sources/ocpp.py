@@ -73,55 +73,55 @@ class OcppDecoder:
 
     def _decoded(self, frame: RawFrame) -> list[SourceSample]:
         match json.loads(frame.payload):
-            case [str(charger), str(action), str(number), dict(said)]:
+            case [str(charger), str(action), str(number), dict(payload)]:
                 pass
             case _:
                 raise Rejected("not a note")
         if action == "Started":
             started = self._starting.pop(f"{charger}/{number}", None)
-            if started is not None and type(said.get("transactionId")) is int:
-                self._remember(charger, said["transactionId"], started[0])
-                self._begin(charger, said["transactionId"], started[1])
+            if started is not None and type(payload.get("transactionId")) is int:
+                self._remember(charger, payload["transactionId"], started[0])
+                self._begin(charger, payload["transactionId"], started[1])
             return []
         if action == "TransactionEvent":
-            return self._event(charger, said)
-        return self._older(charger, action, number, said)
+            return self._event(charger, payload)
+        return self._older(charger, action, number, payload)
 
     def _older(
-        self, charger: str, action: str, number: str, said: dict[str, Any]
+        self, charger: str, action: str, number: str, payload: dict[str, Any]
     ) -> list[SourceSample]:
         """Decode a message of OCPP 1.6."""
         if action == "StartTransaction":
-            socket = f"{charger}/{_whole(said.get('connectorId'))}"
-            began = _register(said.get("timestamp"), said.get("meterStart"), socket)
+            socket = f"{charger}/{_whole(payload.get('connectorId'))}"
+            began = _register(payload.get("timestamp"), payload.get("meterStart"), socket)
             self._starting[f"{charger}/{number}"] = (socket, began)
             if len(self._starting) > _TRANSACTIONS:
                 self._starting.popitem(last=False)
             return [began]
         if action == "StopTransaction":
-            socket = self._known(charger, said.get("transactionId"))
-            ended = _register(said.get("timestamp"), said.get("meterStop"), socket)
-            during = self._values(said.get("transactionData"), socket)
-            return [*during, ended, *self._session(charger, said.get("transactionId"), ended)]
-        socket = f"{charger}/{_whole(said.get('connectorId', said.get('evseId')))}"
-        if type(said.get("transactionId")) is int:
-            self._remember(charger, said["transactionId"], socket)
-        return self._values(said.get("meterValue"), socket)
+            socket = self._known(charger, payload.get("transactionId"))
+            ended = _register(payload.get("timestamp"), payload.get("meterStop"), socket)
+            during = self._values(payload.get("transactionData"), socket)
+            return [*during, ended, *self._session(charger, payload.get("transactionId"), ended)]
+        socket = f"{charger}/{_whole(payload.get('connectorId', payload.get('evseId')))}"
+        if type(payload.get("transactionId")) is int:
+            self._remember(charger, payload["transactionId"], socket)
+        return self._values(payload.get("meterValue"), socket)
 
-    def _event(self, charger: str, said: dict[str, Any]) -> list[SourceSample]:
+    def _event(self, charger: str, payload: dict[str, Any]) -> list[SourceSample]:
         """Decode a message of OCPP 2.0.1."""
-        about, evse = said.get("transactionInfo"), said.get("evse")
+        about, evse = payload.get("transactionInfo"), payload.get("evse")
         number = about.get("transactionId") if isinstance(about, dict) else None
         if isinstance(evse, dict):
             socket = f"{charger}/{_whole(evse.get('id'))}"
             self._remember(charger, number, socket)
         else:
             socket = self._known(charger, number)
-        values = self._values(said.get("meterValue"), socket)
+        values = self._values(payload.get("meterValue"), socket)
         registers = [value for value in values if value.name == _REGISTER]
-        if registers and said.get("eventType") == "Started":
+        if registers and payload.get("eventType") == "Started":
             self._begin(charger, number, registers[0])
-        if registers and said.get("eventType") == "Ended":
+        if registers and payload.get("eventType") == "Ended":
             return [*values, *self._session(charger, number, registers[-1])]
         return values
 

@@ -95,23 +95,23 @@ class ConversationListener:
     charger: str
     keep: Callable[[RawFrame], None]
     counts: Counter[str]
-    _notes: ConversationLog = field(init=False)
+    _log: ConversationLog = field(init=False)
     _sides: dict[bool, MessageStream] = field(default_factory=dict)
     _answer: bytes = b""
-    _is_deaf: bool = False
+    _is_stopped: bool = False
 
     def __post_init__(self) -> None:
         """Begin with empty buffers."""
-        self._notes = ConversationLog(self.charger)
+        self._log = ConversationLog(self.charger)
 
-    def hear(self, data: bytes, *, from_charger: bool) -> None:
+    def feed(self, data: bytes, *, from_charger: bool) -> None:
         """Process bytes that were forwarded."""
-        if self._is_deaf:
+        if self._is_stopped:
             return
         try:
             self._listen(data, from_charger=from_charger)
         except Exception as error:  # noqa: BLE001 - nothing in here may stop a charging session
-            self._is_deaf = True
+            self._is_stopped = True
             self.counts["deaf"] += 1
             logger.warning("recording stopped %s", fields(charger=self.charger, why=repr(error)))
 
@@ -122,10 +122,10 @@ class ConversationListener:
             data = self._greeted(data)
         if not self._sides:
             return
-        for message in self._sides[from_charger].hear(data):
+        for message in self._sides[from_charger].feed(data):
             self.counts["messages"] += 1
             try:
-                note = self._notes.take(message, from_charger=from_charger)
+                note = self._log.record(message, from_charger=from_charger)
             except (ValueError, RecursionError):
                 self.counts["not JSON"] += 1
                 continue
@@ -222,8 +222,8 @@ class OcppProxy:
         with contextlib.closing(forth):
             forth.write(request)
             await forth.drain()
-            there = _pump(charger, forth, lambda data: ear.hear(data, from_charger=True))
-            here = _pump(office, back, lambda data: ear.hear(data, from_charger=False))
+            there = _pump(charger, forth, lambda data: ear.feed(data, from_charger=True))
+            here = _pump(office, back, lambda data: ear.feed(data, from_charger=False))
             await asyncio.gather(there, here)
 
     def _keep(self, frame: RawFrame) -> None:
@@ -235,13 +235,13 @@ class OcppProxy:
 
 
 async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Callable[[bytes], None]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, feed: Callable[[bytes], None]
 ) -> None:
     """Forward one direction to its end, and decode each piece after it was forwarded."""
     try:
         while data := await reader.read(_AT_ONCE):
             writer.write(data)
             await writer.drain()
-            hear(data)
+            feed(data)
     finally:
         writer.close()  # a WebSocket has no half-open state: when one side ends, so does the other

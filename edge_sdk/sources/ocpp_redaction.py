@@ -29,18 +29,18 @@ class ConversationLog:
     Example:
         >>> notes = ConversationLog("CP1")
         >>> ask = '[2, "7", "StartTransaction", {"idTag": "ANNA", "meterStart": 5}]'
-        >>> notes.take(ask, from_charger=True)
+        >>> notes.record(ask, from_charger=True)
         b'["CP1", "StartTransaction", "7", {"meterStart": 5}]'
-        >>> notes.take('[3, "7", {"transactionId": 9, "idTagInfo": {}}]', from_charger=False)
+        >>> notes.record('[3, "7", {"transactionId": 9, "idTagInfo": {}}]', from_charger=False)
         b'["CP1", "Started", "7", {"transactionId": 9}]'
-        >>> notes.take('[2, "8", "Heartbeat", {}]', from_charger=True) is None
+        >>> notes.record('[2, "8", "Heartbeat", {}]', from_charger=True) is None
         True
     """
 
     charger: str
     _asked: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
-    def take(self, message: str, *, from_charger: bool) -> bytes | None:
+    def record(self, message: str, *, from_charger: bool) -> bytes | None:
         """Return the redacted record of a message, or None.
 
         Raises:

@@ -94,12 +94,12 @@ def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
 
 def _together(parts: Sequence[CounterMeasurement], *, adds: bool) -> SourceSample:
     """Combine several objects' values of one counter and period."""
-    told = [one.value for one in parts if not math.isnan(one.value)]
-    total = math.fsum(told) if told else math.nan
-    lacks = adds and len(told) < len(parts)
+    known = [one.value for one in parts if not math.isnan(one.value)]
+    total = math.fsum(known) if known else math.nan
+    lacks = adds and len(known) < len(parts)
     flags = Flag.SUSPECT if lacks or any(one.is_suspect for one in parts) else Flag.NONE
     first = parts[0]
-    value = total if adds or not told else total / len(told)
+    value = total if adds or not known else total / len(known)
     return SourceSample(
         first.counter, first.begin, value, "", flags=int(flags), seconds=first.seconds
     )
@@ -155,8 +155,8 @@ def period(text: str) -> float:
     Raises:
         ValueError: Invalid, or zero.
     """
-    said = _PERIOD.match(text.strip())
-    parts = [float(part or 0) for part in said.groups()] if said else [0.0]
+    content = _PERIOD.match(text.strip())
+    parts = [float(part or 0) for part in content.groups()] if content else [0.0]
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not seconds:
         raise ValueError(f"{text!r} is not a duration")
@@ -200,7 +200,7 @@ class _Walk:
     is_suspect: bool = False
     is_known: bool = False
     is_lost: bool = False  # a value without a period was found
-    heard: list[str] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     length: int = 0
     found: list[CounterMeasurement] = field(default_factory=list)
 
@@ -210,7 +210,7 @@ class _Walk:
         self.path.append(local)
         if len(self.path) > _DEEPEST:
             raise Rejected("nested too deep")
-        self.heard.clear()
+        self.pieces.clear()
         self.length = 0
         if local in ("measCollecFile", "measDataFile"):
             self.is_known = True
@@ -229,23 +229,23 @@ class _Walk:
         self.length += len(data)
         if self.length > _LONGEST:
             raise Rejected("text too long")
-        self.heard.append(data)
+        self.pieces.append(data)
 
     def end(self, _name: str) -> None:
         """Process the end of an element."""
         local = self.path.pop()
-        said = "".join(self.heard).strip()
-        self.heard.clear()
+        content = "".join(self.pieces).strip()
+        self.pieces.clear()
         if local == "measType":
-            self.group.counters[self.place] = said
+            self.group.counters[self.place] = content
         elif local == "measTypes":
-            self.group.counters |= {str(i): one for i, one in enumerate(said.split(), 1)}
+            self.group.counters |= {str(i): one for i, one in enumerate(content.split(), 1)}
         elif local == "r":
-            self.results[self.place] = said
+            self.results[self.place] = content
         elif local == "measResults":
-            self.results |= {str(i): one for i, one in enumerate(said.split(), 1)}
+            self.results |= {str(i): one for i, one in enumerate(content.split(), 1)}
         elif local == "suspect":
-            self.is_suspect = said.lower() in ("true", "1")
+            self.is_suspect = content.lower() in ("true", "1")
         elif local == "measValue":
             self._close()
 

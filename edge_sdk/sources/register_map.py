@@ -132,11 +132,11 @@ def block(
         [131073.0]
     """
     registers: dict[str, dict[int, int]] = {"holding": {}, "input": {}}
-    told: list[RegisterPoint] = []
+    discovered: list[RegisterPoint] = []
     for line in frame.payload.decode("ascii").splitlines():
         match line.split():
             case ["point", *words]:
-                told.append(_point(words))
+                discovered.append(_point(words))
             case [("holding" | "input") as table, at, text] if len(text) % 4 == 0:
                 read = [int(text[i : i + 4], 16) for i in range(0, len(text), 4)]
                 registers[table] |= {int(at) + i: word for i, word in enumerate(read)}
@@ -144,7 +144,7 @@ def block(
                 raise Rejected("not registers")
     flags = Flag.CLOCK_UNSYNCED if frame.at < NO_CLOCK_BEFORE else Flag.NONE
     samples = []
-    for point in points or told:
+    for point in points or discovered:
         held = registers[point.table]
         if point.address not in held:
             continue

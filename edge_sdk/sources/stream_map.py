@@ -68,13 +68,13 @@ class StreamName:
             Traceback (most recent call last):
             ValueError: elec.import.energy is in kWh, not in 'W'
         """
-        said = unit or self.unit
+        named = unit or self.unit
         if self.stream not in STREAMS:
             return value * self.scale
         wanted = STREAMS[self.stream].unit
-        ours, factor = UNITS.get(said, (said, 1.0)) if said else (wanted, 1.0)
+        ours, factor = UNITS.get(named, (named, 1.0)) if named else (wanted, 1.0)
         if ours != wanted:
-            raise ValueError(f"{self.stream} is in {wanted}, not in {said!r}")
+            raise ValueError(f"{self.stream} is in {wanted}, not in {named!r}")
         return value * factor * self.scale
 
 

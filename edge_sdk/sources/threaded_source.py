@@ -133,7 +133,7 @@ class ThreadedSource:
             except Empty:
                 return
             samples = self.samples(frame)
-            yield samples, self.normaliser.take(samples)
+            yield samples, self.normaliser.normalise(samples)
 
     def samples(self, frame: RawFrame) -> list[SourceSample]:
         """Decode one frame; a rejected one is counted by its reason."""
@@ -174,7 +174,7 @@ class ThreadedSource:
         try:
             while self.is_finite:
                 for frame in self.feed.frames(_PATIENCE):
-                    yield from self.normaliser.take(self.samples(frame))
+                    yield from self.normaliser.normalise(self.samples(frame))
         except EOFError:
             return
         except OSError:

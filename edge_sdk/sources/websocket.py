@@ -33,7 +33,7 @@ class MessageStream:
 
     Example:
         >>> ear = MessageStream()
-        >>> list(ear.hear(bytes([0x81, 0x02]) + b"h")), list(ear.hear(b"i"))
+        >>> list(ear.feed(bytes([0x81, 0x02]) + b"h")), list(ear.feed(b"i"))
         ([], ['hi'])
     """
 
@@ -47,7 +47,7 @@ class MessageStream:
     _to_skip: int = 0
     _unpacker: zlib._Decompress | None = None
 
-    def hear(self, data: bytes) -> Iterator[str]:
+    def feed(self, data: bytes) -> Iterator[str]:
         """Append forwarded bytes; yield the text messages that they complete.
 
         Raises:

@@ -108,7 +108,7 @@ def instead_of(name: str, value: object, now: int) -> int:
 
 
 def usable_numbers(
-    life: object, seq: object, spent: object, *, told: int
+    life: object, seq: object, spent: object, *, released: int
 ) -> tuple[tuple[int, int, int], dict[str, object]]:
     """Return life, seq and spent as usable values, and those that were not usable.
 
@@ -117,9 +117,9 @@ def usable_numbers(
     device; the aggregator's welcome adds the releases that it knows beyond those.
 
     Example:
-        >>> usable_numbers(3, 2, 20, told=20)
+        >>> usable_numbers(3, 2, 20, released=20)
         ((3, 2, 20), {})
-        >>> usable_numbers(2**63 - 1, 2, 2**63 - 1, told=20)[0]
+        >>> usable_numbers(2**63 - 1, 2, 2**63 - 1, released=20)[0]
         (0, 0, 20)
     """
     wrong: dict[str, object] = {}
@@ -128,7 +128,7 @@ def usable_numbers(
         life = seq = 0
     if not _is_within(spent, RELEASES_LIMIT):
         wrong["spent"] = spent
-        spent = min(told, RELEASES_LIMIT)
+        spent = min(released, RELEASES_LIMIT)
     return (life, seq, spent), wrong  # type: ignore[return-value]
 
 

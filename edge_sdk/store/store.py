@@ -165,12 +165,12 @@ class DeviceStore:
         if row is None:
             return UplinkCounters(), {}
         life, seq, spent = row[:3]
-        found, wrong = usable_numbers(life, seq, spent, told=0)
+        found, wrong = usable_numbers(life, seq, spent, released=0)
         if "spent" in wrong:
-            found, wrong = usable_numbers(life, seq, spent, told=self._told())
+            found, wrong = usable_numbers(life, seq, spent, released=self._released())
         return UplinkCounters(*found, bool(row[3])), wrong
 
-    def _told(self) -> int:
+    def _released(self) -> int:
         """Return the sum of the releases in the ledger's usable lines."""
         if self._schema() < SCHEMA:
             return 0

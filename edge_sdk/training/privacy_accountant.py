@@ -107,5 +107,5 @@ class PrivacyAccountant:
             self.account = account_of(self._store, self.mechanism.plan)
 
     def _unseen(self, wall: int) -> tuple[PrivacyCharge, ...]:
-        count = self._session.outbox.numbers.spent - self.account.told
+        count = self._session.outbox.numbers.spent - self.account.released
         return self.mechanism.plan.unseen(wall, count)

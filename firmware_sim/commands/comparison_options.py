@@ -12,8 +12,11 @@ from firmware_sim.attacks.attack_plan import AttackPlan
 from firmware_sim.commands.options import pairs, rule, words
 from firmware_sim.scenario import Scenario
 
+OPTIONS = {"timeout": "patience", "selection": "malicious"}
+"""Option by key of an attack, where their names differ."""
 
-def assaults(args: Namespace) -> tuple[AttackPlan, ...]:
+
+def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:
     """Return the attacks that the options name, in order.
 
     Raises:
@@ -36,7 +39,9 @@ def assaults(args: Namespace) -> tuple[AttackPlan, ...]:
     try:
         found = tuple(build(AttackPlan, {"attack": name, **table}) for name in names)
     except SchemaError as misfit:
-        raise SettingsError(f"--{misfit}".replace("_", "-")) from misfit
+        key = misfit.path.partition(".")[0]
+        option = OPTIONS.get(key, key.replace("_", "-"))
+        raise SettingsError(f"--{option}{str(misfit).removeprefix(key)}") from misfit
     for one in found:
         _ = one.bound  # names what does not fit
     return found
@@ -46,10 +51,10 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
     """Add runs and attacks to a scenario.
 
     Raises:
-        SettingsError: As ``assaults``.
-        UnknownAttack: As ``assaults``.
+        SettingsError: As ``attacks_of``.
+        UnknownAttack: As ``attacks_of``.
     """
-    given = assaults(args) or chosen.attacks
+    given = attacks_of(args) or chosen.attacks
     f = max((one.count(chosen.devices) for one in given), default=0) if args.f is None else args.f
     options = pairs(args.rule_option, "--rule-option")
     rules = [rule(text, options, f) for text in words(args.rule)]

@@ -213,7 +213,7 @@ class Demo:
         """Show progress from the devices' logs: without shared layers nothing is sent."""
         begun, wanted = time.monotonic(), self.scenario.run.rounds
         while True:
-            run.family.check()
+            run.family.require_running()
             learned = min(map(learned_rounds, run.devices))
             seconds = time.monotonic() - begun
             now = Progress(

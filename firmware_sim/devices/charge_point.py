@@ -166,7 +166,7 @@ class BackOfficeLink:
     _again_at: float = 0.0
     _wait: float = _AGAIN
 
-    def say(self, ask: CallMessage) -> None:
+    def send(self, ask: CallMessage) -> None:
         """Queue a message, and send the queue if connected."""
         self._owed.append((ask, False))
         self.flush()
@@ -285,9 +285,9 @@ def _say(link: BackOfficeLink, ask: CallMessage, trouble: FaultSequence) -> None
     """Send one message, subject to faults. A message that a session requires is never dropped."""
     if ask.action == "MeterValues" and trouble.happens("gap"):
         return
-    link.say(ask)
+    link.send(ask)
     if not ask.is_start and trouble.happens("duplicate"):
-        link.say(ask)
+        link.send(ask)
     if trouble.happens("flap"):
         link.hang_up()
 

@@ -99,7 +99,7 @@ def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
     family.start("broker", command("gridfed-aggregator", "broker", "start", *options))
     until = time.monotonic() + STARTING
     while time.monotonic() < until:
-        family.check()
+        family.require_running()
         with closing(socket.socket()) as probe:
             probe.settimeout(1.0)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -196,7 +196,7 @@ class Federation:
         self.aggregator = self.family.start(name, command("gridfed-aggregator", "run", config))
         until = time.monotonic() + STARTING
         while fetched(self.prepared.page, "/status") is None:
-            self.family.check()
+            self.family.require_running()
             if time.monotonic() > until:
                 raise TooSlow("the aggregator did not answer", hint=self.aggregator.tail())
             time.sleep(0.05)
@@ -230,7 +230,7 @@ class Federation:
                 time.sleep(0.0 if self.is_in_process else 0.05)
                 continue
             looked = time.monotonic()
-            self.family.check()
+            self.family.require_running()
             document = fetched(self.prepared.page, "/status")
             if document is not None:
                 metrics = fetched(self.prepared.page, "/metrics") or ""

@@ -170,7 +170,7 @@ class ProcessGroup:
         self.members.append(RunningProgram(name, process, log))
         return self.members[-1]
 
-    def check(self) -> None:
+    def require_running(self) -> None:
         """Raise ``ProgramDied`` with its last output if a member ended in failure."""
         for member in self.members:
             if member.poll():

@@ -64,7 +64,7 @@ class Meter:
 
     def visit(self):
         while self.mail:
-            self.follow(outbox.hear(self.up, self.mail.popleft(), self.chance()))
+            self.follow(outbox.receive(self.up, self.mail.popleft(), self.chance()))
         self.follow(outbox.tick(self.up, self.chance()))
 
 

@@ -84,7 +84,7 @@ class Trial:
     def until(self, done: Callable[[], object], limit: float = PATIENCE) -> None:
         end = time.monotonic() + limit
         while not done():
-            self.family.check()
+            self.family.require_running()
             if time.monotonic() > end:
                 logs = "\n".join(f"{one.name}:\n{one.tail(8)}" for one in self.family.members)
                 pytest.fail(f"not within {limit:.0f} s\n{self.status()}\n{logs}")

@@ -38,7 +38,7 @@ ENDLESS = Scenario(
 def until(done: Callable[[], object], family: ProcessGroup, limit: float = 120.0) -> None:
     end = time.monotonic() + limit
     while not done():
-        family.check()
+        family.require_running()
         assert time.monotonic() < end, f"not within {limit:.0f} s"
         time.sleep(0.1)
 

@@ -76,7 +76,7 @@ class Town:
     def until(self, done):
         end = time.monotonic() + PATIENCE
         while not done():
-            self.family.check()
+            self.family.require_running()
             if time.monotonic() > end:
                 logs = "\n".join(f"{one.name}:\n{one.tail(12)}" for one in self.family.members)
                 pytest.fail(f"not within {PATIENCE:.0f} s\n{logs}")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edge_sdk.app.clock import BUILT, DAY
-from edge_sdk.commands.check import clock_told
+from edge_sdk.commands.check import compare_clocks
 from edge_sdk.privacy.event import PrivacyCharge
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire import keys
@@ -354,7 +354,7 @@ def test_a_device_that_lives_in_the_future_asks_what_the_time_is(told):
 
 def test_the_check_says_what_is_stored_and_what_to_do():
     now = 1_800_000_000_000
-    assert "0 days behind" in clock_told(now, now)
-    told = clock_told(now + 40 * DAY, now)
+    assert "0 days behind" in compare_clocks(now, now)
+    told = compare_clocks(now + 40 * DAY, now)
     assert "40 days ahead: one of them is wrong" in told
-    assert "its next welcome takes the stored time back" in told
+    assert "its next welcome corrects the stored time" in told

@@ -110,7 +110,7 @@ def live(folder: Path, plan: Plan, pace: float) -> Day:
 def _until_up(family: ProcessGroup, line: Counted) -> None:
     until = time.monotonic() + _COMING
     while line.down < 1000:  # its welcome and the model
-        family.check()
+        family.require_running()
         if time.monotonic() > until:
             words = (f"\n{member.name}: {member.tail(3)}" for member in family.members)
             raise Failure(f"the device did not come up ({line.down} bytes);{''.join(words)}")
@@ -126,7 +126,7 @@ def _pass(street: Street, device: RunningProgram, day: Day) -> None:
         town.look()
         if time.monotonic() - looked > _LOOK:
             looked = time.monotonic()
-            street.family.check()
+            street.family.require_running()
             day.seen.look(device.process.pid)
             lost = met < (met := sum(line.connections for line in street.lines))
             town.tire() if lost else town.rest()  # lost for want of this machine's time

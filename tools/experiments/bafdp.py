@@ -134,7 +134,7 @@ def _loss(base: Ground, p: Vector) -> float:
     """Return the mean training loss over everything that is learnt from."""
     total, count = 0.0, 0
     for windows in base.windows().values():
-        batch = windows.take(windows.origins)
+        batch = windows.select(windows.origins)
         total += len(batch) * float(base.bundle.gradient(p=p, x=batch.x, y=batch.y)[0])
         count += len(batch)
     return total / count

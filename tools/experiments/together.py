@@ -68,7 +68,7 @@ class Pooled:
         owner = np.searchsorted(ends, picks, side="right")
         starts = ends - [len(part) for part in self.parts]
         some = [
-            part.take(part.origins[picks[owner == i] - starts[i]])
+            part.select(part.origins[picks[owner == i] - starts[i]])
             for i, part in enumerate(self.parts)
             if (owner == i).any()
         ]

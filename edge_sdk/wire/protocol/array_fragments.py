@@ -47,7 +47,7 @@ def row_size(shape: Sequence[int], enc: str) -> int:
     return math.prod(shape[1:]) * WIDTHS[enc]
 
 
-def check(enc: str, shape: Sequence[int], off: int, num: int, blob: bytes) -> None:
+def check_fragment(enc: str, shape: Sequence[int], off: int, num: int, blob: bytes) -> None:
     """Refuse a fragment that fits no array; without a shape there must be no fragment.
 
     Raises:

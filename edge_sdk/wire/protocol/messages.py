@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from edge_sdk.wire.protocol.array_fragments import DIMENSIONS, check
+from edge_sdk.wire.protocol.array_fragments import DIMENSIONS, check_fragment
 from edge_sdk.wire.schema import Between, Length
 from edge_sdk.wire.small_order import weakness
 
@@ -236,7 +236,7 @@ class TaskMessage:
             raise ValueError("digest, size and chunk belong together")
         if self.shape and self.digest is not None:
             raise ValueError("a task brings a content or rows, not both")
-        check(self.enc, self.shape, self.off, self.num, self.blob if self.shape else b"")
+        check_fragment(self.enc, self.shape, self.off, self.num, self.blob if self.shape else b"")
         if not self.shape and self.blob and len(self.blob) != self.size:
             raise ValueError("the blob must be the whole content body, or empty")
 
@@ -417,7 +417,7 @@ class SignalMessage:
 
     def __post_init__(self) -> None:
         """Refuse invalid rows."""
-        check(self.enc, self.shape, self.off, self.num, self.blob)
+        check_fragment(self.enc, self.shape, self.off, self.num, self.blob)
 
 
 @dataclass(frozen=True, slots=True)

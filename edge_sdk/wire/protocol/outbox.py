@@ -292,7 +292,7 @@ def release(up: Outbox, entry: OutboxEntry, chance: StepInputs) -> OutboxStep:
     return tick(replace(up, numbers=numbers, entries=(*up.entries, entry)), chance)
 
 
-def hear(
+def receive(
     up: Outbox,
     message: WelcomeMessage
     | FloorMessage

@@ -140,7 +140,9 @@ def test_what_cannot_be_tightened_is_refused(tmp_path, monkeypatch):
     folder.mkdir(mode=0o755)
     for change in (lambda *_a, **_k: None, _deny):
         monkeypatch.setattr("pathlib.Path.chmod", change)
-        with pytest.raises(PermissionsError, match="mode 0755 lets other users read it") as caught:
+        with pytest.raises(
+            PermissionsError, match="mode 0755 is readable by other users"
+        ) as caught:
             DeviceStore.open(folder)
         assert f"chmod go= {folder}" in caught.value.hint
         monkeypatch.undo()

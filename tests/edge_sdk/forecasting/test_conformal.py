@@ -134,7 +134,7 @@ def test_a_coverage_is_shared_by_both_sides():
 
 @pytest.mark.parametrize("wrong", [(0.0, 0.1), (0.1, 0.5), (0.1, 0.1, 0.0)])
 def test_what_cannot_be_aimed_at_is_refused(wrong):
-    with pytest.raises(ValueError, match="expected more than 0"):
+    with pytest.raises(ValueError, match="expected above 0"):
         CoverageTarget(*wrong)
 
 

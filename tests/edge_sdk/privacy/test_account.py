@@ -56,7 +56,7 @@ def test_what_left_as_it_was_is_not_bounded_unless_left_out_aloud():
     assert PrivacyAccount.of(ledger, limit, outside=1).epsilon() == math.inf
     left_out = PrivacyAccount.of(ledger, limit, outside=2)
     assert left_out.epsilon() == pytest.approx(epsilon_of(4.0, DELTA), rel=1e-9)
-    assert left_out.told == 3
+    assert left_out.released == 3
 
 
 def test_pure_mechanisms_add_up_beside_gaussian_ones():
@@ -76,10 +76,10 @@ def test_what_does_not_fit_is_not_charged():
     )
     with pytest.raises(BudgetSpent, match="1 releases are charged; with 1 more a device"):
         account.charge(charge(1.0, releases=1))
-    assert account.told == 1
-    assert PrivacyAccount(most=1, told=1).has_room(charge(4.0, releases=1)) is False
+    assert account.released == 1
+    assert PrivacyAccount(most=1, released=1).has_room(charge(4.0, releases=1)) is False
     with pytest.raises(BudgetSpent, match="1 of 1 releases are spent"):
-        PrivacyAccount(most=1, told=1).charge(charge(4.0, releases=1))
+        PrivacyAccount(most=1, released=1).charge(charge(4.0, releases=1))
 
 
 @given(st.floats(0.5, 50.0), st.floats(0.1, 30.0))

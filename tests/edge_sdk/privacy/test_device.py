@@ -184,7 +184,7 @@ def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
         said = noisy_section(privacy(INPUT, **({"unclaimed_releases": outside} if outside else {})))
         config = replace(fleet.device.config, privacy=said)
         text = budget.budget(config)["text"]
-        assert ("this does not hold for what has left already" in text) is not holds
+        assert ("this does not hold for the updates already released" in text) is not holds
         assert ("after the first 1 updates" in text) is holds
         assert budget.datasheet(config)["claim holds for what has left"] is holds
 

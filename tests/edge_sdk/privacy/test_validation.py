@@ -193,7 +193,7 @@ def test_a_second_stream_must_be_public_or_have_a_range():
     assert len(plan_of(section(hidden), facts(features=(WEATHER,))).ranges) == 2
     with pytest.raises(ConfigError, match=r"not both"):
         plan_of(section(public | hidden), facts(features=(WEATHER,)))
-    with pytest.raises(ConfigError, match=r"what is to be hidden"):
+    with pytest.raises(ConfigError, match=r"is the target and cannot be public"):
         plan_of(section(INPUT | {"public_streams": ["elec.import.energy"]}), facts())
     with pytest.raises(ConfigError, match=r"ranges.cell.x: the bundle does not read"):
         plan_of(section(INPUT | {"stream_ranges": {"cell.x": [0.0, 1.0]}}), facts())
@@ -229,7 +229,7 @@ def test_laplace_at_the_input_needs_noise_for_the_sum_of_what_it_hides():
 
 def test_minibatches_that_change_with_the_count_of_windows_are_not_claimed_for():
     fewer = GRADIENT | {"adjacency": "add-remove"}
-    with pytest.raises(ConfigError, match=r"privacy\.mechanism\.adjacency: .* say 'replace'"):
+    with pytest.raises(ConfigError, match=r"privacy\.mechanism\.adjacency: .* use 'replace'"):
         plan_of(section(fewer), facts())
     assert plan_of(section(GRADIENT, budget={"epsilon": 50.0}), facts()).cost == 32.0
 

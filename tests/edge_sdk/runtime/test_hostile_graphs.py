@@ -61,16 +61,19 @@ HOSTILE = {
     "a loop": (looped(), "graphs are not supported"),
     "a scan": (looped("Scan"), "graphs are not supported"),
     "a branch": (looped("If"), "graphs are not supported"),
-    "a loop without a body": (one(node("Loop", ["x"], ["out"])), "operator Loop is not one that"),
+    "a loop without a body": (
+        one(node("Loop", ["x"], ["out"])),
+        "operator Loop is not allowed in a bundle",
+    ),
     "a range": (
         one(node("Range", ["a", "b", "c"], ["out"]), constants=[ints(n, 2**62) for n in "abc"]),
-        "operator Range is not one that",
+        "operator Range is not allowed in a bundle",
     ),
     "a filled shape": (
         one(node("ConstantOfShape", ["to"], ["out"]), constants=[ints("to", LONG)]),
-        "operator ConstantOfShape is not one that",
+        "operator ConstantOfShape is not allowed in a bundle",
     ),
-    "a tile": (with_sizes("Tile", LONG), "operator Tile is not one that"),
+    "a tile": (with_sizes("Tile", LONG), "operator Tile is not allowed in a bundle"),
     "an expansion": (with_sizes("Expand", 2**38, 4), "Expand: 1099511627776 elements in one"),
     "an expansion beyond a machine": (with_sizes("Expand", LONG, LONG, 4), "Expand"),
     "an expanded constant": (

@@ -93,7 +93,7 @@ readings = st.lists(
 def test_whatever_a_meter_says_no_interval_is_negative_or_beyond_what_is_believed(rows, modulus):
     normaliser = Normaliser(TABLE, HOUR, HOUR, most=50.0, modulus=modulus)
     for minute, value in rows:
-        for reading in normaliser.take([SourceSample("reg", START + minute, value, "kWh")]):
+        for reading in normaliser.normalise([SourceSample("reg", START + minute, value, "kWh")]):
             assert 0 <= reading.value <= 50 * (1 + 2 * 15 / 60) + 1e-6
             assert reading.time % HOUR == 0
             assert math.isfinite(reading.value)
@@ -122,17 +122,17 @@ def test_tariffs_add_up_and_two_meters_of_one_stream_do_too():
     for n in range(2):
         for device in "ab":
             row = samples({"low": n * 1.0, "normal": n * 2.0}, device, START + n * HOUR)
-            got += [reading.value for reading in normaliser.take(row)]
+            got += [reading.value for reading in normaliser.normalise(row)]
     assert got == [3.0, 6.0]  # the second meter's interval replaces the sum
 
 
 def test_state_survives_a_restart_without_a_gap_or_a_second_count():
     whole, first, second = (Normaliser(TABLE, HOUR, HOUR, most=50.0) for _ in range(3))
     rows = [samples({"reg": n / 4}, time=START + n * 1000) for n in range(30)]
-    expected = [reading for row in rows for reading in whole.take(row)]
-    got = [reading for row in rows[:13] for reading in first.take(row)]
+    expected = [reading for row in rows for reading in whole.normalise(row)]
+    got = [reading for row in rows[:13] for reading in first.normalise(row)]
     second.restore(first.saved())
-    got += [reading for row in rows[13:] for reading in second.take(row)]
+    got += [reading for row in rows[13:] for reading in second.normalise(row)]
     assert got == expected
 
 
@@ -143,7 +143,7 @@ def test_damaged_state_is_a_fresh_start(saved):
     normaliser = Normaliser(TABLE, HOUR, HOUR)
     normaliser.restore(saved)
     assert normaliser.counts["saved state damaged"] == 1
-    assert not list(normaliser.take(samples({"reg": 1.0})))
+    assert not list(normaliser.normalise(samples({"reg": 1.0})))
 
 
 def test_what_is_no_measurement_is_counted():
@@ -157,7 +157,7 @@ def test_what_is_no_measurement_is_counted():
         SourceSample("other", START, 1.0, "kWh"),
         SourceSample("p", START, 1500.0, "W"),
     ]
-    readings = list(normaliser.take(rows))
+    readings = list(normaliser.normalise(rows))
     assert [(reading.stream, reading.value) for reading in readings] == [("elec.import.power", 1.5)]
     assert normaliser.counts == {
         "clock not set": 2,

@@ -137,7 +137,7 @@ def test_bytes_of_no_encoding_and_a_mark_at_the_start_do_no_harm(source):
         ({"time_zone": "Mars/Olympus"}, "Mars"),
         ({"from": "yesterday"}, "yesterday"),
         ({"until": [1]}, "neither"),
-        ({"path": "/nowhere/at/all.csv"}, "no file"),
+        ({"path": "/nowhere/at/all.csv"}, "no such file"),
     ],
 )
 def test_a_section_that_cannot_be_meant_is_refused_in_words(tmp_path, section, word):

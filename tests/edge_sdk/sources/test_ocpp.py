@@ -138,7 +138,7 @@ def test_no_token_of_a_driver_is_written_down():
         "TransactionEvent",
         {"idToken": {"idToken": "ANNA"}, "seqNo": 0, "x": [{"idTag": "ANNA"}]},
     ]
-    kept = ConversationLog("CP1").take(json.dumps(ask), from_charger=True)
+    kept = ConversationLog("CP1").record(json.dumps(ask), from_charger=True)
     assert kept is not None
     assert b"ANNA" not in kept
 
@@ -164,7 +164,7 @@ def test_messages_are_heard_however_the_bytes_are_cut(texts, data):
     ear, heard = MessageStream(), []
     while stream:
         size = data.draw(st.integers(1, 300))
-        heard += ear.hear(stream[:size])
+        heard += ear.feed(stream[:size])
         stream = stream[size:]
     assert heard == texts
 
@@ -175,12 +175,12 @@ def test_fragments_pings_and_compression_are_followed():
     again = (packer.compress(b"packed") + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
     stream = framed("he", first=0x01) + framed(b"", first=0x89) + framed("llo", first=0x80)
     stream += framed(packed, first=0xC1) + framed(again, first=0xC1)
-    assert list(MessageStream(is_deflated=True).hear(stream)) == ["hello", "packed", "packed"]
+    assert list(MessageStream(is_deflated=True).feed(stream)) == ["hello", "packed", "packed"]
 
 
 def test_a_message_too_long_is_passed_over_and_the_next_one_heard():
     ear = MessageStream()
-    assert list(ear.hear(framed("x" * (LONGEST + 1)) + framed("next"))) == ["next"]
+    assert list(ear.feed(framed("x" * (LONGEST + 1)) + framed("next"))) == ["next"]
     assert ear.counts == {"message too long": 1}
 
 
@@ -189,7 +189,7 @@ def test_a_bomb_of_compression_ends_the_listening():
     bomb = (packer.compress(b"\0" * (64 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4]
     tracemalloc.start()
     with pytest.raises(WebSocketError):
-        list(MessageStream(is_deflated=True).hear(framed(bomb, first=0xC1)))
+        list(MessageStream(is_deflated=True).feed(framed(bomb, first=0xC1)))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 4 << 20
@@ -215,13 +215,13 @@ def test_ten_thousand_mutated_frames_leave_ear_and_decoder_standing_and_memory_f
     def decode(frame):
         nonlocal kept
         kept += 1
-        for reading in source.normaliser.take(source.samples(frame)):
+        for reading in source.normaliser.normalise(source.samples(frame)):
             assert 0 <= reading.value < 1e6
 
     ear = greeted(decode)
     tracemalloc.start()
     for number in range(10_000):
-        ear.hear(framed(mutated(chance.choice(good), chance)), from_charger=True)
+        ear.feed(framed(mutated(chance.choice(good), chance)), from_charger=True)
         if number == 4_000:  # what is remembered on purpose has its bounds by now
             settled = tracemalloc.get_traced_memory()[0]
     grown = tracemalloc.get_traced_memory()[0] - settled
@@ -256,7 +256,7 @@ def greeted(keep):
     from collections import Counter  # noqa: PLC0415
 
     ear = ConversationListener("CP1", keep, Counter())
-    ear.hear(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", from_charger=False)
+    ear.feed(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", from_charger=False)
     return ear
 
 
@@ -266,8 +266,8 @@ def test_whatever_happens_in_listening_ends_the_listening_only():
 
     ear = greeted(broken)
     ask = [2, "1", "StartTransaction", {"connectorId": 1, "meterStart": 5, "timestamp": AT}]
-    ear.hear(framed(json.dumps(ask)), from_charger=True)
-    ear.hear(framed(json.dumps(ask)), from_charger=True)
+    ear.feed(framed(json.dumps(ask)), from_charger=True)
+    ear.feed(framed(json.dumps(ask)), from_charger=True)
     assert ear.counts["deaf"] == 1
 
 

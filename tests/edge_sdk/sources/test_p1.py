@@ -155,7 +155,7 @@ def test_ten_thousand_mutated_telegrams_each_end_as_readings_or_as_a_reason():
     for _ in range(10_000):
         for payload in framer.feed(mutated(good, chance)):
             frames += 1
-            readings = list(source.normaliser.take(source.samples(RawFrame(payload, 0.0))))
+            readings = list(source.normaliser.normalise(source.samples(RawFrame(payload, 0.0))))
             assert all(0 <= reading.value < 1e6 for reading in readings)
     assert frames > 8_000
     assert source.accepted + source.rejected.total() == frames

@@ -87,5 +87,5 @@ def test_every_shipped_counter_has_a_stream_with_a_unit() -> None:
 
 
 def test_a_source_without_a_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs 'folder'"):
+    with pytest.raises(ConfigError, match="'folder' is missing"):
         open_source({"type": "pm3gpp"}, "source[0]")

@@ -33,8 +33,8 @@ def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round
     spend(session, 3)
     charges, account = spending.cost(1)
     assert [charge.releases for charge in charges] == [3, 1]
-    assert account.told == 4
-    assert spending.account.told == 0, "nothing is charged before it is saved"
+    assert account.released == 4
+    assert spending.account.released == 0, "nothing is charged before it is saved"
     spending.paid(account)
     charges, account = spending.cost(1)
     assert [charge.releases for charge in charges] == [1]
@@ -48,7 +48,7 @@ def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothin
         spending.cost(1)
     charges, account = spending.cost(0)
     assert charges == ()
-    assert account.told == 1
+    assert account.released == 1
 
 
 def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make, caplog):
@@ -70,7 +70,7 @@ def test_every_start_is_charged_where_an_image_may_have_been_restored(make):
     fleet = budgeted(make, releases_per_start=2)
     for starts in (1, 2):
         client = fleet.device.start()
-        assert client._work.spending.account.told == 2 * starts
+        assert client._work.spending.account.released == 2 * starts
         assert sum(charge.releases for charge in client._store.ledger()) == 2 * starts
         assert client._store.numbers().spent == 2 * starts
         assert math.isfinite(client._work.spending.account.epsilon())

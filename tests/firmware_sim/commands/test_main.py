@@ -93,7 +93,7 @@ def test_attacks_are_listed_with_their_definitions(capsys):
         (["--attack", "aliee"], "unknown attack 'aliee'; known: alie"),
         (["--attack", "alie", "--attack-option", "q=1"], "unknown option 'q'"),
         (["--attack", "alie", "--attack-option", "z"], "expected KEY=VALUE, got 'z'"),
-        (["--byzantine", "0.2"], "lies need a name"),
+        (["--byzantine", "0.2"], "--byzantine needs --attack"),
         (["--attack", "alie", "--byzantine", "1.5"], "--byzantine: expected"),
         (["--attack", "alie", "--start-round", "0"], "--start-round: expected"),
         (["--attack", "alie", "--patience", "soon"], "--patience: expected"),

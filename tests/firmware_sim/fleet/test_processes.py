@@ -87,7 +87,7 @@ def test_a_failed_member_is_reported_with_its_last_words(tmp_path):
         member = family.start("bad", [sys.executable, "-c", "raise SystemExit('port in use')"])
         until(lambda: member.poll() is not None)
         with pytest.raises(ProgramDied, match="bad ended with code 1") as caught:
-            family.check()
+            family.require_running()
     assert caught.value.hint == "port in use"
 
 
@@ -95,7 +95,7 @@ def test_a_member_that_finished_well_is_no_failure(tmp_path):
     with ProcessGroup(tmp_path) as family:
         member = family.start("good", [sys.executable, "-c", ""])
         until(lambda: member.poll() is not None)
-        family.check()
+        family.require_running()
     assert member.code == 0
 
 

@@ -60,5 +60,5 @@ def test_only_the_first_step_counts_and_missing_hours_stay_missing(fleet, monkey
 
 def test_a_device_that_forecasts_nothing_is_an_error(fleet, monkeypatch):
     answer(monkeypatch, [])
-    with pytest.raises(ProgramDied, match="home forecast nothing"):
+    with pytest.raises(ProgramDied, match="home has no forecast"):
         evaluation.rolling(fleet.devices[0], DAY, fleet.folder / "x.csv")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_sdk.wire.errors import Reason, Refused
-from edge_sdk.wire.protocol.array_fragments import PIECE, Sheet, check, cut, row_size
+from edge_sdk.wire.protocol.array_fragments import PIECE, Sheet, check_fragment, cut, row_size
 
 FINITE = st.floats(-6e4, 6e4, width=16)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.integers(1, 700))
@@ -15,7 +15,7 @@ SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.integers(1, 700))
 
 def put(sheet, pieces):
     for piece in pieces:
-        check(sheet.enc, sheet.shape, *piece)
+        check_fragment(sheet.enc, sheet.shape, *piece)
         sheet.add(*piece)
     return sheet
 
@@ -90,7 +90,7 @@ def test_a_row_may_be_as_long_as_a_piece_and_no_longer():
 )
 def test_what_check_lets_through_a_sheet_can_take(enc, shape, off, num, blob):
     try:
-        check(enc, shape, off, num, blob)
+        check_fragment(enc, shape, off, num, blob)
     except ValueError:
         return
     if shape:

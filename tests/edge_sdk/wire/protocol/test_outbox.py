@@ -55,7 +55,7 @@ def welcome(up: Outbox, *, inline: int = 1000, hold: int = 2, spent: int = 0) ->
 
 def ready(*entries: OutboxEntry, **options) -> Outbox:
     up = outbox.linked(Outbox(entries=entries), chance(), max_payload=65536, conn=1).uplink
-    return outbox.hear(up, welcome(up, **options), chance()).uplink
+    return outbox.receive(up, welcome(up, **options), chance()).uplink
 
 
 def receipt(of: OutboxEntry, code: int = 0) -> m.ReceiptMessage:
@@ -92,30 +92,30 @@ def test_the_hello_is_repeated_byte_for_byte():
 def test_a_second_welcome_does_not_reset_the_numbers():
     up = outbox.linked(Outbox(), chance(), max_payload=65536, conn=1).uplink
     told = welcome(up)
-    up = outbox.hear(up, told, chance()).uplink
+    up = outbox.receive(up, told, chance()).uplink
     up = outbox.release(up, entry(seq=1), chance()).uplink
-    assert outbox.hear(up, told, chance()).uplink.numbers.seq == 1
+    assert outbox.receive(up, told, chance()).uplink.numbers.seq == 1
 
 
 def test_a_floor_is_answered_with_a_larger_life_and_a_new_nonce():
     up = outbox.linked(Outbox(), chance(nonce=1), max_payload=65536, conn=1).uplink
-    turn = outbox.hear(up, m.FloorMessage(up.greeting.ref, 41), chance(nonce=2))
+    turn = outbox.receive(up, m.FloorMessage(up.greeting.ref, 41), chance(nonce=2))
     assert (turn.says[0].life, turn.says[0].nonce[-1]) == (42, 2)
-    assert outbox.hear(up, m.FloorMessage(b"x" * 16, 41), chance()).uplink == up
+    assert outbox.receive(up, m.FloorMessage(b"x" * 16, 41), chance()).uplink == up
 
 
 def test_the_ledger_is_the_larger_of_both_counts():
     up = outbox.linked(
         Outbox(numbers=UplinkCounters(spent=5)), chance(), max_payload=65536, conn=1
     ).uplink
-    assert outbox.hear(up, welcome(up, spent=9), chance()).uplink.numbers.spent == 9
-    assert outbox.hear(up, welcome(up, spent=3), chance()).uplink.numbers.spent == 5
+    assert outbox.receive(up, welcome(up, spent=9), chance()).uplink.numbers.spent == 9
+    assert outbox.receive(up, welcome(up, spent=3), chance()).uplink.numbers.spent == 5
 
 
 @pytest.mark.parametrize("code", [0, 22, 24, 99])
 def test_any_receipt_that_matches_is_final(code):
     up = outbox.release(ready(), entry(), chance()).uplink
-    turn = outbox.hear(up, receipt(entry(), code), chance())
+    turn = outbox.receive(up, receipt(entry(), code), chance())
     assert turn.uplink.entries == ()
     assert turn.notes == (EntrySettled(replace(entry(), attempts=1), code),)
 
@@ -123,13 +123,13 @@ def test_any_receipt_that_matches_is_final(code):
 def test_a_receipt_for_other_bytes_settles_nothing():
     up = outbox.release(ready(), entry(), chance()).uplink
     forged = replace(receipt(entry()), ref=b"x" * 16)
-    assert outbox.hear(up, forged, chance()).uplink.entries != ()
+    assert outbox.receive(up, forged, chance()).uplink.entries != ()
 
 
 @pytest.mark.parametrize("code", [Reason.FORK, Reason.CLOSED])
 def test_a_fork_or_a_closed_present_life_starts_a_new_one(code):
     up = outbox.release(ready(), entry(), chance()).uplink
-    turn = outbox.hear(up, receipt(entry(), code), chance(nonce=2))
+    turn = outbox.receive(up, receipt(entry(), code), chance(nonce=2))
     assert [s.life for s in turn.says] == [2]
     assert not turn.uplink.may_release
 
@@ -138,7 +138,7 @@ def test_a_closed_older_life_is_only_dropped():
     old = entry(life=1, seq=9, attempts=3)
     up = ready(old)
     up = replace(up, numbers=replace(up.numbers, life=2))
-    turn = outbox.hear(up, receipt(old, Reason.CLOSED), chance())
+    turn = outbox.receive(up, receipt(old, Reason.CLOSED), chance())
     assert turn.uplink.greeting is None
 
 
@@ -154,7 +154,7 @@ def test_a_refusal_makes_the_entry_wait_and_lets_the_other_one_go():
     up = outbox.release(up, entry(seq=2), chance()).uplink
     assert up.transfer.key == (1, 1)  # one transfer at a time
     busy = m.RefusalMessage(code=Reason.BUSY, wait=60_000, id=entry(seq=1).id)
-    up = outbox.hear(up, busy, chance()).uplink
+    up = outbox.receive(up, busy, chance()).uplink
     turn = outbox.tick(up, chance(now=1.0))
     assert [s.seq for s in turn.says] == [2]
     assert outbox.tick(turn.uplink, chance(now=59.0)).uplink.entry((1, 1)).attempts == 1
@@ -163,7 +163,7 @@ def test_a_refusal_makes_the_entry_wait_and_lets_the_other_one_go():
 def test_a_refused_offer_may_be_named_by_its_own_digest():
     turn = outbox.release(ready(inline=0), entry(), chance())
     named = m.RefusalMessage(code=Reason.BUSY, wait=60_000, ref=ref(digest(encode(turn.says[0]))))
-    up = outbox.hear(turn.uplink, named, chance()).uplink
+    up = outbox.receive(turn.uplink, named, chance()).uplink
     assert outbox.next_due(up) == 60.0
 
 
@@ -171,22 +171,23 @@ def test_a_refused_offer_may_be_named_by_its_own_digest():
 def test_blame_for_malformed_messages_changes_nothing(code):
     up = outbox.release(ready(), entry(), chance()).uplink
     assert (
-        outbox.hear(up, m.RefusalMessage(code=code, wait=9, id=entry().id), chance()).uplink == up
+        outbox.receive(up, m.RefusalMessage(code=code, wait=9, id=entry().id), chance()).uplink
+        == up
     )
 
 
 def test_two_lives_stops_this_process():
     up = ready()
-    up = outbox.hear(up, m.RefusalMessage(code=Reason.TWO_LIVES, wait=0), chance()).uplink
+    up = outbox.receive(up, m.RefusalMessage(code=Reason.TWO_LIVES, wait=0), chance()).uplink
     assert not up.may_release
     assert outbox.tick(up, chance(now=1e6)).says == ()
 
 
 def test_say_hello_starts_a_new_life_and_a_repeat_of_it_does_not():
     refusal = m.RefusalMessage(code=Reason.SAY_HELLO, wait=0, id=entry().id)
-    turn = outbox.hear(ready(), refusal, chance(nonce=2))
+    turn = outbox.receive(ready(), refusal, chance(nonce=2))
     assert [s.life for s in turn.says] == [2]
-    assert outbox.hear(turn.uplink, refusal, chance(nonce=3)).uplink.numbers.life == 2
+    assert outbox.receive(turn.uplink, refusal, chance(nonce=3)).uplink.numbers.life == 2
 
 
 def sending(size: int = 5 * 8192) -> tuple[Outbox, OutboxEntry]:
@@ -205,36 +206,36 @@ def sent(turn: outbox.OutboxStep) -> list[int]:
 
 def test_only_missing_chunks_go_and_no_more_than_the_window():
     up, of = sending()
-    first = outbox.hear(up, grant(of, win=2), chance())
+    first = outbox.receive(up, grant(of, win=2), chance())
     assert sent(first) == [0, 1]
-    second = outbox.hear(first.uplink, grant(of, have=b"\x01", win=2), chance())
+    second = outbox.receive(first.uplink, grant(of, have=b"\x01", win=2), chance())
     assert sent(second) == [2]  # 1 is still flying
 
 
 def test_what_a_later_chunk_has_overtaken_is_sent_again():
     up, of = sending()
-    turn = outbox.hear(up, grant(of, win=3), chance())
+    turn = outbox.receive(up, grant(of, win=3), chance())
     assert sent(turn) == [0, 1, 2]
-    assert sent(outbox.hear(turn.uplink, grant(of, have=b"\x04", win=3), chance())) == [0, 1, 3]
+    assert sent(outbox.receive(turn.uplink, grant(of, have=b"\x04", win=3), chance())) == [0, 1, 3]
 
 
 def test_a_report_without_news_brings_everything_again():
     up, of = sending()
-    turn = outbox.hear(up, grant(of, win=2), chance())
-    assert sent(outbox.hear(turn.uplink, m.HaveMessage(of.id, b"", 1), chance(now=1.0))) == [0]
+    turn = outbox.receive(up, grant(of, win=2), chance())
+    assert sent(outbox.receive(turn.uplink, m.HaveMessage(of.id, b"", 1), chance(now=1.0))) == [0]
 
 
 @pytest.mark.parametrize("again", ["have", "grant"])
 def test_a_report_that_crossed_with_the_chunks_brings_nothing_again(again):
     up, of = sending()
-    turn = outbox.hear(up, grant(of, win=2), chance())
+    turn = outbox.receive(up, grant(of, win=2), chance())
     word = m.HaveMessage(of.id, b"", 1) if again == "have" else grant(of, win=2)
-    assert sent(outbox.hear(turn.uplink, word, chance(now=0.9))) == []
+    assert sent(outbox.receive(turn.uplink, word, chance(now=0.9))) == []
 
 
 def test_after_a_silence_it_asks_again():
     up, of = sending()
-    up = outbox.hear(up, grant(of), chance(now=5.0)).uplink
+    up = outbox.receive(up, grant(of), chance(now=5.0)).uplink
     assert outbox.tick(up, chance(now=14.9)).says == ()
     assert [type(s) for s in outbox.tick(up, chance(now=15.0)).says] == [m.OfferMessage]
 
@@ -327,7 +328,7 @@ class World:
         if to == "agg":
             self.bag += [("dev", answer) for answer in self.aggregator(message)]
         elif self.up.is_linked:
-            self.follow(outbox.hear(self.up, message, self.chance()))
+            self.follow(outbox.receive(self.up, message, self.chance()))
 
     def aggregator(self, message) -> Iterator[object]:
         if isinstance(message, m.HelloMessage):
@@ -421,7 +422,7 @@ class World:
                     if to == "agg":
                         self.bag += [("dev", answer) for answer in self.aggregator(message)]
                     else:
-                        self.follow(outbox.hear(self.up, message, self.chance()))
+                        self.follow(outbox.receive(self.up, message, self.chance()))
             if self.up.is_ready and not self.up.entries:
                 return
         raise AssertionError("the outbox never empties")
