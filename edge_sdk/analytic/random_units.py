@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from edge_sdk.analytic.standardise import CLIP
 
 Floats = NDArray[np.float64]
-DesignRows = NDArray[np.float64] | NDArray[np.float32]
+Precision = TypeVar("Precision", np.float32, np.float64)
 
 DOMAIN = "gridfed/1/analytic/units"
 _WORDS = 6  # 64-bit words of a weight: twelve 32-bit uniform numbers
@@ -80,7 +81,7 @@ class RandomUnits:
         offsets = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
         return cls(np.ascontiguousarray(weights.T, np.float64), offsets)
 
-    def design(self, standard: DesignRows) -> DesignRows:
+    def design(self, standard: NDArray[Precision]) -> NDArray[Precision]:
         """Return the design rows φ: the features, the units, and the constant 1.
 
         Args:

@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 Scores = dict[str, Any]
 
 ARMS = ("fleet", "personal", "alone")
-ROWS_TO_CHOOSE, DEVICES_TO_CHOOSE = 15_000, 8
+MOST_WINDOWS, DEVICES_TO_CHOOSE = 15_000, 8
 STEPS_TO_CHOOSE = (1, 24)
 LARGE = 200_000
 """Windows of a fleet from which several draws of random units are too dear to be tried."""
@@ -158,7 +158,7 @@ def device_rows(task: Any, form: AnalyticForm, step: int, part: str) -> Iterator
         learn = task.origins(series, "train", deep)
         if part == "val":
             learn = learn[learn + task.p < series.val[0]]
-            learn = learn[:: 1 + len(learn) // ROWS_TO_CHOOSE]
+        learn = learn[:: 1 + len(learn) // MOST_WINDOWS]
         judge = task.origins(series, part)
         learnt, judged = (values[o + step] - values[o] for o in (learn, judge))
         yield DeviceRows(
