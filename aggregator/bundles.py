@@ -89,14 +89,16 @@ def _read(path: Path, trusted: tuple[bytes, ...]) -> ModelBundle:
     contents = {name: _checked(path, name, want) for name, want in manifest.files.items()}
     archive = pack({MANIFEST: raw, SIGNATURE: _bytes(path / SIGNATURE), **contents})
     if len(archive) > SIZE_LIMIT:
-        raise BundleFileError(f"{path.name}: {len(archive)} bytes; at most {SIZE_LIMIT} are sent")
+        raise BundleFileError(
+            f"{path.name}: {len(archive)} bytes, at most {SIZE_LIMIT} are allowed"
+        )
     return ModelBundle(manifest, _initial(path, manifest, contents.get(INITIAL, b"")), archive)
 
 
 def _check_signature(path: Path, raw: bytes, proof: bytes, trusted: tuple[bytes, ...]) -> None:
     if not is_sealed(raw, proof, trusted):
         raise BundleFileError(
-            f"{path.name}: no key we trust has signed this manifest (key id {proof[:8].hex()})",
+            f"{path.name}: the manifest is not signed by a trusted key (key id {proof[:8].hex()})",
             hint="sign it with this fleet's root key: `gridfed-aggregator export … --key root.key`",
         )
 

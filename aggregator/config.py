@@ -348,7 +348,7 @@ def _check_kept(run: BoundRun) -> None:
     state = len(pack_leaves(flatten(run.first_state())))
     needed = 2 * (state + 4 * run.limits.size * config.run.quorum)
     if kept < needed:
-        why = f"{kept} bytes do not hold two rounds and their states; say at least {needed}"
+        why = f"expected at least {needed} (two rounds and their states), got {kept}"
         raise _wrong(config, "retention.vector_bytes", why)
 
 
@@ -363,7 +363,7 @@ def root_of(config: AggregatorConfig) -> bytes:
     except KeyFileError as error:
         raise SettingsError(
             f"{config.file.name}: keys.root: {error}",
-            hint=f"make this fleet's keys: gridfed-aggregator init {config.file}",
+            hint=f"create the fleet's keys: gridfed-aggregator init {config.file}",
         ) from error
 
 
@@ -390,7 +390,7 @@ def _graph(config: AggregatorConfig, bundle: ModelBundle) -> BoundGraph | None:
         return None
     if not has_turns:
         raise SchemaError(
-            "run.graph", f"none, for method {config.run.method!r} has no turns", "one"
+            "run.graph", f"none: method {config.run.method!r} has no graph", "a graph"
         )
     seated = bind_graph(said, activation, config.file.parent)
     return BoundGraph(seated.model, activation, seated.places)
@@ -400,7 +400,7 @@ def _check_quota(config: AggregatorConfig, uplink: int) -> None:
     """Check that a round of activations fits into a device's hourly quota."""
     wanted = int(8 * 1.05 * uplink)
     if config.admission.daily_bytes < wanted:
-        why = f"a device sends {uplink} bytes in one round; say at least {wanted} a day"
+        why = f"expected at least {wanted}: a device sends {uplink} bytes in one round"
         raise _wrong(config, "admission.daily_bytes", why)
 
 
@@ -411,7 +411,7 @@ def _check_graphs(config: AggregatorConfig, bundle: ModelBundle, graphs: tuple[s
                 config,
                 "run.bundle",
                 f"{bundle.manifest.name!r} has no graph {graph!r}, which method "
-                f"{config.run.method!r} asks for; it has: {_list(bundle.manifest.functions)}",
+                f"{config.run.method!r} needs; it has: {_list(bundle.manifest.functions)}",
                 hint="use a bundle in closed form, such as load-analytic"
                 if graph == STATISTIC
                 else f"gridfed-aggregator export … --for {config.run.method}",
@@ -438,9 +438,9 @@ def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: objec
             raise _wrong(
                 config,
                 f"run.settings.{key}",
-                f"{value:g} is above {limits[name]:g}, the most that bundle "
-                f"{bundle.manifest.name!r} was signed for (training.max_{name})",
-                hint="lower it, or sign a bundle whose training allows more",
+                f"{value:g} is above {limits[name]:g}, the limit of bundle "
+                f"{bundle.manifest.name!r} (training.max_{name})",
+                hint="lower it, or export a bundle with a higher limit",
             )
 
 
@@ -512,18 +512,18 @@ def _check_faulty(config: AggregatorConfig, rule: BoundRule, rounds: Rounds) -> 
     f, rows = rule.f, rounds.enough
     where = "(run.quorum, run.min_updates)"
     if f and not rule.withstands:
-        why = f"{rule.name!r} withstands no liar; choose another rule, or clip norms before it"
+        why = f"{rule.name!r} tolerates no Byzantine update; use another rule, or norm_clipping before it"
         raise _wrong(config, "run.rule.f", why)
     if f and rows <= 2 * f:
-        why = f"{f} liars among {rows} updates cannot be outvoted; a round must have more than"
-        raise _wrong(config, "run.rule.f", f"{why} {2 * f} {where}")
+        why = f"{f} Byzantine updates need a round of more than {2 * f}, it may have {rows} {where}"
+        raise _wrong(config, "run.rule.f", why)
     alone = replace(rule, preaggregation=())
     for key, least in (("f" if f else "name", alone.least), ("preaggregation", rule.least)):
         if rows < least:
             why = f"{rule.name!r} needs at least {least} updates, a round may have {rows} {where}"
             raise _wrong(config, f"run.rule.{key}", why)
     if f and rounds.weighting == "samples":
-        why = "'samples' lets a liar choose what it counts; where f rows may lie, use 'uniform'"
+        why = "with f > 0 expected 'uniform': a Byzantine device chooses its own sample count"
         raise _wrong(config, "run.weighting", why)
 
 

@@ -109,7 +109,7 @@ class Daemon:
         run, signer = bind(config), run_setup.signer(config)
         self.config, self._clock = config, clock
         self._store = self._closing.enter_context(store or open_store(config.database))
-        begun = run_setup.check(run, self._store, signer)
+        begun = run_setup.verified_run(run, self._store, signer)
         state, saved = run_setup.resumed(run, self._store, begun.run)
         self._registry = Registry(self._store)
         self._ends = Ends(config.fleet, signer)
@@ -210,7 +210,7 @@ class Daemon:
         """Serve until a stop request or the last round; reload the configuration on request."""
         while not stopping.is_set() and not (exit_when_done and self.is_done):
             self.turn(self._longest_wait())
-            if hung_up is not None and hung_up.take():
+            if hung_up is not None and hung_up.consume():
                 self.reload(environ)
         self._finish()
 

@@ -228,7 +228,7 @@ def test_an_aggregator_has_no_key_or_a_wrong_one(fleet):
     assert "is not announced" in sentence("gridfed-aggregator", "run", code=USAGE)
     keys.save_public("state/root.pub", keys.from_seed(b"x" * 32).public)
     assert "was not signed by root.pub" in sentence("gridfed-aggregator", "run", code=USAGE)
-    assert "is not the private half" in sentence("gridfed-aggregator", "announce", code=USAGE)
+    assert "is not the private key" in sentence("gridfed-aggregator", "announce", code=USAGE)
 
 
 # --- bundles --------------------------------------------------------------------------------------

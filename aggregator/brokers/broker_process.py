@@ -243,7 +243,7 @@ class BrokerProcess:
         lines = [
             ln for f in files if f.exists() for ln in f.read_text(errors="replace").split("\n")
         ]
-        return " | ".join([line for line in lines if line][-3:]) or "it said nothing"
+        return " | ".join([line for line in lines if line][-3:]) or "no output"
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
@@ -292,9 +292,9 @@ def start(
     """
     chosen = _choose(kind) if kind == "auto" else kind
     if chosen not in {"mosquitto", "embedded"}:
-        raise LinkError(f"{kind!r} is no broker we can start: auto, mosquitto or embedded")
+        raise LinkError(f"{kind!r} is not a broker kind; known: auto, mosquitto, embedded")
     if chosen == "embedded" and tls is not None:
-        raise LinkError("the embedded broker does not look at client certificates; use Mosquitto")
+        raise LinkError("the embedded broker does not check client certificates; use Mosquitto")
     for number in (port, port + 1)[: 2 if chosen == "embedded" else 1] if port else ():
         _require_free(number)
     if not folder.exists():  # queued messages contain models and updates

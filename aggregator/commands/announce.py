@@ -18,7 +18,7 @@ from aggregator.commands.arguments import add_config, add_root_key
 from aggregator.commands.errors import require_database
 from aggregator.config import AggregatorConfig, bind
 from aggregator.operations.enrolment import keys_of
-from aggregator.operations.run_setup import found
+from aggregator.operations.run_setup import set_up
 from aggregator.store.opener import open_store
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.app.clock import SystemClock
@@ -50,7 +50,7 @@ def sign_announcements(args: Namespace, config: AggregatorConfig) -> CommandResu
     root, online = load_keys(args, config)
     bound = bind(config)
     with open_store(config.database) as store:
-        done = found(
+        done = set_up(
             bound,
             store,
             root=root,

@@ -18,8 +18,7 @@ from aggregator.commands.errors import CommandError
 from aggregator.commands.orders import apply_orders
 from aggregator.config import AggregatorConfig
 from aggregator.operations.control_queue import ControlOrder
-from aggregator.operations.enrolment import check as checked
-from aggregator.operations.enrolment import claim_of, read_claims
+from aggregator.operations.enrolment import claim_of, read_claims, verify_claim
 from edge_sdk.app.cli import CommandResult
 from edge_sdk.wire.protocol.messages import RELEASES_LIMIT
 
@@ -55,7 +54,7 @@ def run(args: Namespace) -> CommandResult:
         else [claim_of(args.id, args.public, args.proof)]
     )
     for claim in claims:
-        checked(claim, config.fleet)
+        verify_claim(claim, config.fleet)
     if not 0 <= args.spent <= RELEASES_LIMIT:
         raise CommandError(f"enrol: --spent: expected 0 to {RELEASES_LIMIT}, got {args.spent}")
     orders = [

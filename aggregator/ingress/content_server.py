@@ -6,7 +6,7 @@ from collections import Counter
 
 from aggregator.ingress.broadcast_chunks import Crowds
 from aggregator.ingress.downloads import Downloads
-from aggregator.ingress.replies import Reply, Voice
+from aggregator.ingress.replies import Reply, ReplySealer
 from aggregator.store.types import Store
 from edge_sdk.wire.protocol import codec, envelope, topics
 from edge_sdk.wire.protocol.messages import ChunkMessage, HaveMessage, PartMessage
@@ -15,17 +15,19 @@ from edge_sdk.wire.protocol.messages import ChunkMessage, HaveMessage, PartMessa
 class ContentServer:
     """Downloads in progress. In memory only: a device asks again after a restart."""
 
-    def __init__(self, store: Store, *, voice: Voice, window: int, counts: Counter[str]) -> None:
+    def __init__(
+        self, store: Store, *, sealer: ReplySealer, window: int, counts: Counter[str]
+    ) -> None:
         """Start without downloads.
 
         Args:
             store: Source of contents and of the common model's retained slots.
-            voice: Sealer of replies.
+            sealer: Sealer of replies.
             window: Largest number of chunks in flight to one device.
             counts: Counter of SLOTS_AGAIN.
         """
         self._store = store
-        self._voice = voice
+        self._sealer = sealer
         self._counts = counts
         self._downloads = Downloads(store.content, window)
         self._crowds = Crowds()
@@ -57,7 +59,7 @@ class ContentServer:
         piece = chunk.id, chunk.i
         slot = self._slot(chunk) if self._crowds.grows(device, piece, now) else None
         if slot is None:
-            return self._voice.say(device, chunk)
+            return self._sealer.seal(device, chunk)
         if not self._crowds.is_waiting(piece, now):
             return None
         self._counts["SLOTS_AGAIN"] += 1
@@ -65,7 +67,7 @@ class ContentServer:
 
     def _slot(self, chunk: ChunkMessage) -> Reply | None:
         """Return the retained slot of this chunk, if it belongs to the present common model."""
-        topic = topics.part(self._voice.fleet, chunk.i)
+        topic = topics.part(self._sealer.fleet, chunk.i)
         payload = self._store.announced(topic)
         if not payload:
             return None

@@ -124,7 +124,11 @@ class FloodControl:
         count.size += size
         flood = self._floods.get(device)
         is_out = flood is not None and flood.until > now  # queued in the broker before
-        if not is_out and self._messages.take(device, now) and self._bytes.take(device, now, size):
+        if (
+            not is_out
+            and self._messages.consume(device, now)
+            and self._bytes.consume(device, now, size)
+        ):
             return True
         self.dropped += 1
         count.dropped += 1

@@ -24,7 +24,7 @@ from aggregator.ingress.admission_context import (
 from aggregator.ingress.content_server import ContentServer
 from aggregator.ingress.rate_limits import RateLimiter
 from aggregator.ingress.registry import Registry
-from aggregator.ingress.replies import Reply, Taken, Voice, pause, subject
+from aggregator.ingress.replies import IngressResult, Reply, ReplySealer, pause, subject
 from aggregator.ingress.signal_assembler import SignalAssembler
 from aggregator.ingress.update_admission import UpdateAdmission
 from aggregator.ingress.uploads import Uploads
@@ -119,17 +119,17 @@ class MessageIngress:
         self._terms = terms or WelcomeTerms()
         self._turn: AdmissionContext | None = None
         self._is_more_waiting = False
-        self._voice = Voice(fleet, signer)
+        self._sealer = ReplySealer(fleet, signer)
         self._renumbered: dict[str, tuple[int, int]] = {}
         self._guard = RateLimiter(self._terms.quotas)
         self._uploads = Uploads(self._terms.room, rng or random.Random())  # noqa: S311 - jitter
         self._serving = ContentServer(
-            store, voice=self._voice, window=self._terms.window, counts=self.counts
+            store, sealer=self._sealer, window=self._terms.window, counts=self.counts
         )
         self._settling = UpdateAdmission(
-            store, registry, voice=self._voice, clock=clock, counts=self.counts
+            store, registry, sealer=self._sealer, clock=clock, counts=self.counts
         )
-        self._takers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], Taken]]] = {
+        self._takers: Mapping[str, tuple[type[Any], Callable[[Sealed, Any], IngressResult]]] = {
             HelloMessage.kind: (HelloMessage, self._hello),
             StatusMessage.kind: (StatusMessage, self._status),
             MetricsMessage.kind: (MetricsMessage, self._metrics),
@@ -157,17 +157,17 @@ class MessageIngress:
         self._guard.follow(terms.quotas)
         self._uploads.resize(terms.room)
 
-    def take(self, message: Arrival) -> Taken:
+    def receive(self, message: Arrival) -> IngressResult:
         """Handle one message from the broker; it may be acknowledged when this returns."""
         self.at_hand = AtHand()
         address = topics.parse(message.topic)
         is_ours = address is not None and address.fleet == self._fleet and message.payload
         if address is None or not is_ours or address.direction not in ("up", "status"):
             self.counts["STRAY"] += 1
-            return Taken()
+            return IngressResult()
         return self._take(address.id, address.kind, message.payload)
 
-    def take_whole(self, whole: Sealed) -> Taken:
+    def take_whole(self, whole: Sealed) -> IngressResult:
         """Handle a body that was sent in chunks and set aside before.
 
         Raises:
@@ -176,7 +176,7 @@ class MessageIngress:
         self.at_hand = AtHand(whole.sender, whole.kind)
         return self._complete(whole)
 
-    def fail(self, reason: Reason) -> Taken:
+    def fail(self, reason: Reason) -> IngressResult:
         """Refuse the message at hand after its transaction was undone, and drop its transfer.
 
         Args:
@@ -188,7 +188,7 @@ class MessageIngress:
         self._serving.drop(device)
         if kind == SignalMessage.kind or not device:
             self.counts[reason.name] += 1
-            return Taken()
+            return IngressResult()
         if reason is Reason.INTERNAL and sealed is not None and isinstance(said, UpdateMessage):
             try:
                 return self._settling.set_aside(sealed, said)
@@ -196,22 +196,22 @@ class MessageIngress:
                 reason = refused.reason
         return self._refuse(device, reason, sealed, said)
 
-    def refuse_unseen(self, topic: str) -> Taken:
+    def refuse_unseen(self, topic: str) -> IngressResult:
         """Refuse a message without reading it: the same bytes met a defect before."""
         self.at_hand = AtHand()
         address = topics.parse(topic)
         if address is None or address.fleet != self._fleet or address.kind == SignalMessage.kind:
             self.counts[Reason.INTERNAL.name] += 1
-            return Taken()
+            return IngressResult()
         return self._refuse(address.id, Reason.INTERNAL, None, None)
 
-    def tick(self) -> Taken:
+    def tick(self) -> IngressResult:
         """Request overdue chunks, drop timed-out transfers, and grant waiting offers."""
         now = self._clock.monotonic()
         self._serving.forget(now)
         due = self._uploads.due(now)
-        said = [self._voice.say(device, have) for device, have in due]
-        return Taken((*said, *self._grant_waiting(now)))
+        said = [self._sealer.seal(device, have) for device, have in due]
+        return IngressResult((*said, *self._grant_waiting(now)))
 
     @property
     def next_due(self) -> float | None:
@@ -225,11 +225,11 @@ class MessageIngress:
 
     # --- authentication
 
-    def _take(self, device: str, kind: str, payload: bytes) -> Taken:
+    def _take(self, device: str, kind: str, payload: bytes) -> IngressResult:
         now = self._clock.monotonic()
         if self._guard.is_ignored(device, now):
             self.counts["IGNORED"] += 1
-            return Taken()
+            return IngressResult()
         self.at_hand = AtHand(device, kind)
         sealed: Sealed | None = None
         said: Message | None = None
@@ -250,7 +250,7 @@ class MessageIngress:
                 self._guard.failed(device, now)
             if kind == SignalMessage.kind:  # transient: no reply
                 self.counts[refused.reason.name] += 1
-                return Taken()
+                return IngressResult()
             return self._refuse(device, refused.reason, sealed, said)
         except DatabaseFullError:
             self.is_full = True
@@ -278,18 +278,18 @@ class MessageIngress:
 
     def _refuse(
         self, device: str, reason: Reason, sealed: Sealed | None, said: Message | None
-    ) -> Taken:
+    ) -> IngressResult:
         """Count a refusal, and send it unless that would amplify traffic."""
         self.counts[reason.name] += 1
         if not self._guard.may_answer(device, reason, self._clock.monotonic()):
-            return Taken()
+            return IngressResult()
         wait = self._uploads.wait() if reason is Reason.BUSY else pause(reason)
         refusal = RefusalMessage(reason, wait, *subject(sealed, said))
-        return Taken((self._voice.say(device, refusal),))
+        return IngressResult((self._sealer.seal(device, refusal),))
 
     # --- sessions
 
-    def _hello(self, sealed: Sealed, hello: HelloMessage) -> Taken:
+    def _hello(self, sealed: Sealed, hello: HelloMessage) -> IngressResult:
         device = sealed.sender
         if not hello.wire[0] <= WIRE <= hello.wire[1]:
             raise Refused(Reason.UPGRADE_REQUIRED, f"{device} speaks {hello.wire}")
@@ -297,17 +297,17 @@ class MessageIngress:
         before = self._store.ledger(device)
         ledger, is_welcome = after_hello(before, hello, sealed.digest, self._terms.hold)
         if not is_welcome:
-            return Taken((self._voice.say(device, FloorMessage(sealed.ref, ledger.top)),))
+            return IngressResult((self._sealer.seal(device, FloorMessage(sealed.ref, ledger.top)),))
         if ledger != before:
             self._settling.greeted(device, hello, ledger)
             self._uploads.leave(device)  # the device repeats its open offers
         run = self._turn.opened.run if self._turn else 0
         words = welcome(self._terms, hello, sealed.ref, ledger, run=run, time=self._clock.wall())
         said: list[Message] = [words, *self._store.issued(device)]
-        answers = tuple(self._voice.say(device, word) for word in said)
-        return Taken(answers, member=method.Member(device, True), greeted=device)
+        answers = tuple(self._sealer.seal(device, word) for word in said)
+        return IngressResult(answers, member=method.Member(device, True), greeted=device)
 
-    def _status(self, sealed: Sealed, status: StatusMessage) -> Taken:
+    def _status(self, sealed: Sealed, status: StatusMessage) -> IngressResult:
         top = self._store.ledger(sealed.sender).top  # highest confirmed life
         status = replace(status, life=min(status.life, top))
         known = self._registry.presence(sealed.sender)
@@ -317,47 +317,47 @@ class MessageIngress:
         if member is not None and not member.present:
             self._uploads.leave(sealed.sender)
         is_early = member is not None and member.present and not status.life  # before its hello
-        return Taken(member=None if is_early else member)
+        return IngressResult(member=None if is_early else member)
 
-    def _metrics(self, sealed: Sealed, metrics: MetricsMessage) -> Taken:
+    def _metrics(self, sealed: Sealed, metrics: MetricsMessage) -> IngressResult:
         self._registry.metrics[sealed.sender] = metrics
-        return Taken()
+        return IngressResult()
 
-    def _receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> Taken:
+    def _receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> IngressResult:
         if receipt.life == 0:
             self._store.command_done(sealed.sender, receipt.seq, receipt.code)
-        return Taken()
+        return IngressResult()
 
-    def _refusal(self, sealed: Sealed, refusal: RefusalMessage) -> Taken:
+    def _refusal(self, sealed: Sealed, refusal: RefusalMessage) -> IngressResult:
         if refusal.code == Reason.ABORTED:
             self._uploads.abort(sealed.sender, refusal.id)
         self._serving.stop(sealed.sender, refusal.id)
         self.counts["REFUSED_BY_DEVICE"] += 1
         if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
             return self._number_again(sealed.sender, refusal.ref)
-        return Taken()
+        return IngressResult()
 
-    def _number_again(self, device: str, ref: bytes) -> Taken:
+    def _number_again(self, device: str, ref: bytes) -> IngressResult:
         """Renumber a command that the device refused as old, at most ``RENUMBERED`` times a life."""
         life = self._store.ledger(device).top
         last, count = self._renumbered.get(device, (life, 0))
         count = count if last == life else 0
         command = self._store.reissue(device, ref) if count < RENUMBERED else None
         if command is None:
-            return Taken()
+            return IngressResult()
         told = {"device": device, "num": command.num, "op": command.op}
         logger.warning("command renumbered %s", fields(**told))
         self._renumbered[device] = life, count + 1
-        return Taken((self._voice.say(device, command),))
+        return IngressResult((self._sealer.seal(device, command),))
 
     # --- updates, whole and in chunks
 
-    def _update(self, sealed: Sealed, update: UpdateMessage) -> Taken:
+    def _update(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
         if len(sealed.body) > self._terms.inline:
             raise Refused(Reason.TOO_LARGE, f"{len(sealed.body)} bytes unasked: offer them")
         return self._settling.update(sealed, update, self._turn)
 
-    def _offer(self, sealed: Sealed, offer: OfferMessage) -> Taken:
+    def _offer(self, sealed: Sealed, offer: OfferMessage) -> IngressResult:
         """Answer an offer: a receipt, a refusal, a grant, or nothing while it is queued."""
         device = sealed.sender
         if offer.of != UpdateMessage.kind:
@@ -366,9 +366,11 @@ class MessageIngress:
         if settled is not None:
             return settled
         grant = self._uploads.offered(device, offer, self._clock.monotonic())
-        return Taken() if grant is None else Taken((self._voice.say(device, grant),))
+        return (
+            IngressResult() if grant is None else IngressResult((self._sealer.seal(device, grant),))
+        )
 
-    def _settled(self, device: str, offer: OfferMessage) -> Taken | None:
+    def _settled(self, device: str, offer: OfferMessage) -> IngressResult | None:
         """Return the receipt of an offer with a settled number; None if it may be granted.
 
         Raises:
@@ -376,7 +378,7 @@ class MessageIngress:
         """
         key = (offer.life, offer.seq)
         ledger = self._settling.number(self._proved(device, offer), key, offer.spent)
-        if isinstance(ledger, Taken):
+        if isinstance(ledger, IngressResult):
             self._uploads.drop(device)
             return ledger
         is_set_aside = self.is_set_aside(device, offer.digest)
@@ -398,14 +400,14 @@ class MessageIngress:
         self._is_more_waiting = True
         return answers
 
-    def _grant_one(self, device: str, offer: OfferMessage, now: float) -> Taken:
+    def _grant_one(self, device: str, offer: OfferMessage, now: float) -> IngressResult:
         try:
             settled = self._settled(device, offer)
         except Refused as refused:
             return self._refuse(device, refused.reason, None, offer)
         if settled is not None:
             return settled
-        return Taken((self._voice.say(device, self._uploads.grant(device, offer, now)),))
+        return IngressResult((self._sealer.seal(device, self._uploads.grant(device, offer, now)),))
 
     def _proved(self, device: str, offer: OfferMessage) -> Sealed:
         """Verify the device's signature over the whole offered body."""
@@ -420,16 +422,18 @@ class MessageIngress:
         )
         return Sealed(offer.of, device, b"", offer.digest, offer.sig)
 
-    def _chunk(self, sealed: Sealed, chunk: ChunkMessage) -> Taken:
+    def _chunk(self, sealed: Sealed, chunk: ChunkMessage) -> IngressResult:
         device = sealed.sender
         if not self._uploads.expects(device, chunk):
             return self._late_chunk(device, chunk)
         came = self._uploads.add(device, chunk, self._clock.monotonic())
         if isinstance(came, Sealed):
             return self._complete(came)
-        return Taken() if came is None else Taken((self._voice.say(device, came),))
+        return (
+            IngressResult() if came is None else IngressResult((self._sealer.seal(device, came),))
+        )
 
-    def _complete(self, whole: Sealed) -> Taken:
+    def _complete(self, whole: Sealed) -> IngressResult:
         """Handle a complete, verified body as if it had arrived inline."""
         if whole.body[:1] == bytes([messages.SEALED]):
             raise Refused(Reason.CANNOT_OPEN, "a sealed body")
@@ -440,7 +444,7 @@ class MessageIngress:
         self.at_hand = AtHand(whole.sender, whole.kind, whole, update)
         return self._settling.update(whole, update, self._turn)
 
-    def _late_chunk(self, device: str, chunk: ChunkMessage) -> Taken:
+    def _late_chunk(self, device: str, chunk: ChunkMessage) -> IngressResult:
         """Answer a chunk without an upload: its body is settled, or its grant has expired."""
         if chunk.life and chunk.seq:
             key = (chunk.life, chunk.seq)
@@ -448,13 +452,13 @@ class MessageIngress:
             if row is not None and envelope.ref(row.digest) == chunk.id:
                 self.counts["REPLAYED"] += 1
                 if not self._guard.may_answer(device, Reason.EXPIRED, self._clock.monotonic()):
-                    return Taken()
-                return Taken((self._voice.receipt(device, key, row),))
+                    return IngressResult()
+                return IngressResult((self._sealer.receipt(device, key, row),))
         raise Refused(Reason.EXPIRED, f"{device}: a chunk that nobody waits for")
 
     # --- transient signals and downloads
 
-    def _signal(self, sealed: Sealed, signal: SignalMessage) -> Taken:
+    def _signal(self, sealed: Sealed, signal: SignalMessage) -> IngressResult:
         """Handle a fragment of a transient signal; nothing is recorded or receipted."""
         turn = wanted(self._turn)
         if signal.run != turn.opened.run:
@@ -462,9 +466,9 @@ class MessageIngress:
         if self._registry.is_quarantined(sealed.sender):
             raise Refused(Reason.QUARANTINED, sealed.sender)
         self._registry.check_one_life(sealed.sender)
-        return Taken(signal=self.signals.take(sealed.sender, signal))
+        return IngressResult(signal=self.signals.assemble(sealed.sender, signal))
 
-    def _have(self, sealed: Sealed, have: HaveMessage) -> Taken:
+    def _have(self, sealed: Sealed, have: HaveMessage) -> IngressResult:
         """Send the chunks of a body that a device is missing, within its quota.
 
         Raises:
@@ -473,8 +477,8 @@ class MessageIngress:
         device, now = sealed.sender, self._clock.monotonic()
         if not self._guard.may_pull(device, now):
             self.counts["PULLS_DELAYED"] += 1
-            return Taken()
+            return IngressResult()
         room = self._guard.room_for_download(device, now)
         answers = self._serving.missing(device, have, now, room)
         self._guard.downloaded(device, sum(len(answer.payload) for answer in answers), now)
-        return Taken(answers)
+        return IngressResult(answers)

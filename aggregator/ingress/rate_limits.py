@@ -49,9 +49,9 @@ class TokenBuckets:
 
     Example:
         >>> two_a_minute = TokenBuckets(capacity=2, rate=2 / 60)
-        >>> [two_a_minute.take("meter-1", now=0.0) for _ in range(3)]
+        >>> [two_a_minute.consume("meter-1", now=0.0) for _ in range(3)]
         [True, True, False]
-        >>> two_a_minute.take("meter-1", now=30.0)
+        >>> two_a_minute.consume("meter-1", now=30.0)
         True
     """
 
@@ -73,12 +73,12 @@ class TokenBuckets:
 
         >>> bucket = TokenBuckets(capacity=5, rate=1)
         >>> bucket.resize(capacity=1, rate=1)
-        >>> [bucket.take("meter-1", now=0.0) for _ in range(2)]
+        >>> [bucket.consume("meter-1", now=0.0) for _ in range(2)]
         [True, False]
         """
         self._capacity, self._rate = capacity, rate
 
-    def take(self, key: Hashable, now: float, tokens: float = 1.0) -> bool:
+    def consume(self, key: Hashable, now: float, tokens: float = 1.0) -> bool:
         """Remove tokens if the bucket has them; return False and leave it unchanged otherwise."""
         level, at = self._levels.get(key, (self._capacity, now))
         level = min(self._capacity, level + max(0.0, now - at) * self._rate)
@@ -103,7 +103,7 @@ class TokenBuckets:
         (-2.0, 3.0)
         """
         level = self.level(key, now)
-        self.take(key, now, 0.0)
+        self.consume(key, now, 0.0)
         self._levels[key] = (level - tokens, max(now, self._levels[key][1]))
 
 
@@ -144,19 +144,19 @@ class RateLimiter:
         Raises:
             Refused: QUOTA.
         """
-        if kind not in _BULKY and not self._control.take(device, now):
+        if kind not in _BULKY and not self._control.consume(device, now):
             raise Refused(Reason.QUOTA, f"{device}: too many messages")
-        if not self._volume.take(device, now, size):
+        if not self._volume.consume(device, now, size):
             raise Refused(Reason.QUOTA, f"{device}: too many bytes")
 
     def failed(self, device: str, now: float) -> None:
         """Count an invalid signature; ignore the name for a while after too many."""
-        if not self._failures.take(device, now):
+        if not self._failures.consume(device, now):
             self._ignored[device] = now + self._ignore
 
     def may_pull(self, device: str, now: float) -> bool:
         """Return whether a request for content is answered now."""
-        return self._pulls.take(device, now)
+        return self._pulls.consume(device, now)
 
     def room_for_download(self, device: str, now: float) -> int:
         """Return the number of content bytes that may be sent to a device now.
@@ -184,11 +184,11 @@ class RateLimiter:
         refusals of late chunks once a second, all others always.
         """
         if reason is Reason.REVOKED:
-            return self._hourly.take(device, now)
+            return self._hourly.consume(device, now)
         if reason in (Reason.QUOTA, Reason.INTERNAL):
-            return self._minutely.take((device, reason), now)
+            return self._minutely.consume((device, reason), now)
         if reason <= Reason.BAD_SIGNATURE:
-            return self._minutely.take((device, None), now)
+            return self._minutely.consume((device, None), now)
         if reason in (Reason.EXPIRED, Reason.BAD_CHUNK):
-            return self._each_second.take(device, now)
+            return self._each_second.consume(device, now)
         return True

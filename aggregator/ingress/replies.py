@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class IngressResult:
     """Result of a message, which may now be acknowledged to the broker.
 
     Attributes:
@@ -61,7 +61,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class ReplySealer:
     """Sealer of the aggregator's messages to one fleet.
 
     Attributes:
@@ -72,7 +72,7 @@ class Voice:
     fleet: str
     signer: Signer
 
-    def say(self, device: str, message: Message) -> Reply:
+    def seal(self, device: str, message: Message) -> Reply:
         """Seal a message for one device."""
         payload = envelope.seal(
             codec.encode(message),
@@ -86,7 +86,7 @@ class Voice:
 
     def receipt(self, device: str, key: Key, row: LedgerRow) -> Reply:
         """Seal the receipt of a settled number."""
-        return self.say(device, receipt(key, row))
+        return self.seal(device, receipt(key, row))
 
 
 def receipt(key: Key, row: LedgerRow) -> ReceiptMessage:

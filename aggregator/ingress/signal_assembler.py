@@ -42,7 +42,7 @@ class SignalAssembler:
     wants: Wants = nothing_wanted
     _sheets: dict[tuple[str, str], tuple[tuple[object, ...], Sheet]] = field(default_factory=dict)
 
-    def take(self, device: str, said: messages.SignalMessage) -> method.Signal | None:
+    def assemble(self, device: str, said: messages.SignalMessage) -> method.Signal | None:
         """Add a fragment; return the whole signal if it is complete, else None.
 
         Raises:

@@ -15,7 +15,7 @@ import numpy as np
 from aggregator.ingress.admission_context import AdmissionContext, wanted
 from aggregator.ingress.clone_detector import SIGNS, CloneDetector
 from aggregator.ingress.registry import Registry
-from aggregator.ingress.replies import Taken, Voice
+from aggregator.ingress.replies import IngressResult, ReplySealer
 from aggregator.store.sequence_ledger import (
     Key,
     Ledger,
@@ -52,7 +52,7 @@ class UpdateAdmission:
         store: Store,
         registry: Registry,
         *,
-        voice: Voice,
+        sealer: ReplySealer,
         clock: Clock,
         counts: Counter[str],
     ) -> None:
@@ -61,13 +61,13 @@ class UpdateAdmission:
         Args:
             store: Store of every verdict.
             registry: Enrolled devices and quarantines.
-            voice: Sealer of receipts.
+            sealer: Sealer of receipts.
             clock: Monotonic time of a sign.
             counts: Counters of verdicts.
         """
         self._store = store
         self._registry = registry
-        self._voice = voice
+        self._sealer = sealer
         self._clock = clock
         self._counts = counts
         self._last: dict[str, Key] = {}
@@ -80,7 +80,7 @@ class UpdateAdmission:
         charged_so_far = ledger.spent if hello.lost else hello.spent
         self._twins.greeted(device, life=hello.life, spent=charged_so_far)
 
-    def number(self, sealed: Sealed, key: Key, spent: int) -> Ledger | Taken:
+    def number(self, sealed: Sealed, key: Key, spent: int) -> Ledger | IngressResult:
         """Return the ledger to check a number with, or its receipt if it is settled (A2, A3).
 
         Args:
@@ -113,9 +113,13 @@ class UpdateAdmission:
             self._registry.quarantine(device, f"FORK: two bodies under number {key}")
             code = Reason.FORK
         self._counts[code.name] += 1
-        return Taken((self._voice.receipt(device, key, LedgerRow(sealed.digest, code, 0, 0)),))
+        return IngressResult(
+            (self._sealer.receipt(device, key, LedgerRow(sealed.digest, code, 0, 0)),)
+        )
 
-    def update(self, sealed: Sealed, update: UpdateMessage, turn: AdmissionContext | None) -> Taken:
+    def update(
+        self, sealed: Sealed, update: UpdateMessage, turn: AdmissionContext | None
+    ) -> IngressResult:
         """Check a whole update, inline or from chunks, and record the verdict.
 
         Args:
@@ -128,7 +132,7 @@ class UpdateAdmission:
         """
         device, key = sealed.sender, (update.life, update.seq)
         ledger = self.number(sealed, key, update.spent)
-        if isinstance(ledger, Taken):
+        if isinstance(ledger, IngressResult):
             return ledger
         now = wanted(turn)
         row = LedgerRow(sealed.digest, Reason.ACCEPTED, update.run, update.round)
@@ -151,7 +155,7 @@ class UpdateAdmission:
         taken = self._told(device, key, row)
         return taken if entry is None else replace(taken, entries=(entry,))
 
-    def set_aside(self, sealed: Sealed, update: UpdateMessage) -> Taken:
+    def set_aside(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
         """Settle an update whose handling met a defect, without checking it again.
 
         Raises:
@@ -159,26 +163,26 @@ class UpdateAdmission:
         """
         key = (update.life, update.seq)
         ledger = self.number(sealed, key, update.spent)
-        if isinstance(ledger, Taken):
+        if isinstance(ledger, IngressResult):
             return ledger
         row = LedgerRow(sealed.digest, Reason.INTERNAL, update.run, update.round)
         return self.refuse(sealed.sender, ledger, key, row)
 
-    def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> Taken:
+    def refuse(self, device: str, ledger: Ledger, key: Key, row: LedgerRow) -> IngressResult:
         """Record a final refusal and return its receipt."""
         self._store.refuse(device, ledger, key, row)
         return self._told(device, key, row)
 
-    def repeat(self, device: str, key: Key, row: LedgerRow) -> Taken:
+    def repeat(self, device: str, key: Key, row: LedgerRow) -> IngressResult:
         """Return the receipt of a settled number again."""
         self._counts["REPLAYED"] += 1
-        return Taken((self._voice.receipt(device, key, row),))
+        return IngressResult((self._sealer.receipt(device, key, row),))
 
-    def _told(self, device: str, key: Key, row: LedgerRow) -> Taken:
+    def _told(self, device: str, key: Key, row: LedgerRow) -> IngressResult:
         """Count a verdict recorded just now, and return its receipt."""
         self._counts[Reason(row.code).name] += 1
         self._note_gap(device, key)
-        return Taken((self._voice.receipt(device, key, row),))
+        return IngressResult((self._sealer.receipt(device, key, row),))
 
     def _make_room(self, device: str, before: Ledger, ledger: Ledger) -> None:
         if self._store.held(device) >= ROWS and ledger != before:

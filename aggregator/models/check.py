@@ -57,7 +57,7 @@ def reference_engine(data: bytes) -> Runnable:
     return run
 
 
-def check(name: str, traced: Traced, loss: Loss, graph: Runnable) -> None:
+def check_graph(name: str, traced: Traced, loss: Loss, graph: Runnable) -> None:
     """Compare one graph of a bundle with torch, by its name.
 
     Raises:

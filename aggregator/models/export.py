@@ -19,7 +19,7 @@ from torch import nn
 
 from aggregator.analysis.lipschitz_bound import LipschitzBoundError
 from aggregator.models.catalogue import MODELS
-from aggregator.models.check import Engine, check, check_paths, reference_engine
+from aggregator.models.check import Engine, check_graph, check_paths, reference_engine
 from aggregator.models.clipped import clipped_graph
 from aggregator.models.curvature import hvp_graph
 from aggregator.models.errors import ExportError
@@ -230,7 +230,7 @@ def _graphs(traced: Traced, recipe: Recipe, engine: Engine) -> dict[str, bytes]:
     for name in _names(recipe):
         try:
             data = GRAPHS[name](traced, recipe.loss).SerializeToString(deterministic=True)
-            check(name, traced, recipe.loss, engine(data))
+            check_graph(name, traced, recipe.loss, engine(data))
         except ExportError as error:
             if name in ALWAYS:
                 raise

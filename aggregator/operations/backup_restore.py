@@ -61,17 +61,16 @@ def put_in_place(config: AggregatorConfig, backup: Path, *, now: int) -> Restore
 def _copied(config: AggregatorConfig, backup: Path, fresh: Path) -> tuple[int, int]:
     """Copy a backup after checking it; return its run and version."""
     if not backup.is_file():
-        raise RestoreError(f"{backup}: no such backup")
+        raise RestoreError(f"{backup}: file not found")
     if config.database.exists() and backup.samefile(config.database):
         raise RestoreError(
             f"{backup} is the database itself",
-            hint=f"a copy that lies there already is adopted: gridfed-aggregator announce "
-            f"{config.file}",
+            hint=f"to continue from it as it is: gridfed-aggregator announce {config.file}",
         )
     with open_store(backup, read_only=True) as copy:
         begun, faults = copy.run(), copy.integrity()
         if faults:
-            raise RestoreError(f"{backup} is damaged: {faults[0]}", hint="take an older backup")
+            raise RestoreError(f"{backup} is damaged: {faults[0]}", hint="use an older backup")
         is_ours = topics.common(config.fleet, "keys") in copy.announcements()
         if begun is None or not is_ours:
             raise RestoreError(f"{backup} has no run of fleet {config.fleet!r}")

@@ -24,12 +24,12 @@ LIVE: Mapping[str, str] = {
     "log.level": "at once",
     "alerts.certificate_expiry": "at once",
     "broker.crl_file": "at once",
-    "admission.max_in_flight_bytes": "at once; who is uploading goes on",
+    "admission.max_in_flight_bytes": "at once; uploads in progress continue",
     "admission.messages_per_minute": "at once",
-    "admission.daily_bytes": "at once, at the door; a device hears of it with its next welcome",
+    "admission.daily_bytes": "at once here; a device receives it with its next welcome",
     "admission.max_updates": "at once",
     "pacing.jitter": "with the next manifest",
-    "pacing.broadcast_bytes_per_second": "with the next manifest; for content that devices ask for, at once",
+    "pacing.broadcast_bytes_per_second": "with the next manifest; for requested content, at once",
     "pacing.updates_per_second": "with the next manifest",
     "retention.vector_bytes": "with the next closed round",
     "retention.journal_bytes": "with the next closed round",
@@ -39,20 +39,20 @@ LIVE: Mapping[str, str] = {
 """Keys that may change while the daemon runs, each with the time at which a change applies."""
 
 RESTART: Mapping[str, str] = {
-    "fleet": "every topic and signature names it",
+    "fleet": "every topic and signature contains it",
     "state": "the database is open",
-    "broker": "the link was made with it",
-    "keys": "what is announced is signed with them",
-    "http": "the page listens there",
-    "admission.max_inline_bytes": "devices that are here were promised it",
-    "admission.max_pending_updates": "devices that are here were promised it",
-    "run.client_fraction": "who takes part in the open round was drawn with it",
-    "run.seed": "who takes part in the open round was drawn with it",
+    "broker": "the connection uses it",
+    "keys": "the announcements are signed with them",
+    "http": "the HTTP server is listening there",
+    "admission.max_inline_bytes": "connected devices were granted it",
+    "admission.max_pending_updates": "connected devices were granted it",
+    "run.client_fraction": "the cohort of the open round was drawn with it",
+    "run.seed": "the cohort of the open round was drawn with it",
 }
 """Keys that need a restart, with reasons; a section covers all its keys not in ``LIVE``."""
 
-_DEFINES = "it defines the run; another one begins with: gridfed-aggregator announce"
-_TURNS = "the turns of the open round keep time with it"
+_DEFINES = "it defines the run; begin another run: gridfed-aggregator announce"
+_TURNS = "the turns of the open round are timed by it"
 
 
 class ReloadError(Failure):
@@ -80,7 +80,7 @@ def why_not(key: str) -> str:
     """Return the reason why a key cannot change while the daemon runs; empty if it can.
 
     >>> why_not("run.deadline"), why_not("http.listen")
-    ('', 'the page listens there')
+    ('', 'the HTTP server is listening there')
     >>> why_not("run.quorum").partition(";")[0]
     'it defines the run'
     """
@@ -106,7 +106,7 @@ def again(run: BoundRun, store: Store, environ: Mapping[str, str] = os.environ) 
     keys = changed(run.config, wanted)
     _check(keys, run)
     bound = bind(wanted)
-    run_setup.check(bound, store, run_setup.signer(wanted))
+    run_setup.verified_run(bound, store, run_setup.signer(wanted))
     if "run.deadline" not in keys:
         return replace(run, config=wanted)
     return replace(run, config=wanted, half=bound.half, rounds=bound.rounds)
@@ -138,7 +138,7 @@ def _check(keys: Iterable[str], run: BoundRun) -> None:
     if said:
         raise ReloadError(
             f"{run.config.file.name} needs a restart: {'; '.join(said)}",
-            hint="restart the daemon, or take it back",
+            hint="restart the daemon, or undo the change",
         )
 
 
@@ -147,16 +147,16 @@ class HangUps:
 
     def __init__(self) -> None:
         """Start unset."""
-        self._heard = False
+        self._received = False
 
     def set(self) -> None:
         """Set the flag."""
-        self._heard = True
+        self._received = True
 
-    def take(self) -> bool:
+    def consume(self) -> bool:
         """Clear the flag; return whether it was set."""
-        heard, self._heard = self._heard, False
-        return heard
+        received, self._received = self._received, False
+        return received
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def hang_ups(stopping: StopSignal) -> Iterator[HangUps]:
     If the signal follows the loss of the terminal, it requests a stop, as in any program, so that a
     closed window leaves no daemon behind. Must be entered in the main thread.
     """
-    heard = HangUps()
+    received = HangUps()
     before = signal.getsignal(signal.SIGHUP)
     is_seen = before != signal.SIG_IGN and _has_terminal()  # ignored under nohup
 
@@ -174,11 +174,11 @@ def hang_ups(stopping: StopSignal) -> Iterator[HangUps]:
         if is_seen and not _has_terminal():
             stopping.set()
         else:
-            heard.set()
+            received.set()
 
     signal.signal(signal.SIGHUP, hung_up)
     try:
-        yield heard
+        yield received
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -86,8 +86,8 @@ def apply(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - a Store tha
     check_args(order.op, order.args)
     if store.ledger(order.device).cmd >= LARGEST:
         raise OrderError(
-            f"{order.device}: no command number is left",
-            hint="a new key begins a new ledger: gridfed-aggregator enrol ID --public FILE",
+            f"{order.device}: all command numbers are used",
+            hint="enrol it with a new key: gridfed-aggregator enrol ID --public FILE",
         )
     waiting = [
         c
@@ -131,16 +131,18 @@ def check_args(op: str, args: Mapping[str, float]) -> None:
         >>> check_args("budget", {"releases": 40.0})
         >>> check_args("budget", {"releases": -1.0})
         Traceback (most recent call last):
-        aggregator.operations.control_queue.OrderError: releases: -1 is not a whole number from 0 to 2147483647
+        aggregator.operations.control_queue.OrderError: releases: expected a whole number from 0 to 2147483647, got -1
     """
     if (op == "budget") != ("releases" in args):
         raise OrderError(
-            "releases: belongs to the command budget, and budget needs it",
+            "releases: required for the command budget, and only there",
             hint="gridfed-aggregator command ID budget --releases N",
         )
     said = args.get("releases", 0.0)
     if not (0 <= said <= RELEASES_LIMIT and said == int(said)):
-        raise OrderError(f"releases: {said:g} is not a whole number from 0 to {RELEASES_LIMIT}")
+        raise OrderError(
+            f"releases: expected a whole number from 0 to {RELEASES_LIMIT}, got {said:g}"
+        )
 
 
 def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> str:  # noqa: ANN401 - as ``apply``
@@ -149,14 +151,14 @@ def _enrol(order: ControlOrder, store: Any, before: EnrolledDevice | None) -> st
         store.renew(EnrolledDevice(order.device, (public,)), spent=order.spent)
         return f"{order.device} is enrolled"
     if before.sign == (public,) and before.state == "enrolled":
-        return f"{order.device} was enrolled with this key already"
+        return f"{order.device} is already enrolled with this key"
     generation = before.generation + 1
     if before.sign == (public,):
         store.put_client(EnrolledDevice(order.device, (public,), generation))
-        return f"{order.device} is enrolled anew, generation {generation}, with the key it had"
+        return f"{order.device} is enrolled again with the same key, generation {generation}"
     told = renewal(order, store)
     store.renew(EnrolledDevice(order.device, (public,), generation), spent=order.spent)
-    return f"{order.device} is enrolled anew, generation {generation}{told}"
+    return f"{order.device} is enrolled again, generation {generation}{told}"
 
 
 def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``apply``
@@ -167,11 +169,10 @@ def renewal(order: ControlOrder, store: Any) -> str:  # noqa: ANN401 - as ``appl
         return ""
     counted = store.ledger(order.device).spent
     return (
-        f", with a new key: a new ledger of it begins here\n"
-        f"  begins anew: the count of releases kept here, {counted} so far, goes on from "
-        f"{order.spent}\n"
-        "  goes on: the privacy ledger on the device, which tells its count with its next hello\n"
-        "  if the device lost its state as well, keep the old count: enrol it with "
+        f", with a new key: its ledger begins again\n"
+        f"  reset: the aggregator's count of releases, from {counted} to {order.spent}\n"
+        "  kept: the privacy ledger on the device, which reports its count in its next hello\n"
+        "  if the device lost its state too, keep the count: enrol it with "
         f"--spent {counted}"
     )
 

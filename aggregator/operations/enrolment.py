@@ -76,7 +76,7 @@ def statement(
     return CONTEXT + named + public + open_ + hashlib.sha256(csr).digest()
 
 
-def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
+def verify_claim(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
     """Return the claim if it is valid.
 
     Raises:
@@ -85,20 +85,23 @@ def check(claim: Claim, fleet: str, *, where: str = "enrol") -> Claim:
     """
     if not is_device_id(claim.device):
         raise EnrolError(
-            f"{where}: {claim.device!r} cannot be a device's id",
+            f"{where}: {claim.device!r} is not a valid device id",
             hint="letters, digits, - and _; at most 64; starting with a letter or a digit",
         )
     if len(claim.public) != PUBLIC_SIZE:
-        raise EnrolError(f"{where}: {claim.device}: a public key has {PUBLIC_SIZE} bytes")
+        raise EnrolError(
+            f"{where}: {claim.device}: expected a public key of {PUBLIC_SIZE} bytes, "
+            f"got {len(claim.public)}"
+        )
     if found := weakness(claim.public):
         raise EnrolError(
             f"{where}: {claim.device}: the public key {claim.public.hex()} {found}",
-            hint="make the key on the device with gridfed-edge enrol",
+            hint="create the key on the device: gridfed-edge enrol",
         )
     said = statement(fleet, claim.device, claim.public)
     if claim.proof and not verify(claim.public, claim.proof, said):
         raise EnrolError(
-            f"{where}: {claim.device}: the proof was not made by this key, for this id and fleet",
+            f"{where}: {claim.device}: the proof does not match this key, id and fleet",
             hint="check the fleet and the id in the device's configuration",
         )
     return claim
@@ -117,9 +120,9 @@ def claim_of(device: str, public: str, proof: str = "", *, where: str = "enrol")
     try:
         signature = bytes.fromhex(proof)
     except ValueError as error:
-        raise EnrolError(f"{where}: {device}: a proof is 128 hex digits") from error
+        raise EnrolError(f"{where}: {device}: expected a proof of 128 hex digits") from error
     if signature and len(signature) != SIGNATURE_SIZE:
-        raise EnrolError(f"{where}: {device}: a proof is 128 hex digits, got {len(proof)}")
+        raise EnrolError(f"{where}: {device}: expected a proof of 128 hex digits, got {len(proof)}")
     return Claim(device, raw, signature)
 
 
@@ -133,7 +136,7 @@ def read_claims(path: Path) -> Iterator[Claim]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
             if not {"id", "public"} <= set(rows.fieldnames or ()):
-                raise EnrolError(f"{path}: the first line must name the columns id and public")
+                raise EnrolError(f"{path}: expected the columns id and public in the first line")
             for row in rows:
                 where = f"{path}, line {rows.line_num}"
                 given = (row["id"] or "", row["public"] or "", row.get("proof") or "")
@@ -165,8 +168,8 @@ def keys_of(
     root_file = root_key or folder / "root.key"
     if not root_file.exists() and (public.exists() or root_key is not None):
         raise EnrolError(
-            f"{root_file}: no such key, and {public.name} says that this fleet has a root",
-            hint="give its private key with --root-key FILE",
+            f"{root_file}: file not found, and {public.name} exists: this fleet has a root key",
+            hint="name its private key: --root-key FILE",
         )
     make_private_folder(folder)
     root = _made(root_file)
@@ -174,8 +177,8 @@ def keys_of(
         save_public(public, root.public)
     if read_public(public) != root.public:
         raise EnrolError(
-            f"{root_file} (key id {root.kid.hex()}) is not the private half of {public}",
-            hint="devices trust that root; sign with its key",
+            f"{root_file} (key id {root.kid.hex()}) is not the private key of {public}",
+            hint="devices trust only that root; sign with its key",
         )
     signer = _made(online)
     save_public(online.with_suffix(".pub"), signer.public)

@@ -19,9 +19,9 @@ from edge_sdk.wire.link.x509_expiry import X509Error, day_of
 logger = logging.getLogger(__name__)
 
 _RENEW = {
-    "ca": "the authority that signs the broker has to be renewed; its file goes to every device",
-    "certificate": "sign another one for _agg and put it in place",
-    "crl": "sign another list, put it in the broker's place and send the broker SIGHUP",
+    "ca": "renew the authority of the broker's certificate, and copy its file to every device",
+    "certificate": "sign a new certificate for _agg and replace the file",
+    "crl": "sign a new list, replace the broker's file and send the broker SIGHUP",
 }
 
 

@@ -35,14 +35,14 @@ RUN_LEAP = 1_000
 """Step of the run number after a restore, beyond every run begun since the backup."""
 
 
-class FoundingError(Failure):
+class RunSetupError(Failure):
     """Signed announcements that are missing or do not match the configuration."""
 
     exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)
-class Founded:
+class RunSetup:
     """Result of a run set-up.
 
     Attributes:
@@ -85,7 +85,7 @@ def said_norm(run: config.BoundRun) -> float | None:
     return float(run.limits.max_norm) if np.isfinite(run.limits.max_norm) else None
 
 
-def found(
+def set_up(
     run: config.BoundRun,
     store: Store,
     *,
@@ -93,7 +93,7 @@ def found(
     online: bytes,
     now: int,
     fresh: bool = False,
-) -> Founded:
+) -> RunSetup:
     """Sign keys and bundle into the store; begin a run if the configuration defines another one.
 
     Args:
@@ -120,11 +120,11 @@ def found(
     archive = DownloadBody("bundle", run.bundle.digest[:16], run.bundle.archive, CHUNK_LIMIT)
     if not is_new:
         store.announce(published, [archive])
-        return Founded(number, is_new=False, continued=False)
+        return RunSetup(number, is_new=False, continued=False)
     state, continued = _start(run, store, None if fresh else before)
     store.begin(_record(run, number), flatten(state), published)
     store.announce({}, [archive])
-    return Founded(number, is_new=True, continued=continued)
+    return RunSetup(number, is_new=True, continued=continued)
 
 
 def differences(run: config.BoundRun, store: Store, begun: types.RunRecord) -> list[str]:
@@ -144,47 +144,47 @@ def signer(said: config.AggregatorConfig) -> SigningKey:
     """Read the online key.
 
     Raises:
-        FoundingError: It is missing or is no key; the hint names the remedy.
+        RunSetupError: It is missing or is no key; the hint names the remedy.
         PermissionsError: Other users can read it.
     """
     try:
         key = load_signing_key(said.signing_key)
     except KeyFileError as error:
-        raise FoundingError(
-            str(error), hint=f"put it back, or make another: gridfed-aggregator init {said.file}"
+        raise RunSetupError(
+            str(error), hint=f"put it back, or create another: gridfed-aggregator init {said.file}"
         ) from error
     require_private(said.signing_key)
     return key
 
 
-def check(run: config.BoundRun, store: Store, online: SigningKey) -> types.RunRecord:
+def verified_run(run: config.BoundRun, store: Store, online: SigningKey) -> types.RunRecord:
     """Return the run that the daemon continues, after checking store, keys and configuration.
 
     Raises:
-        FoundingError: They do not agree; the hint is the command to run.
+        RunSetupError: They do not agree; the hint is the command to run.
     """
     begun = store.run()
     where = run.config.file
     if begun is None:
-        raise FoundingError(
-            f"{store.path} has no run yet", hint=f"begin: gridfed-aggregator init {where}"
+        raise RunSetupError(
+            f"{store.path} has no run", hint=f"begin one: gridfed-aggregator init {where}"
         )
     announced = _announced(run, store, "keys", KeysMessage)
     if online.public not in announced.sign:
-        raise FoundingError(
+        raise RunSetupError(
             f"{run.config.signing_key.name} (key id {online.kid.hex()}) is not announced; "
             f"announced: {', '.join(kid_of(key).hex() for key in announced.sign)}",
             hint=f"sign it with the root key: gridfed-aggregator announce {where}",
         )
     if store.was_restored:
-        raise FoundingError(
-            f"{store.path} was restored from a backup; run {begun.run} may have gone on since",
+        raise RunSetupError(
+            f"{store.path} was restored from a backup; run {begun.run} may have continued since",
             hint=f"begin another run: gridfed-aggregator announce {where}",
         )
     if wrong := differences(run, store, begun):
-        raise FoundingError(
-            f"the configuration is not what run {begun.run} was begun with: {'; '.join(wrong)}",
-            hint=f"take it back, or begin another run: gridfed-aggregator announce {where}",
+        raise RunSetupError(
+            f"the configuration differs from run {begun.run}: {'; '.join(wrong)}",
+            hint=f"undo the change, or begin another run: gridfed-aggregator announce {where}",
         )
     _check_quorum(run, store)
     return begun
@@ -194,9 +194,9 @@ def _check_quorum(run: config.BoundRun, store: Store) -> None:
     """Refuse a quorum larger than the number of enrolled devices."""
     enrolled = sum(client.state != "revoked" for client in store.clients())
     if run.ask.personal and run.rounds.enough > enrolled:
-        raise FoundingError(
-            f"{run.config.file.name}: run.quorum: {run.rounds.enough} different devices must "
-            f"answer, {enrolled} are enrolled",
+        raise RunSetupError(
+            f"{run.config.file.name}: run.quorum: a round needs {run.rounds.enough} different "
+            f"devices, {enrolled} are enrolled",
             hint="enrol them: gridfed-aggregator enrol ID; or lower run.quorum",
         )
 
@@ -247,7 +247,7 @@ def _announced(run: config.BoundRun, store: Store, kind: str, cls: type[M]) -> M
         )
         return decode(cls, sealed.body)
     except Refused as error:
-        raise FoundingError(
+        raise RunSetupError(
             f"the {kind} announcement in {store.path.name} was not signed by "
             f"{run.config.root_public.name} for fleet {fleet!r} ({error.reason.name})",
             hint=f"sign it: gridfed-aggregator announce {run.config.file}",

@@ -30,7 +30,7 @@ class MessageProcessor:
 
     def process(self, message: Message) -> None:
         """Process a message."""
-        self._attempt(message, lambda: self._driver.accept(self._ingress.take(message)))
+        self._attempt(message, lambda: self._driver.accept(self._ingress.receive(message)))
 
     def process_again(self, letter: Letter) -> None:
         """Process the message of a dead letter again; its number is no longer settled."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from aggregator.ingress.dead_letters import site_of
 from aggregator.ingress.defect_policy import ATTEMPTS
-from aggregator.ingress.replies import Reply, Taken
+from aggregator.ingress.replies import IngressResult, Reply
 from aggregator.methods import OPEN, Linked
 from aggregator.rounds.announcements import Ends
 from aggregator.rounds.message_isolation import Isolation
@@ -107,7 +107,7 @@ class RunDriver:
 
     # --- events
 
-    def accept(self, admitted: Taken) -> None:
+    def accept(self, admitted: IngressResult) -> None:
         """Apply the journalled entries of a message, then queue its replies."""
         self._backlog.extend(admitted.entries)
         self._catch_up()

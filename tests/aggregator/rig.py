@@ -102,7 +102,7 @@ class Desk:
 
     def take(self, topic, payload):
         """Give the intake a message; return what it answers, read as the device would."""
-        self.taken = self.intake.take(Message(topic, payload))
+        self.taken = self.intake.receive(Message(topic, payload))
         return [read(answer) for answer in self.taken.answers]
 
     def tick(self):

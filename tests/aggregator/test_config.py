@@ -43,12 +43,12 @@ def test_a_configuration_binds_to_its_parts(workplace):
         ('weighting = "samples"\nweight_cap = 0.5', "run.weight_cap", "at least 1"),
         ('shared = ["lstm."]', "run.shared", "'lstm.' matches no layer"),
         ('rule = { name = "krumm" }', "run.rule.name", "unknown rule 'krumm'; known: "),
-        ('rule = { name = "median", f = 1 }', "run.rule.f", "cannot be outvoted"),
-        ('rule = { name = "mean", f = 1 }', "run.rule.f", "withstands no liar"),
+        ('rule = { name = "median", f = 1 }', "run.rule.f", "Byzantine updates need a round"),
+        ('rule = { name = "mean", f = 1 }', "run.rule.f", "tolerates no Byzantine update"),
         (
             'rule = { name = "mean", f = 1, preaggregation = ["nnm"] }',
             "run.rule.f",
-            "withstands no liar",
+            "tolerates no Byzantine update",
         ),
         (
             'rule = { name = "mean", trim = 1 }',
@@ -108,7 +108,12 @@ def test_other_refusals_name_the_key(workplace, old, new, key, says):
 @pytest.mark.parametrize(
     ("quorum", "rule", "key", "says"),
     [
-        (4, 'name = "median", f = 2', "f", "2 liars among 4 updates cannot be outvoted"),
+        (
+            4,
+            'name = "median", f = 2',
+            "f",
+            "2 Byzantine updates need a round of more than 4, it may have 4",
+        ),
         (6, 'name = "krum", f = 2', "f", "at least 7 updates, a round may have 6"),
         (10, 'name = "bulyan", f = 2', "f", "at least 11 updates, a round may have 10"),
         (5, 'name = "trimmed_mean", f = 1, b = 3', "f", "at least 7 updates"),
@@ -158,7 +163,7 @@ def closed_form(tmp_path, bundle="load-analytic", more=""):
 
 def test_a_model_in_closed_form_is_told_what_it_needs(tmp_path):
     said = refused(closed_form(tmp_path, "load-mlp"))
-    assert "'load-mlp' has no graph 'statistic', which method 'analytic' asks for" in said
+    assert "'load-mlp' has no graph 'statistic', which method 'analytic' needs" in said
     said = refused(closed_form(tmp_path, more="rounds = 3"))
     assert "run.rounds: expected none, for this method ends after its passes" in said
     said = refused(closed_form(tmp_path, more='rule = { name = "median" }'))
@@ -180,7 +185,7 @@ def test_fewer_answers_at_the_deadline_count(workplace):
 def test_liars_that_may_choose_their_weight_are_refused(workplace, cap):
     more = f'weighting = "samples"\nrule = {{ name = "median", f = 1 }}\n{cap}'
     said = refused(workplace(more, [("quorum = 2", "quorum = 5")]))
-    assert said.startswith("aggregator.toml: run.weighting: 'samples' lets a liar choose"), said
+    assert said.startswith("aggregator.toml: run.weighting: with f > 0 expected 'uniform'"), said
 
 
 def test_missing_bundle_names_the_shipped_ones(workplace):
@@ -201,7 +206,7 @@ def test_an_edited_manifest_is_refused(workplace):
     bundle = path.parent / "toy"
     raw = (bundle / "manifest.json").read_bytes().replace(b'"gradient"', b'"gradiemt"')
     (bundle / "manifest.json").write_bytes(raw)
-    assert "no key we trust" in refused(path)
+    assert "not signed by a trusted key" in refused(path)
 
 
 @pytest.mark.parametrize("name", ["initial.f32", "gradient.onnx"])
@@ -214,7 +219,7 @@ def test_a_damaged_file_is_named(workplace, name):
 def test_a_bundle_signed_by_a_stranger_is_refused(workplace):
     path = workplace()
     (path.parent / "state" / "root.pub").write_text(keys.from_seed(b"s" * 32).public.hex())
-    assert "no key we trust has signed" in refused(path)
+    assert "not signed by a trusted key" in refused(path)
 
 
 def test_environment_wins_over_the_file_and_says_so(workplace):

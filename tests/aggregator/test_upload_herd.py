@@ -86,7 +86,7 @@ class Herd:
     def said(self, hands, message):
         self.counts[message.kind] += 1
         topic = topics.up(FLEET, hands.name, message.kind)
-        self.route(self.desk.intake.take(Message(topic, hands.seal(message))).answers)
+        self.route(self.desk.intake.receive(Message(topic, hands.seal(message))).answers)
 
     def route(self, answers):
         for answer in answers:

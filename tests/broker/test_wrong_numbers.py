@@ -155,7 +155,7 @@ def test_the_largest_numbers_on_disk_and_by_command_stop_no_device(town):
     name, public, proof = line.split(",")
     enrol = ("gridfed-aggregator", "enrol", name, "--public", public, "--proof", proof)
     done = town.said(*enrol, *config)
-    assert "begins anew: the count of releases kept here" in done.stdout
+    assert "reset: the aggregator's count of releases" in done.stdout
     written = len(device.log.read_text("utf-8"))
     device = town.agent()
     town.until(lambda: "welcome received life=" in device.log.read_text("utf-8")[written:])

@@ -107,7 +107,7 @@ def test_what_is_no_backup_of_this_fleet_is_refused(world, capsys):
     strange.write_bytes(b"not a database")
     missing, same = one.folder / "missing.db", state / "aggregator.db"
     for path, says in (
-        (missing, "no such backup"),
+        (missing, "file not found"),
         (same, "is the database itself"),
         (strange, "not a database"),
     ):

@@ -91,11 +91,11 @@ def test_a_changed_run_is_not_continued_by_accident(workplace):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("run",), "put it back, or make another: gridfed-aggregator init"),
+        (("run",), "put it back, or create another: gridfed-aggregator init"),
         (("announce",), "this fleet is not set up"),
         (("status",), "this fleet is not set up"),
         (("enrol", "meter-1", "--public", "00"), "meter-1: 00: cannot read the key"),
-        (("enrol", "_agg", "--public", "11" * 32), "cannot be a device's id"),
+        (("enrol", "_agg", "--public", "11" * 32), "is not a valid device id"),
         (("enrol",), "give an id with --public, or --from-file"),
         (("check", "nowhere.toml"), "nowhere.toml: No such file"),
         (("broker", "check"), "expected --file"),
@@ -115,7 +115,7 @@ def test_wrong_key_is_one_sentence(workplace):
     said = call(folder, "run", code=2)
     assert f"aggregator.key (key id {KEY.kid.hex()}) is not announced" in said
     keys.save_public(folder / "state" / "root.pub", KEY.public)
-    assert "no key we trust has signed" in call(folder, "run", code=2)
+    assert "not signed by a trusted key" in call(folder, "run", code=2)
     (folder / "state" / "aggregator.key").write_text("not a key")
     call(folder, "run", code=2)
 

@@ -17,22 +17,22 @@ def test_a_bucket_never_gives_more_than_it_holds_and_gains(takes, capacity, rate
     buckets, now, given_out = TokenBuckets(capacity, rate), 0.0, 0.0
     for wait, tokens in takes:
         now += wait
-        given_out += tokens if buckets.take("m", now, tokens) else 0.0
+        given_out += tokens if buckets.consume("m", now, tokens) else 0.0
         assert given_out <= capacity + rate * now + 1e-6
 
 
 def test_buckets_forget_the_oldest_names_only():
     buckets = TokenBuckets(1, 0.0, most=2)
-    assert [buckets.take(name, 0.0) for name in ("a", "b", "b")] == [True, True, False]
-    buckets.take("c", 0.0)
-    assert buckets.take("a", 0.0)  # forgotten, so full again
-    assert not buckets.take("c", 0.0)
+    assert [buckets.consume(name, 0.0) for name in ("a", "b", "b")] == [True, True, False]
+    buckets.consume("c", 0.0)
+    assert buckets.consume("a", 0.0)  # forgotten, so full again
+    assert not buckets.consume("c", 0.0)
 
 
 def test_a_clock_that_stands_still_or_turns_back_gives_nothing():
     buckets = TokenBuckets(1, 1.0)
-    assert buckets.take("m", 100.0)
-    assert not buckets.take("m", 50.0)
+    assert buckets.consume("m", 100.0)
+    assert not buckets.consume("m", 50.0)
 
 
 def test_chunks_are_charged_by_their_bytes_only():

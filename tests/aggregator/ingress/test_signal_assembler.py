@@ -42,14 +42,14 @@ def pieces(array=ARRAY, enc="f4", size=2, **said):
 
 def refused(signals, said, device="meter-1"):
     with pytest.raises(Refused) as found:
-        signals.take(device, said)
+        signals.assemble(device, said)
     return found.value.reason
 
 
 @given(st.permutations(range(3)), st.sampled_from(["f4", "f2"]))
 def test_pieces_in_any_order_make_one_answer(order, enc):
     signals, said = door(), pieces(enc=enc)
-    told = [signals.take("meter-1", said[k]) for k in order]
+    told = [signals.assemble("meter-1", said[k]) for k in order]
     assert told[:2] == [None, None]
     np.testing.assert_array_equal(told[2].array, ARRAY)
     assert (told[2].sender, told[2].round, told[2].ask, told[2].step) == ("meter-1", 2, "encode", 3)
@@ -58,13 +58,13 @@ def test_pieces_in_any_order_make_one_answer(order, enc):
 def test_pieces_of_two_devices_or_turns_never_mix():
     signals = door()
     one, other = pieces(), pieces(ARRAY + 100)
-    signals.take("meter-1", one[0])
-    signals.take("meter-2", other[0])
-    signals.take("meter-1", one[1])
-    signals.take("meter-1", replace(other[2], step=4))  # a newer turn lets go of the older one
-    assert signals.take("meter-1", one[2]) is None
+    signals.assemble("meter-1", one[0])
+    signals.assemble("meter-2", other[0])
+    signals.assemble("meter-1", one[1])
+    signals.assemble("meter-1", replace(other[2], step=4))  # a newer turn lets go of the older one
+    assert signals.assemble("meter-1", one[2]) is None
     for piece in other[1:]:
-        told = signals.take("meter-2", piece)
+        told = signals.assemble("meter-2", piece)
     np.testing.assert_array_equal(told.array, ARRAY + 100)
 
 
@@ -90,7 +90,7 @@ def test_ready_without_its_windows_is_refused():
     said = messages.SignalMessage(run=1, round=2, ask="ready", vals={"first": 1.0})
     assert refused(door(), said) is Reason.MALFORMED
     whole = replace(said, vals={"first": 1.0, "last": 9.0})
-    assert door().take("meter-1", whole).values == {"first": 1.0, "last": 9.0}
+    assert door().assemble("meter-1", whole).values == {"first": 1.0, "last": 9.0}
 
 
 def test_what_is_not_wanted_takes_no_memory():
@@ -104,7 +104,7 @@ def test_a_scalar_that_is_not_finite_lets_go_of_the_whole_array():
     bad = ARRAY.copy()
     bad[5] = np.nan
     first, _, last = pieces(bad)
-    signals.take("meter-1", first)
+    signals.assemble("meter-1", first)
     assert refused(signals, last) is Reason.BAD_TENSOR
     assert not signals._sheets
 
@@ -113,7 +113,7 @@ def test_a_device_that_only_begins_holds_one_array_for_each_question():
     signals = door(lambda said, _shape: said.ask in ("encode", "decode", "serve"))
     for step in range(500):
         for ask in ("encode", "decode", "serve"):
-            signals.take("meter-1", replace(pieces()[0], ask=ask, step=step))
+            signals.assemble("meter-1", replace(pieces()[0], ask=ask, step=step))
     assert len(signals._sheets) == 3
 
 
@@ -126,7 +126,7 @@ def test_mutated_signals_are_taken_or_refused_and_nothing_is_kept(rng):
         for _ in range(rng.choice((0, 1, 2, 5))):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
         try:
-            told = signals.take("meter-1", codec.decode(messages.SignalMessage, bytes(raw)))
+            told = signals.assemble("meter-1", codec.decode(messages.SignalMessage, bytes(raw)))
         except Refused:
             continue
         assert told is None or np.isfinite(told.array).all()
@@ -140,7 +140,7 @@ def test_a_flood_leaves_no_memory_behind():
     def flood(count):
         for k in range(count):
             piece = rng.choice(said)
-            signals.take(f"meter-{k % 5}", replace(piece, step=rng.randrange(1000)))
+            signals.assemble(f"meter-{k % 5}", replace(piece, step=rng.randrange(1000)))
 
     flood(200)
     tracemalloc.start()

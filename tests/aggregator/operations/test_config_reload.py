@@ -49,7 +49,7 @@ def test_every_key_that_is_named_exists_and_none_is_in_both_tables():
 
 def test_what_defines_the_run_is_what_founding_compares():
     """Every other key is in one of the two tables, by itself or by its section."""
-    rest = {key for key in docs.keys(AggregatorConfig) if "another one begins" in why_not(key)}
+    rest = {key for key in docs.keys(AggregatorConfig) if "begin another run" in why_not(key)}
     assert {key for key in rest if not key.startswith("run.")} == {
         "admission.max_norm", "admission.max_samples",
     }  # fmt: skip
@@ -123,19 +123,19 @@ def gauge(daemon, name):
 FORBIDDEN = [
     ('fleet = "north"', 'fleet = "south"', "fleet: every topic"),
     ('state = "state"', 'state = "other"', "state: the database"),
-    ('127.0.0.1:1883"', '127.0.0.1:1884"', "broker.url: the link"),
-    ('listen = "off"', 'listen = "127.0.0.1:0"', "http.listen: the page"),
+    ('127.0.0.1:1883"', '127.0.0.1:1884"', "broker.url: the connection"),
+    ('listen = "off"', 'listen = "127.0.0.1:0"', "http.listen: the HTTP server"),
     ("quorum = 2", "quorum = 1", "run.quorum: it defines the run"),
     ('method = "fedavg"', 'method = "fedsgd"', "run.method: it defines the run"),
     ('bundle = "toy"', 'bundle = "load-lstm"', "run.bundle: it defines the run"),
-    ("quorum = 2", "quorum = 2\nclient_fraction = 0.5", "run.client_fraction: who takes part"),
+    ("quorum = 2", "quorum = 2\nclient_fraction = 0.5", "run.client_fraction: the cohort"),
     (
         "[run]",
         "[admission]\nmax_inline_bytes = 0\n[run]",
-        "admission.max_inline_bytes: devices that are here",
+        "admission.max_inline_bytes: connected devices",
     ),
     ("[run]", "[admission]\nmax_norm = 1.0\n[run]", "admission.max_norm: it defines the run"),
-    ("[run]", '[keys]\nsigning = "other.key"\n[run]', "keys.signing: what is announced"),
+    ("[run]", '[keys]\nsigning = "other.key"\n[run]', "keys.signing: the announcements"),
 ]
 BAD = [
     ("fleet =", "fleet", "not valid TOML"),
@@ -270,11 +270,11 @@ def test_split_learning_keeps_its_deadline(fleet):
 def test_several_signals_are_one_wish():
     before = signal.getsignal(signal.SIGHUP)
     with hang_ups(StopSignal()) as heard:
-        assert not heard.take()
+        assert not heard.consume()
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
-        assert heard.take()
-        assert not heard.take()
+        assert heard.consume()
+        assert not heard.consume()
     assert signal.getsignal(signal.SIGHUP) == before
     assert isinstance(heard, HangUps)
 

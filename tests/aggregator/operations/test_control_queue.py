@@ -28,7 +28,7 @@ def states(store):
 def test_enrolling_twice_is_enrolling_once(store):
     order = ControlOrder("enrol", "meter-1", public=PUBLIC)
     assert apply(order, store) == "meter-1 is enrolled"
-    assert apply(order, store) == "meter-1 was enrolled with this key already"
+    assert apply(order, store) == "meter-1 is already enrolled with this key"
     assert states(store) == {"meter-1": ("enrolled", 1)}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig, bind
-from aggregator.operations.run_setup import RUN_LEAP, FoundingError, check, found, resumed
+from aggregator.operations.run_setup import RUN_LEAP, RunSetupError, resumed, set_up, verified_run
 from aggregator.store.opener import open_store
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.wire import keys
@@ -20,7 +20,7 @@ def founding(path, root=ROOT, **more):
     config = AggregatorConfig.load(path, {})
     run = bind(config)
     with open_store(config.database) as store:
-        done = found(run, store, root=root, online=ONLINE.public, now=NOW, **more)
+        done = set_up(run, store, root=root, online=ONLINE.public, now=NOW, **more)
         return done, run, store.announcements()
 
 
@@ -71,9 +71,9 @@ def test_another_definition_is_another_run(workplace, more, replacing, differs):
     config = AggregatorConfig.load(path, {})
     with (
         open_store(config.database) as store,
-        pytest.raises(FoundingError, match="is not what run 1 was begun with") as caught,
+        pytest.raises(RunSetupError, match="differs from run 1") as caught,
     ):
-        check(bind(config), store, ONLINE)
+        verified_run(bind(config), store, ONLINE)
     assert differs in str(caught.value)
     assert founding(path)[0].number == 2
 
@@ -119,9 +119,9 @@ def test_a_restored_backup_must_begin_another_run_with_leaping_serials(workplace
         rest.unlink()
     with (
         open_store(config.database) as store,
-        pytest.raises(FoundingError, match="restored from a backup"),
+        pytest.raises(RunSetupError, match="restored from a backup"),
     ):
-        check(bind(config), store, ONLINE)
+        verified_run(bind(config), store, ONLINE)
     done, _, after = founding(path)
     assert done.number == 1 + RUN_LEAP
     assert (
@@ -135,9 +135,9 @@ def test_announcements_of_another_root_are_refused(workplace):
     config = AggregatorConfig.load(path, {})
     with (
         open_store(config.database) as store,
-        pytest.raises(FoundingError, match=r"was not signed by root\.pub"),
+        pytest.raises(RunSetupError, match=r"was not signed by root\.pub"),
     ):
-        check(bind(config), store, ONLINE)
+        verified_run(bind(config), store, ONLINE)
 
 
 @pytest.mark.parametrize(("quorum", "fits"), [(3, True), (4, False)])
@@ -149,10 +149,12 @@ def test_more_answers_than_there_are_devices_are_refused_at_the_start(founded, q
     bound = bind(founded(replacing=asynchronous))
     with open_store(bound.config.database) as store:
         if fits:
-            assert check(bound, store, ONLINE).method == "fedbuff"
+            assert verified_run(bound, store, ONLINE).method == "fedbuff"
             return
-        with pytest.raises(FoundingError, match=r"run\.quorum: 4 different devices") as caught:
-            check(bound, store, ONLINE)
+        with pytest.raises(
+            RunSetupError, match=r"run\.quorum: a round needs 4 different devices"
+        ) as caught:
+            verified_run(bound, store, ONLINE)
         assert "enrol" in caught.value.hint
 
 
