@@ -21,6 +21,7 @@ from aggregator.methods.averaging.attention_weights import (
     shared_slices,
     towards,
 )
+from aggregator.methods.averaging.fedavg import FedAvg
 from aggregator.methods.base.averaging import Averaged, Averaging, averaging
 from aggregator.methods.base.parameters import Rate, Share, Steps, task
 from aggregator.methods.base.round_machine import Rounds
@@ -36,7 +37,7 @@ UNLISTED = "unlisted"
 
 
 @dataclass(frozen=True, slots=True)
-class FedAtt:
+class FedAtt(FedAvg):
     """Move each layer of the model most towards the update that is farthest from it.
 
     Attributes:
@@ -44,14 +45,6 @@ class FedAtt:
         rate: Their learning rate.
         server_rate: Step length of the server (the paper's epsilon, 1.0 to 1.2).
     """
-
-    steps: Steps = 4
-    rate: Rate = 1e-3
-    server_rate: Rate = 1.0
-
-    def bound(self, rounds: Rounds) -> Averaging:
-        """Return the family's settings for these numbers."""
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
 
 
 @dataclass(frozen=True, slots=True)

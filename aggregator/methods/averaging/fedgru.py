@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from aggregator.methods.base.averaging import Averaged, Averaging, averaging
-from aggregator.methods.base.parameters import Rate, Steps, task
-from aggregator.methods.base.round_machine import Rounds
-from aggregator.methods.base.server_optim import sgd
+from aggregator.methods.averaging.fedavg import FedAvg
+from aggregator.methods.base.averaging import Averaged, averaging
 from aggregator.methods.base.types import Setup
 from edge_sdk.wire.contract.method import Half
 from edge_sdk.wire.contract.parameter_layout import Layer
@@ -21,7 +19,7 @@ GATES: Mapping[str, int] = MappingProxyType({"gru": 3, "lstm": 4})
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
+class Recurrent(FedAvg):
     """FedAvg on a random fraction of the clients: ``run.client_fraction``, from 0.1 to 1.
 
     Attributes:
@@ -29,14 +27,6 @@ class Recurrent:
         rate: Their learning rate.
         server_rate: Fraction of the average difference that the server applies.
     """
-
-    steps: Steps = 4
-    rate: Rate = 1e-3
-    server_rate: Rate = 1.0
-
-    def bound(self, rounds: Rounds) -> Averaging:
-        """Return the family's settings for these numbers."""
-        return Averaging(sgd(self.server_rate), rounds, task(self.steps, self.rate))
 
 
 def fedgru(setup: Setup) -> Half[Averaged]:
