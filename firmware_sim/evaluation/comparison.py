@@ -162,7 +162,7 @@ def compare(
     units = RandomUnits.draw("evaluate", seed, width, UNITS, FAN_IN)
 
     def design(rows: Floats) -> Floats:
-        return units.design(standard.apply(rows))
+        return np.asarray(units.design(standard.apply(rows)), np.float64)
 
     fleet: Floats | None = None
     sums: dict[str, Statistic] = {}
