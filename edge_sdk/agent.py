@@ -43,11 +43,11 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
         finite, live = parted(sources)
         read_all(finite, client.observe, stopping.is_set)
         client.flush()
-        with SourceSet(live, client) as ears:
-            _serve(client, ears, reminder, stopping.is_set, until_done=until_done)
+        with SourceSet(live, client) as source_set:
+            _serve(client, source_set, reminder, stopping.is_set, until_done=until_done)
         notify("STOPPING=1")
-        heard = {"sources": ears.health()} if live else {}
-        return client.status() | heard | reminder.status()
+        has_arrived = {"sources": source_set.health()} if live else {}
+        return client.status() | has_arrived | reminder.status()
 
 
 def open_sources(config: Config) -> list[Source]:
@@ -88,14 +88,14 @@ class SourceSet:
         Returns:
             True if anything arrived: then more may be waiting.
         """
-        heard = False
+        has_arrived = False
         for source in self._sources.values():
             for reading in source.poll():
                 self._client.observe(reading)
-                heard = True
+                has_arrived = True
         if self._sources and self._client.now - self._noted >= _NOTE_EVERY:
             self.note()
-        return heard
+        return has_arrived
 
     def note(self) -> None:
         """Save the notes that the sources need after a restart."""
@@ -143,22 +143,22 @@ def read_all(
 
 def _serve(
     client: Client,
-    ears: SourceSet,
+    source_set: SourceSet,
     reminder: ExpiryReminder,
     is_stopping: Callable[[], bool],
     *,
     until_done: bool,
 ) -> None:
     """Read, tick, notify the service manager, and stop when requested."""
-    every, told, is_announced, stopped = watchdog_seconds(), client.now, False, ""
+    every, notified, is_announced, stopped = watchdog_seconds(), client.now, False, ""
     while not is_stopping() and not (until_done and client.is_done):
-        client.tick(0.0 if ears.turn() else _TURN)
+        client.tick(0.0 if source_set.turn() else _TURN)
         reminder.turn(client.now)
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True
         if client.why_stopped != stopped:
             stopped = client.why_stopped
-            notify(f"STATUS=answers nothing: {stopped}" if stopped else "STATUS=linked")
-        if every is not None and client.now - told >= every:
-            told = client.now
+            notify(f"STATUS=not participating: {stopped}" if stopped else "STATUS=linked")
+        if every is not None and client.now - notified >= every:
+            notified = client.now
             notify("WATCHDOG=1")

@@ -1,7 +1,7 @@
 """Run one device: observe readings, train on request, forecast, and send updates.
 
 ``Client`` owns the clock, the store and the keys, and holds no method-specific code. It composes
-``Work`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
+``ActiveRun`` (the active bundle and its state), ``TrainingTransaction`` (one task from training to the
 saved update, with the crash guarantee), ``SplitRounds`` (split-learning rounds), ``PeerMembership``
 (peer exchange), ``LocalRounds`` (rounds without an aggregator) and ``FlushScheduler`` (periodic
 writes), and fixes their order.
@@ -25,7 +25,7 @@ from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.session import Connect, Session
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.active_run import RETURNS, GivenUp, Work
+from edge_sdk.training.active_run import RETURNS, ActiveRun, GivenUp
 from edge_sdk.training.bootstrap import connect, load_ring, load_signer, open_bundle
 from edge_sdk.training.defect_guard import DefectGuard
 from edge_sdk.training.flush_scheduler import FlushScheduler
@@ -82,7 +82,7 @@ class Client:
         self._sealer = sealer or SignedSealer(config, self._signer)
         self._store = DeviceStore.open(config.state)
         try:
-            self._own_up()
+            self._report_store()
             self._agenda = Agenda()
             self._session = Session(
                 config,
@@ -93,28 +93,30 @@ class Client:
                 agenda=self._agenda,
             )
             self._guard = DefectGuard(self._session, self._agenda)
-            self._begin(methods)
+            self._compose(methods)
             self._store.set_facts(starts=self._store.fact("starts") + 1)
             self._session.connect(_maker(config, transport, self._session))
         except BaseException:
             self._store.close()
             raise
 
-    def _own_up(self) -> None:
+    def _report_store(self) -> None:
         """Log records of the store that cannot be used; restart numbering under a new key."""
         for what, value in self._store.found.items():
-            told = {"what": what, "value": value}
-            logger.error("stored value rejected %s", fields(**told, do="gridfed-edge check CONFIG"))
+            record = {"what": what, "value": value}
+            logger.error(
+                "stored value rejected %s", fields(**record, do="gridfed-edge check CONFIG")
+            )
         if self._store.own(kid_of(self._signer.public)):
             logger.warning("signing key changed")
 
-    def _begin(self, methods: Mapping[str, Factory]) -> None:
+    def _compose(self, methods: Mapping[str, Factory]) -> None:
         """Create the parts of the client in order of dependency."""
         config, store = self.config, self._store
         session, agenda = self._session, self._agenda
-        upkeep = self._upkeep = FlushScheduler(config.limits, store, session, self._clock)
+        scheduler = self._scheduler = FlushScheduler(config.limits, store, session, self._clock)
         bundle = open_bundle(config, session.announced)
-        work = self._work = Work(
+        active = self._active = ActiveRun(
             bundle,
             config,
             methods,
@@ -124,29 +126,39 @@ class Client:
             clock=self._clock,
             between_batches=self._between_batches,
         )
-        answering = self._answering = TrainingTransaction(
+        transaction = self._transaction = TrainingTransaction(
             store=store,
             session=session,
             agenda=agenda,
-            work=work,
-            upkeep=upkeep,
+            active=active,
+            scheduler=scheduler,
             sealer=self._sealer,
         )
-        self._playing = SplitRounds(
+        self._split_rounds = SplitRounds(
             config.id,
             session=session,
             agenda=agenda,
-            work=work,
-            answering=answering,
+            active=active,
+            transaction=transaction,
             serve=self._serve,
         )
-        self._gathering = PeerMembership(
-            config, store=store, session=session, agenda=agenda, work=work, answering=answering
+        self._membership = PeerMembership(
+            config,
+            store=store,
+            session=session,
+            agenda=agenda,
+            active=active,
+            transaction=transaction,
         )
-        self._alone = LocalRounds(
-            config, store=store, session=session, work=work, answering=answering, upkeep=upkeep
+        self._local_rounds = LocalRounds(
+            config,
+            store=store,
+            session=session,
+            active=active,
+            transaction=transaction,
+            scheduler=scheduler,
         )
-        work.spending.charge_start(config.privacy.budget.releases_per_start)
+        active.accountant.charge_start(config.privacy.budget.releases_per_start)
 
     # --- public operations ------------------------------------------------------------------------
 
@@ -156,7 +168,7 @@ class Client:
         latest = wall / 1000 + _TOLERANCE if wall > _NO_CLOCK_BEFORE else float("inf")
         seen = self.learner.observe(reading, latest)
         self._session.count("readings " + seen)
-        self._upkeep.flush_in_time(self.learner)
+        self._scheduler.flush_in_time(self.learner)
 
     def tick(self, timeout: float = 0.0) -> None:
         """Serve the network for at most ``timeout`` seconds, and train if there is a task.
@@ -172,19 +184,19 @@ class Client:
                 logger.warning("disk full %s", fields(why=error))
             session.count("disk full")
         is_busy = bool(session.outbox.entries) or self._agenda.current is not None
-        self._upkeep.live(awake=session.is_linked and is_busy)
+        self._scheduler.count_time(awake=session.is_linked and is_busy)
 
     def forecast(self) -> Forecast:
         """Forecast the values after the newest reading; ``source`` names the model used."""
-        return self.learner.forecast(self._work.latest)
+        return self.learner.forecast(self._active.latest)
 
     def flush(self) -> None:
         """Write buffered readings, and the interval calibration derived from them, to the store."""
-        self._upkeep.flush(self.learner)
+        self._scheduler.flush(self.learner)
 
     def remembered(self, name: str) -> bytes | None:
         """Return the note that a source saved before a restart, or None."""
-        return self._upkeep.remembered(name)
+        return self._scheduler.remembered(name)
 
     def remember(self, notes: Mapping[str, bytes]) -> None:
         """Write readings, then the notes that sources need after a restart, by name.
@@ -192,24 +204,12 @@ class Client:
         This order ensures that a note never refers to readings that were lost.
         """
         self.flush()
-        self._upkeep.remember(notes)
-
-    def handle(self, event: Task, asked: Task | None = None) -> None:
-        """Train, add noise, record the privacy cost, commit, then send.
-
-        Args:
-            event: Event for the device half.
-            asked: The task it answers, if that is a different one.
-
-        Raises:
-            BudgetSpent: Or ``StoreError``: then nothing has changed.
-        """
-        self._answering.handle(event, asked)
+        self._scheduler.remember(notes)
 
     def close(self) -> None:
         """Write readings, publish the offline status, and close the link and the store."""
         self.flush()
-        self._upkeep.book()
+        self._scheduler.save_usage()
         self._session.close()
         self._store.close()
 
@@ -246,18 +246,18 @@ class Client:
     @property
     def is_done(self) -> bool:
         """Return whether the run has ended, its final model is in use, and the outbox is empty."""
-        among = self._gathering.neighbours
+        among = self._membership.driver
         return self._session.is_done if among is None else among.is_done
 
     @property
     def learner(self) -> ModelRuntime:
         """The active model with its readings, for evaluating forecasts over a longer span."""
-        return self._work.learner
+        return self._active.learner
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - the half's own type
         """Learned state of the device half."""
-        return self._work.state
+        return self._active.state
 
     @property
     def step(self) -> int:
@@ -267,7 +267,7 @@ class Client:
     def status(self) -> dict[str, Any]:
         """Return the client's state as plain words and numbers, without any measured value."""
         session, learner = self._session, self.learner
-        among, plan = self._gathering.neighbours, learner.mechanism.plan
+        among, plan = self._membership.driver, learner.mechanism.plan
         return {
             "id": self.config.id,
             "fleet": self.config.fleet,
@@ -284,12 +284,12 @@ class Client:
             "outbox": len(session.outbox.entries),
             "windows": len(learner.windows()),
             "can_forecast": self.is_ready,
-            "alone": self._work.alone is not None,
-            "models returned": self._work.returns[RETURNS],
+            "alone": self._active.local_state is not None,
+            "models returned": self._active.returns[RETURNS],
             "privacy": learner.mechanism.says,
-            "budget": self._work.spending.account.summary(plan.release()),
+            "budget": self._active.accountant.account.summary(plan.release()),
             **({} if among is None else {"neighbours": among.status()}),
-            "held": self._upkeep.why_held,
+            "held": self._scheduler.why_held,
             "counts": {**session.counts, **session.traffic()},
         }
 
@@ -298,25 +298,25 @@ class Client:
     def _turn(self, timeout: float) -> None:
         """Serve the network, then do the next pending work; train at most one round."""
         session, agenda = self._session, self._agenda
-        self._upkeep.flush_in_time(self.learner)
-        self._serve(0.0 if self._has_work else self._gathering.within(timeout))
+        self._scheduler.flush_in_time(self.learner)
+        self._serve(0.0 if self._has_work else self._membership.limit_wait(timeout))
         if agenda.pop_store_loss():
-            self._work.begin_anew()
-        self._work.spending.watch()
-        self._work.judge_present()
+            self._active.restart()
+        self._active.accountant.watch()
+        self._active.test_present()
         if agenda.bundle is not None:
             found = agenda.bundle
             self._guard.run("bundle", lambda: self._follow(found), found.body)
-            self._work.spending.watch()  # under the mechanism now in force
-        self._guard.run("turns", self._playing.play)
-        self._guard.run("neighbours", self._gathering.exchange)
+            self._active.accountant.watch()  # under the mechanism now in force
+        self._guard.run("turns", self._split_rounds.answer)
+        self._guard.run("neighbours", self._membership.exchange)
         task = agenda.waiting
         if task is not None and self._is_answerable(task):
             agenda.pop_waiting()
             number = (session.seen.run, task.round, task.attempt, task.step, task.ask)
             self._guard.run("task", lambda: self._learn(task), *number)
-        elif self._alone.is_time(among_neighbours=self._gathering.neighbours is not None):
-            self._alone.learn()
+        elif self._local_rounds.is_due(among_neighbours=self._membership.driver is not None):
+            self._local_rounds.train()
 
     def _serve(self, timeout: float) -> None:
         """Serve the network, and record what arrives."""
@@ -332,20 +332,20 @@ class Client:
 
     def _is_answerable(self, task: Task) -> bool:
         """Return whether to train a task now."""
-        return self._answering.is_ready(task) and self._may_answer(task)
+        return self._transaction.is_ready(task) and self._may_answer(task)
 
     def _learn(self, task: Task) -> None:
         """Train one round; a split round is only opened."""
-        if self._playing.has_turns and task.ask != END:
-            self._playing.open(task)
+        if self._split_rounds.has_perishable_steps and task.ask != END:
+            self._split_rounds.open(task)
         else:
-            self._answering.attempt(task)
+            self._transaction.attempt(task)
 
     def _follow(self, found: FoundBundle) -> None:
         """Activate an announced run and its peers, then judge its manifest and task again."""
         self.flush()
-        if self._work.follow(found):
-            self._gathering.gather()
+        if self._active.follow(found):
+            self._membership.set_up_exchange()
             for event in self._session.reconsider():
                 self._agenda.add(event)
 

@@ -22,7 +22,6 @@ from edge_sdk.peers import exchange as gossip
 from edge_sdk.peers.chunks import PeerChunks
 from edge_sdk.peers.exchange_types import (
     ExchangeStep,
-    LinkDecision,
     LinkDisagreement,
     Lost,
     Note,
@@ -30,6 +29,7 @@ from edge_sdk.peers.exchange_types import (
     PeerExchange,
     PeerLink,
 )
+from edge_sdk.peers.saved_decisions import save_decision, saved_decisions
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
@@ -37,7 +37,7 @@ from edge_sdk.wire.contract.method import Array, Task
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import Refused
 from edge_sdk.wire.protocol import messages as m
-from edge_sdk.wire.protocol.codec import Leaf, pack_leaves, unpack_leaves
+from edge_sdk.wire.protocol.codec import Leaf
 from edge_sdk.wire.protocol.outbox import RetryPolicy
 
 logger = logging.getLogger(__name__)
@@ -52,16 +52,16 @@ class PeerShell:
 
     Attributes:
         state: Returns the learned state of the half.
-        think: Applies a task to the half; nothing is saved.
-        take_over: Sets the state to forecast with; nothing is saved.
-        keep: Charges so many releases and saves, in one transaction; raises ``BudgetSpent`` or
+        apply: Applies a task to the half; nothing is saved.
+        adopt: Sets the state to forecast with; nothing is saved.
+        save: Charges so many releases and saves, in one transaction; raises ``BudgetSpent`` or
             ``StoreFull``, and then nothing has changed.
     """
 
     state: Callable[[], Any]
-    think: Callable[[Any, Task], Any]
-    take_over: Callable[[Any], None]
-    keep: Callable[[Any, Mapping[str, Leaf], int], None]
+    apply: Callable[[Any, Task], Any]
+    adopt: Callable[[Any], None]
+    save: Callable[[Any, Mapping[str, Leaf], int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class PeerDriver:
     """The exchange of one run in one neighbourhood, driven by ``serve``.
 
     Attributes:
-        hood: Peers and settings.
+        settings: Peers and settings.
     """
 
     def __init__(
         self,
-        hood: PeerSettings,
+        settings: PeerSettings,
         method: str,
         *,
         me: str,
@@ -95,29 +95,29 @@ class PeerDriver:
         kept: Mapping[str, Leaf] | None,
     ) -> None:
         """Resume from ``kept``, or begin."""
-        self.hood, self._method, self._spec = hood, method, spec
+        self.settings, self._method, self._spec = settings, method, spec
         self._session, self._agenda, self._store, self._shell = session, agenda, store, shell
-        self._turns = exchange_parts(method, hood.values)
+        self._turns = exchange_parts(method, settings.values)
         self._place = ExchangePosition()
-        self._began = self._heard = self._linked_at = session.now
+        self._began = self._heard_at = self._linked_at = session.now
         self._is_mixed = self._has_begun = False
         empty = PeerLink(PeerChunks(spec.shared_size))
         self._x = PeerExchange(
             me,
             run,
-            hood.epoch,
+            settings.epoch,
             spec.digest,
             spec.shared_size,
-            is_strict=method == "dfl_gt" or bool(hood.values.get("insist")),
-            deadline=hood.deadline,
-            links=dict.fromkeys(sorted(hood.keys), empty),
+            is_strict=method == "dfl_gt" or bool(settings.values.get("insist")),
+            deadline=settings.deadline,
+            links=dict.fromkeys(sorted(settings.keys), empty),
             pace=pace,
             began=session.now,
         )
         self._is_new = True
-        if kept is not None and int(kept["run"]) == run and int(kept["epoch"]) >= hood.epoch:
+        if kept is not None and int(kept["run"]) == run and int(kept["epoch"]) >= settings.epoch:
             self._resume(kept)
-        session.accept_peers(hood.keys)
+        session.accept_peers(settings.keys)
 
     # --- interface of the client ------------------------------------------------------------------
 
@@ -125,19 +125,19 @@ class PeerDriver:
     def next_due(self) -> float:
         """Time of the next action of ``serve`` if nothing arrives."""
         if not self._session.is_linked or self._is_finished:
-            return self._session.now + self.hood.deadline
+            return self._session.now + self.settings.deadline
         if not self._has_begun:
             return self._session.now
         if self._is_mixed:
-            return self._session.now if self._x.is_behind else self._began + self.hood.interval
+            return self._session.now if self._x.is_behind else self._began + self.settings.interval
         due = gossip.next_due(self._x)
         return self._session.now if due is None else due
 
     @property
     def is_done(self) -> bool:
         """Return whether all steps are done, and no peer has requested anything for a while."""
-        silent = self._session.now - max(self._heard, self._began)
-        return self._is_finished and silent >= gossip.PATIENCE * self.hood.deadline
+        silent = self._session.now - max(self._heard_at, self._began)
+        return self._is_finished and silent >= gossip.PATIENCE * self.settings.deadline
 
     def status(self) -> dict[str, Any]:
         """Return the state of the exchange, without any measured value."""
@@ -145,7 +145,7 @@ class PeerDriver:
         return {
             "epoch": self._x.epoch,
             "step": self._place.t,
-            "last": self.hood.total_steps,
+            "last": self.settings.total_steps,
             "exchanges": counts["exchanges"],
             "mixed": counts["links used"],
             "missed": counts["links missed"],
@@ -161,13 +161,13 @@ class PeerDriver:
             return
         if session.linked_at > self._linked_at:
             self._linked_at = now = session.linked_at
-            quiet = now + min(_QUIET * self.hood.deadline, _QUIET_MOST)
+            quiet = now + min(_QUIET * self.settings.deadline, _QUIET_MOST)
             self._x = replace(self._x, began=now, quiet=quiet)
             if self._has_begun:
                 self._follow(gossip.repeated(self._x))
         while self._agenda.letters:
             letter = self._agenda.letters.popleft()
-            self._heard = session.now
+            self._heard_at = session.now
             assert isinstance(letter.message, (m.PeerMessage, m.SettleMessage))
             try:
                 turn = gossip.receive(self._x, letter.sender, letter.message, session.now)
@@ -184,7 +184,7 @@ class PeerDriver:
 
     @property
     def _is_finished(self) -> bool:
-        return self._place.t >= self.hood.total_steps
+        return self._place.t >= self.settings.total_steps
 
     def _go_on(self) -> None:
         """Mix when every link is settled; begin the next exchange when it is due."""
@@ -199,14 +199,14 @@ class PeerDriver:
 
     @property
     def _is_time(self) -> bool:
-        return self._x.is_behind or self._session.now >= self._began + self.hood.interval
+        return self._x.is_behind or self._session.now >= self._began + self.settings.interval
 
     def _mix(self) -> None:
         """Mix the vectors that count, and take the steps up to the next exchange."""
         x, used = self._x, self._x.used
-        degrees = {name: x.links[name].heard.degree for name in used}
-        weights = np.array([self.hood.weight(degrees, name) for name in used])
-        state = self._think(self._shell.state(), MIX, {"weights": weights, **gossip.vectors(x)})
+        degrees = {name: x.links[name].received.degree for name in used}
+        weights = np.array([self.settings.weight(degrees, name) for name in used])
+        state = self._apply(self._shell.state(), MIX, {"weights": weights, **gossip.vectors(x)})
         session = self._session
         session.count("exchanges")
         session.count("links used", len(used))
@@ -218,11 +218,11 @@ class PeerDriver:
         self._place = (
             ExchangePosition(place.t + 1) if last else ExchangePosition(place.t, place.turn + 1)
         )
-        while last and self._place.t % self.hood.steps and not self._is_finished:
-            state = self._think(state, ALONE)
+        while last and self._place.t % self.settings.steps and not self._is_finished:
+            state = self._apply(state, ALONE)
             self._place = ExchangePosition(self._place.t + 1)
         self._is_mixed, self._is_new = True, False
-        self._shell.take_over(state)
+        self._shell.adopt(state)
         session.record_exchange(
             {
                 "step": self._place.t,
@@ -231,16 +231,16 @@ class PeerDriver:
             }
         )
         if self._is_finished:
-            self._shell.keep(state, self._leaves(self._x), 0)
+            self._shell.save(state, self._leaves(self._x), 0)
 
     def _offer(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
         """Begin the next exchange: prepare, charge, save, send."""
         before = self._place
-        state = self._think(state, ADAPT)
+        state = self._apply(state, ADAPT)
         parts = self._turns[self._place.turn]
         offered = {part: state.offered(self._spec, part).astype(np.float32) for part in parts}
         turn = gossip.begin(self._x, self._number, offered, self._session.now)
-        self._shell.keep(state, self._leaves(turn.exchange), 1)
+        self._shell.save(state, self._leaves(turn.exchange), 1)
         if not before.turn:
             self._began = self._session.now
         self._has_begun, self._is_mixed = True, False
@@ -251,10 +251,10 @@ class PeerDriver:
         """Number of the present exchange on the wire."""
         return self._place.t * len(self._turns) + self._place.turn
 
-    def _think(self, state: Any, ask: str, arrays: Mapping[str, Array] | None = None) -> Any:  # noqa: ANN401 - as above
-        place, values = self._place, {**self.hood.values, "turn": float(self._place.turn)}
+    def _apply(self, state: Any, ask: str, arrays: Mapping[str, Array] | None = None) -> Any:  # noqa: ANN401 - as above
+        place, values = self._place, {**self.settings.values, "turn": float(self._place.turn)}
         task = Task(self._x.me, self._x.epoch, ask, place.t, values=values, arrays=arrays or {})
-        return self._shell.think(state, task)
+        return self._shell.apply(state, task)
 
     # --- epochs and late joining ------------------------------------------------------------------
 
@@ -262,8 +262,8 @@ class PeerDriver:
         """Save the decisions, then send the messages that follow from them."""
         self._x = turn.exchange
         for made in turn.decided:
-            self._store.file_paper(_paper(made.name), _written(made, self._x))
-        for name, message in turn.says:
+            save_decision(self._store, made, self._x)
+        for name, message in turn.messages:
             self._session.send_to_peer(name, message)
         for note in turn.notes:
             self._note(note)
@@ -271,8 +271,8 @@ class PeerDriver:
     def _note(self, note: Note) -> None:
         if isinstance(note, LinkDisagreement):
             self._session.count("links perhaps disagreed")
-            told = {"neighbour": note.name, "step": note.step}
-            logger.warning("exchange possibly one-sided %s", fields(**told))
+            details = {"neighbour": note.name, "step": note.step}
+            logger.warning("exchange possibly one-sided %s", fields(**details))
         elif isinstance(note, Lost):
             self._join_late()
         elif note.epoch > self._x.epoch and not self._session.participation.why_stopped:
@@ -284,9 +284,9 @@ class PeerDriver:
         self._session.count("epochs")
         empty = PeerLink(PeerChunks(self._x.size))
         links = dict.fromkeys(self._x.links, empty)
-        self._x = replace(self._x, epoch=epoch, links=links, step=-1, said={})
+        self._x = replace(self._x, epoch=epoch, links=links, step=-1, offers={})
         self._place, self._has_begun = place, False
-        self._offer(self._think(self._shell.state(), BEGIN))
+        self._offer(self._apply(self._shell.state(), BEGIN))
 
     def _catch_up(self) -> None:
         """Join the peers' exchange if this device has no position of its own.
@@ -295,7 +295,7 @@ class PeerDriver:
         device that is only delayed there receives the decision and continues. A device whose
         store was lost receives a decision about an exchange that it was never in.
         """
-        stride = len(self._turns) * self.hood.steps  # a peer may be one exchange ahead
+        stride = len(self._turns) * self.settings.steps  # a peer may be one exchange ahead
         if not self._is_new or not self._has_begun or self._ahead <= self._x.step + stride:
             return
         if all(link.used is False for link in self._x.links.values()):
@@ -322,60 +322,22 @@ class PeerDriver:
     # --- saved state ------------------------------------------------------------------------------
 
     def _leaves(self, x: PeerExchange) -> dict[str, Leaf]:
-        said = [[number, dict(parts)] for number, parts in sorted(x.said.items())]
+        offers = [[number, dict(parts)] for number, parts in sorted(x.offers.items())]
         last = {name: link.last for name, link in x.links.items()}
         place = [self._place.t, self._place.turn]
-        return {"run": x.run, "epoch": x.epoch, "place": place, "said": said, "last": last}
+        return {"run": x.run, "epoch": x.epoch, "place": place, "said": offers, "last": last}
 
     def _resume(self, kept: Mapping[str, Leaf]) -> None:
         """Restore the position of the previous process."""
         self._is_new, self._has_begun = False, True
         self._place = ExchangePosition(*kept["place"])
-        said: dict[int, Offered] = {int(number): parts for number, parts in kept["said"]}
-        step = max(said)
+        offers: dict[int, Offered] = {int(number): parts for number, parts in kept["said"]}
+        step = max(offers)
         links = {
             name: replace(link, last=int(kept["last"].get(name, -1)))
             for name, link in self._x.links.items()
         }
-        x = replace(self._x, epoch=int(kept["epoch"]), links=links, step=step, said=said)
-        x = replace(x, parts=tuple(said[step]))
-        self._x = gossip.resumed(x, self._decisions(x))
+        x = replace(self._x, epoch=int(kept["epoch"]), links=links, step=step, offers=offers)
+        x = replace(x, parts=tuple(offers[step]))
+        self._x = gossip.resumed(x, saved_decisions(self._store, x))
         self._is_mixed = self._is_finished
-
-    def _decisions(self, x: PeerExchange) -> dict[str, LinkDecision]:
-        found = {}
-        for name in x.links:
-            paper = self._store.paper(_paper(name))
-            leaves = unpack_leaves(paper) if paper is not None else {}
-            if (leaves.get("run"), leaves.get("epoch")) != (x.run, x.epoch):
-                continue
-            heard = PeerChunks(x.size)
-            for part, off, values in leaves["got"]:
-                heard = replace(heard, got={**heard.got, (part, off): values.astype(np.float64)})
-            heard = replace(heard, degree=leaves["degree"])
-            found[name] = LinkDecision(name, leaves["step"], leaves["used"], leaves["last"], heard)
-        return found
-
-
-LINK = "link "
-"""Prefix of the stored names that belong to single peers."""
-
-
-def _paper(name: str) -> str:
-    return f"{LINK}{name}"
-
-
-def _written(made: LinkDecision, x: PeerExchange) -> bytes:
-    """Encode a decision; received scalars have 32 bits and are kept with 32 bits."""
-    got = [[p, off, v.astype(np.float32)] for (p, off), v in sorted(made.heard.got.items())]
-    return pack_leaves(
-        {
-            "run": x.run,
-            "epoch": x.epoch,
-            "step": made.step,
-            "used": made.used,
-            "last": made.last,
-            "degree": made.heard.degree,
-            "got": got,
-        }
-    )

@@ -44,13 +44,13 @@ def begin(x: PeerExchange, step: int, offered: Offered, now: float) -> ExchangeS
     Earlier offers are kept as long as the waiting end may still request them.
     """
     wanted = {link.last for name, link in x.links.items() if x.decides(name)}
-    said = {number: kept for number, kept in x.said.items() if number in wanted}
+    offers = {number: kept for number, kept in x.offers.items() if number in wanted}
     links = {name: _fresh(link, step, x.size, now) for name, link in sorted(x.links.items())}
     x = replace(
-        x, step=step, parts=tuple(offered), said={**said, step: offered}, links=links, began=now
+        x, step=step, parts=tuple(offered), offers={**offers, step: offered}, links=links, began=now
     )
-    says = [say for name in links if _is_told(x, name) for say in _peers(x, name, step)]
-    return ExchangeStep(x, says=tuple(says))
+    messages = [say for name in links if _is_told(x, name) for say in _peers(x, name, step)]
+    return ExchangeStep(x, messages=tuple(messages))
 
 
 def receive(
@@ -62,19 +62,19 @@ def receive(
         Refused: UNKNOWN_CLIENT: not a peer; WRONG_RUN, WRONG_SPEC; or as ``PeerChunks.with_``.
     """
     if name not in x.links:
-        raise Refused(Reason.UNKNOWN_CLIENT, name)
+        raise Refused(Reason.UNKNOWN_CLIENT, f"{name} is no peer of this device")
     if message.run != x.run:
         raise Refused(Reason.WRONG_RUN, f"run {message.run}, here {x.run}")
     if isinstance(message, PeerMessage) and message.spec != x.spec:
-        raise Refused(Reason.WRONG_SPEC, message.spec.hex())
+        raise Refused(Reason.WRONG_SPEC, f"layout {message.spec.hex()}, here {x.spec.hex()}")
     if message.epoch > x.epoch + EPOCH_LEAP:
-        raise Refused(Reason.FROM_FUTURE, f"epoch {message.epoch} after {x.epoch}")
+        raise Refused(Reason.FROM_FUTURE, f"epoch {message.epoch} is far above {x.epoch}")
     if message.step > max(x.step, 0) + STEP_LEAP:
-        raise Refused(Reason.FROM_FUTURE, f"step {message.step} after {x.step}")
+        raise Refused(Reason.FROM_FUTURE, f"step {message.step} is far above {x.step}")
     if message.epoch > x.epoch:
         return ExchangeStep(x, notes=(NewerEpoch(message.epoch, message.step),))
     if message.epoch < x.epoch:
-        return ExchangeStep(x, says=_epoch_told(x, name, message))
+        return ExchangeStep(x, messages=_epoch_told(x, name, message))
     link = x.links[name]
     back = message.step >= x.step - 1  # otherwise it is still catching up
     link = replace(link, ahead=max(link.ahead, message.step), is_up=link.is_up or back)
@@ -88,26 +88,26 @@ def receive(
 def tick(x: PeerExchange, now: float, draw: Callable[[], float]) -> ExchangeStep:
     """Decide links that can be decided, give up overdue ones, repeat unanswered offers."""
     decided: list[LinkDecision] = []
-    says: list[tuple[str, PeerMessage | SettleMessage]] = []
+    messages: list[tuple[str, PeerMessage | SettleMessage]] = []
     for name in x.links if x.step >= 0 else ():
         one = _decide(x, name, now) if x.decides(name) else _wait(x, name, now, draw)
         x = one.exchange
         decided += one.decided
-        says += one.says
-    return ExchangeStep(x, tuple(decided), tuple(says))
+        messages += one.messages
+    return ExchangeStep(x, tuple(decided), tuple(messages))
 
 
 def repeated(x: PeerExchange) -> ExchangeStep:
     """Repeat the offer on every unsettled link, after a lost connection or a restart."""
     open_ = [name for name, link in x.links.items() if link.used is None]
-    return ExchangeStep(x, says=tuple(say for name in open_ for say in _peers(x, name, x.step)))
+    return ExchangeStep(x, messages=tuple(say for name in open_ for say in _peers(x, name, x.step)))
 
 
 def next_due(x: PeerExchange) -> float | None:
     """Return the time of the next action of ``tick``, or None if only an event can cause one."""
     dues = []
     for name, link in x.links.items():
-        if x.step < 0 or link.used is False or (link.used and link.heard.has(x.parts)):
+        if x.step < 0 or link.used is False or (link.used and link.received.has(x.parts)):
             continue
         last = x.began + x.deadline * (1.0 if x.decides(name) else PATIENCE)
         dues.append(max(last, x.quiet) if x.decides(name) else min(link.due, last))
@@ -122,7 +122,7 @@ def resumed(x: PeerExchange, decisions: Mapping[str, LinkDecision]) -> PeerExcha
             continue
         link = replace(links[name], last=made.last)
         if made.step == x.step:
-            link = replace(link, used=made.used, heard=made.heard)
+            link = replace(link, used=made.used, received=made.received)
         links[name] = link
     return replace(x, links=links)
 
@@ -130,7 +130,7 @@ def resumed(x: PeerExchange, decisions: Mapping[str, LinkDecision]) -> PeerExcha
 def vectors(x: PeerExchange) -> dict[str, Floats]:
     """Return the counting vectors by part, one row per peer in ``used``, shape ``(n, size)``."""
     return {
-        part: np.array([x.links[name].heard.vector(part) for name in x.used]).reshape(-1, x.size)
+        part: np.array([x.links[name].received.vector(part) for name in x.used]).reshape(-1, x.size)
         for part in x.parts
     }
 
@@ -141,7 +141,7 @@ def vectors(x: PeerExchange) -> dict[str, Floats]:
 def _fresh(link: PeerLink, step: int, size: int, now: float) -> PeerLink:
     early = link.early[1] if link.early is not None and link.early[0] == step else PeerChunks(size)
     kept = link.early if link.early is not None and link.early[0] > step else None
-    return replace(link, heard=early, early=kept, used=None, attempts=1, due=now)
+    return replace(link, received=early, early=kept, used=None, attempts=1, due=now)
 
 
 def _is_told(x: PeerExchange, name: str) -> bool:
@@ -168,15 +168,15 @@ def _epoch_told(
 
 def _offered(x: PeerExchange, name: str, link: PeerLink, peer: PeerMessage) -> ExchangeStep:
     if peer.step == x.step:
-        if link.used is None or not link.heard.has(x.parts):
-            link = replace(link, heard=link.heard.with_(peer))
+        if link.used is None or not link.received.has(x.parts):
+            link = replace(link, received=link.received.with_(peer))
     elif peer.step > x.step and (link.early is None or peer.step >= link.early[0]):
         is_same = link.early is not None and link.early[0] == peer.step
         before = link.early[1] if link.early is not None and is_same else PeerChunks(x.size)
         link = replace(link, early=(peer.step, before.with_(peer)))
     x = _with(x, name, link)
     is_question = x.decides(name) and peer.step <= x.step and peer.off == 0
-    return ExchangeStep(x, says=_answered(x, name, peer)) if is_question else ExchangeStep(x)
+    return ExchangeStep(x, messages=_answered(x, name, peer)) if is_question else ExchangeStep(x)
 
 
 def _answered(
@@ -188,7 +188,7 @@ def _answered(
     link counted, the answer is about that last one: an end that took part recognises it, and
     an end that did not has lost its store.
     """
-    link, offered = x.links[name], x.said.get(peer.step)
+    link, offered = x.links[name], x.offers.get(peer.step)
     is_first = offered is None or peer.part == next(iter(offered))
     is_open = peer.step == x.step and link.used is None
     if is_open or not is_first:
@@ -196,30 +196,32 @@ def _answered(
     if peer.step < link.last:
         return ((name, _settle(x, link.last, used=True)),)
     used = peer.step == link.last
-    told = _peers(x, name, peer.step) if used and peer.step in x.said else []
-    return (*told, (name, _settle(x, peer.step, used=used)))
+    repeat = _peers(x, name, peer.step) if used and peer.step in x.offers else []
+    return (*repeat, (name, _settle(x, peer.step, used=used)))
 
 
 def _settled(
-    x: PeerExchange, name: str, link: PeerLink, said: SettleMessage, now: float
+    x: PeerExchange, name: str, link: PeerLink, offers: SettleMessage, now: float
 ) -> ExchangeStep:
     """Adopt the decision of the other end, and note that it has moved on."""
-    present = said.step == x.step and link.used is None
+    present = offers.step == x.step and link.used is None
     notes: tuple[Note, ...] = ()
     decided: tuple[LinkDecision, ...] = ()
     if x.decides(name):
-        if not said.used and present:
+        if not offers.used and present:
             link = replace(link, used=False)
-            decided = (LinkDecision(name, x.step, used=False, last=link.last, heard=link.heard),)
-        elif not said.used and said.step == link.last:
-            notes = (LinkDisagreement(name, said.step),)
+            decided = (
+                LinkDecision(name, x.step, used=False, last=link.last, received=link.received),
+            )
+        elif not offers.used and offers.step == link.last:
+            notes = (LinkDisagreement(name, offers.step),)
     elif present:
-        last = x.step if said.used else link.last
-        link = replace(link, used=said.used, last=last, due=now)
-    elif said.used and said.step > x.step:  # no device counts in an exchange it missed
-        notes = (Lost(name, said.step),)
-    elif said.used and said.step > link.last:
-        notes = (LinkDisagreement(name, said.step),)
+        last = x.step if offers.used else link.last
+        link = replace(link, used=offers.used, last=last, due=now)
+    elif offers.used and offers.step > x.step:  # no device counts in an exchange it missed
+        notes = (Lost(name, offers.step),)
+    elif offers.used and offers.step > link.last:
+        notes = (LinkDisagreement(name, offers.step),)
     return ExchangeStep(_with(x, name, link), decided, notes=notes)
 
 
@@ -228,13 +230,13 @@ def _decide(x: PeerExchange, name: str, now: float) -> ExchangeStep:
     if link.used is not None or now < x.quiet:
         return ExchangeStep(x)
     overdue = now >= x.began + x.deadline
-    if link.heard.has(x.parts):
+    if link.received.has(x.parts):
         link = replace(link, used=True, last=x.step)
     elif overdue or link.ahead > x.step or not link.is_up:
         link = replace(link, used=False, is_up=link.is_up and not overdue)
     else:
         return ExchangeStep(x)
-    kept = link.heard if link.used else PeerChunks(x.size)
+    kept = link.received if link.used else PeerChunks(x.size)
     decision = LinkDecision(name, x.step, bool(link.used), link.last, kept)
     word = _settle(x, x.step, used=bool(link.used))
     return ExchangeStep(_with(x, name, link), (decision,), ((name, word),))
@@ -242,18 +244,20 @@ def _decide(x: PeerExchange, name: str, now: float) -> ExchangeStep:
 
 def _wait(x: PeerExchange, name: str, now: float, draw: Callable[[], float]) -> ExchangeStep:
     link = x.links[name]
-    if link.used is False or (link.used and link.heard.has(x.parts)):
+    if link.used is False or (link.used and link.received.has(x.parts)):
         return ExchangeStep(x)
     overdue = now >= x.began + PATIENCE * x.deadline
     if not x.is_strict and now >= x.quiet and (overdue or not link.is_up):
         link = replace(link, used=False, is_up=link.is_up and not overdue)
-        return ExchangeStep(_with(x, name, link), says=((name, _settle(x, x.step, used=False)),))
+        return ExchangeStep(
+            _with(x, name, link), messages=((name, _settle(x, x.step, used=False)),)
+        )
     if now < link.due:
         return ExchangeStep(x)
-    says = () if link.attempts == 1 and link.used is None else tuple(_peers(x, name, x.step))
+    messages = () if link.attempts == 1 and link.used is None else tuple(_peers(x, name, x.step))
     wait = x.pace.wait(link.attempts, 0.5 + 0.5 * draw())
     link = replace(link, attempts=link.attempts + 1, due=now + wait)
-    return ExchangeStep(_with(x, name, link), says=says)
+    return ExchangeStep(_with(x, name, link), messages=messages)
 
 
 def _with(x: PeerExchange, name: str, link: PeerLink) -> PeerExchange:
@@ -282,6 +286,6 @@ def _peers(x: PeerExchange, name: str, step: int) -> list[tuple[str, PeerMessage
                 blob=blob,
             ),
         )
-        for part, vector in x.said[step].items()
+        for part, vector in x.offers[step].items()
         for off, num, blob in cut(vector)
     ]

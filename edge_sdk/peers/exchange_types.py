@@ -20,7 +20,7 @@ class PeerLink:
     """The state of the link to one peer.
 
     Attributes:
-        heard: Slices received for the present exchange.
+        received: Slices received for the present exchange.
         early: Slices received for a later exchange, with its number.
         used: True if the link counts in the present exchange; None until it is settled.
         last: Last exchange in which it counted; -1 before any.
@@ -31,7 +31,7 @@ class PeerLink:
         attempts: Number of times that it was sent.
     """
 
-    heard: PeerChunks
+    received: PeerChunks
     early: tuple[int, PeerChunks] | None = None
     used: bool | None = None
     last: int = -1
@@ -58,7 +58,7 @@ class PeerExchange:
         links: Peers by id, in order.
         step: Present exchange, over or not; -1 before the first.
         parts: Names of the vectors exchanged in it.
-        said: Offers of the present exchange, and of older ones that may still be requested.
+        offers: Offers of the present exchange, and of older ones that may still be requested.
         began: Start time of the present one.
         quiet: Time until which nothing is decided: the link to the broker has just come back, and
             messages queued there are still arriving.
@@ -75,7 +75,7 @@ class PeerExchange:
     pace: RetryPolicy = field(default_factory=RetryPolicy)
     step: int = -1
     parts: tuple[str, ...] = ()
-    said: Mapping[int, Offered] = field(default_factory=dict)
+    offers: Mapping[int, Offered] = field(default_factory=dict)
     began: float = 0.0
     quiet: float = 0.0
 
@@ -87,7 +87,7 @@ class PeerExchange:
     def is_over(self) -> bool:
         """Return whether every link is settled, and every counting vector is complete."""
         return all(
-            link.used is False or (link.used is True and link.heard.has(self.parts))
+            link.used is False or (link.used is True and link.received.has(self.parts))
             for link in self.links.values()
         )
 
@@ -109,7 +109,7 @@ class LinkDecision(NamedTuple):
     step: int
     used: bool
     last: int
-    heard: PeerChunks
+    received: PeerChunks
 
 
 class NewerEpoch(NamedTuple):
@@ -142,5 +142,5 @@ class ExchangeStep(NamedTuple):
 
     exchange: PeerExchange
     decided: tuple[LinkDecision, ...] = ()
-    says: tuple[tuple[str, PeerMessage | SettleMessage], ...] = ()
+    messages: tuple[tuple[str, PeerMessage | SettleMessage], ...] = ()
     notes: tuple[Note, ...] = ()

@@ -6,13 +6,14 @@ from typing import Any
 
 from edge_sdk.app.settings import seconds
 from edge_sdk.config import Config
-from edge_sdk.peers.driver import LINK, PeerDriver, PeerShell
+from edge_sdk.peers.driver import PeerDriver, PeerShell
+from edge_sdk.peers.saved_decisions import LINK
 from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.active_run import Work
-from edge_sdk.training.bootstrap import NEIGHBOURS, hood_of
+from edge_sdk.training.active_run import ActiveRun
+from edge_sdk.training.bootstrap import NEIGHBOURS, peer_settings
 from edge_sdk.training.training_transaction import TrainingTransaction
 from edge_sdk.wire.contract.method import Task
 from edge_sdk.wire.protocol.codec import encode
@@ -25,7 +26,7 @@ class PeerMembership:
     """Sets up the exchange for every run and neighbourhood, and drives it.
 
     Attributes:
-        neighbours: The exchange; None where the run's method has none.
+        driver: The exchange; None where the run's method has none.
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class PeerMembership:
         store: DeviceStore,
         session: Session,
         agenda: Agenda,
-        work: Work,
-        answering: TrainingTransaction,
+        active: ActiveRun,
+        transaction: TrainingTransaction,
     ) -> None:
         """Set up the exchange that the run in force requires.
 
@@ -44,42 +45,42 @@ class PeerMembership:
             ConfigError: An invalid neighbourhood; the message names the key.
         """
         self._config, self._store, self._session = config, store, session
-        self._agenda, self._work, self._answering = agenda, work, answering
-        self.neighbours: PeerDriver | None = None
-        self.gather()
+        self._agenda, self._active, self._transaction = agenda, active, transaction
+        self.driver: PeerDriver | None = None
+        self.set_up_exchange()
 
-    def gather(self) -> None:
+    def set_up_exchange(self) -> None:
         """Set up the exchange with the current peers, if the run's method has one.
 
         Raises:
             ConfigError: As the constructor.
         """
-        role, seen = self._work.learner.role, self._session.seen
-        self.neighbours = None
-        hood = hood_of(self._config, self._store, role.method, seen.run)
-        if hood is None:
+        role, seen = self._active.learner.role, self._session.seen
+        self.driver = None
+        settings = peer_settings(self._config, self._store, role.method, seen.run)
+        if settings is None:
             self._session.accept_peers({})
             return
-        self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in hood.keys])
+        self._store.drop_papers(LINK, but=[f"{LINK}{name}" for name in settings.keys])
         learned = self._store.learned()
         is_ours = learned is not None and learned.run == seen.run
-        self.neighbours = PeerDriver(
-            hood,
+        self.driver = PeerDriver(
+            settings,
             role.method,
             me=self._config.id,
             run=seen.run,
-            spec=self._work.learner.spec,
+            spec=self._active.learner.spec,
             session=self._session,
             agenda=self._agenda,
             store=self._store,
             shell=PeerShell(
-                state=lambda: self._work.state,
-                think=self._think,
-                take_over=self._work.adopt,
-                keep=self._answering.keep,
+                state=lambda: self._active.state,
+                apply=self._apply,
+                adopt=self._active.adopt,
+                save=self._transaction.save_exchange,
             ),
             pace=RetryPolicy(
-                max(seconds(self._config.timeouts.reply), hood.deadline / 4), _LONGEST
+                max(seconds(self._config.timeouts.reply), settings.deadline / 4), _LONGEST
             ),
             kept=learned.leaves.get("gossip") if learned is not None and is_ours else None,
         )
@@ -87,24 +88,24 @@ class PeerMembership:
     def exchange(self) -> None:
         """Continue the exchange; a device without remaining budget only receives."""
         task = self._agenda.pop_peers()
-        present = self.neighbours
-        if task is not None and (present is None or task.round > present.hood.epoch):
+        present = self.driver
+        if task is not None and (present is None or task.round > present.settings.epoch):
             self._store.file_paper(NEIGHBOURS, encode(task))
-            self.gather()
-        if self.neighbours is None:
+            self.set_up_exchange()
+        if self.driver is None:
             return
         try:
-            self.neighbours.serve()
+            self.driver.serve()
         except BudgetSpent as error:
-            self._work.spending.stop(error)
+            self._active.accountant.stop(error)
 
-    def within(self, timeout: float) -> float:
+    def limit_wait(self, timeout: float) -> float:
         """Return the longest wait that keeps the exchange on time."""
-        if self.neighbours is None:
+        if self.driver is None:
             return timeout
-        return max(0.0, min(timeout, self.neighbours.next_due - self._session.now))
+        return max(0.0, min(timeout, self.driver.next_due - self._session.now))
 
-    def _think(self, state: Any, task: Task) -> Any:  # noqa: ANN401 - the half's own type
+    def _apply(self, state: Any, task: Task) -> Any:  # noqa: ANN401 - the half's own type
         """Apply a task to the half; a state that fails the canary is rejected."""
-        candidate = self._work.learner.play(state, task)[0]
-        return state if self._work.fault_of(candidate, state) else candidate
+        candidate = self._active.learner.apply_perishable(state, task)[0]
+        return state if self._active.fault_of(candidate, state) else candidate

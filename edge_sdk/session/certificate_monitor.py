@@ -61,11 +61,11 @@ def days_left(config: Config) -> dict[str, int | str | None]:
 
     None stands for a file that never expires.
     """
-    told: dict[str, int | str | None] = {}
+    days: dict[str, int | str | None] = {}
     now = time.time()
     for seen in look(tls_files(config)):
-        told[seen.file.kind] = seen.days(now) if seen.expiry is not None else seen.why
-    return told
+        days[seen.file.kind] = seen.days(now) if seen.expiry is not None else seen.why
+    return days
 
 
 @dataclass(slots=True)
@@ -97,12 +97,12 @@ class ExpiryReminder:
         self._due, wall = now + _EVERY, time.time()
         for seen in self._watch.warnings(wall):
             self.warnings += 1
-            told = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(wall)}
-            logger.warning("certificate expiring %s", fields(**told))
+            details = {"kind": seen.file.kind, "file": seen.file.path, "is": seen.told(wall)}
+            logger.warning("certificate expiring %s", fields(**details))
 
     def status(self) -> dict[str, object]:
         """Return days left and warnings, for the agent's status; empty without TLS."""
         if not self._watch.files:
             return {}
-        told = {"days left": days_left(self.config), "warnings": self.warnings}
-        return {"certificates": told}
+        state = {"days left": days_left(self.config), "warnings": self.warnings}
+        return {"certificates": state}

@@ -88,7 +88,8 @@ class CommandLog:
         if number <= self.highest:
             return CommandSuperseded(command, ref, self.highest)
         if number > max(self.highest, issued) + COMMAND_LEAP:
-            raise Refused(Reason.FROM_FUTURE, f"command {number} after {self.highest}")
+            why = f"command {number} is more than {COMMAND_LEAP} above {self.highest}"
+            raise Refused(Reason.FROM_FUTURE, why)
         return CommandReceived(command, ref)
 
     def add(self, number: int, ref: bytes, code: int, **facts: int) -> None:

@@ -163,9 +163,9 @@ class DurableOutbox:
         if greeting is None or message.hello != greeting.ref or found <= known + most:
             return
         if not self._counts["leaps refused"]:
-            told = {name: found, "own": known, "most": known + most}
+            numbers_found = {name: found, "own": known, "most": known + most}
             remedy = "enrol this device with a new key"
-            logger.error("number rejected %s", fields(**told, do=remedy))
+            logger.error("number rejected %s", fields(**numbers_found, do=remedy))
         self._counts["leaps refused"] += 1
         raise Refused(Reason.MALFORMED, f"{name} {found} is more than {most} above {known}")
 

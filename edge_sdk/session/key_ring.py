@@ -49,7 +49,8 @@ class KeyRing:
             Refused: ROLLBACK for an older list.
         """
         if self.announced is not None and keys.serial < self.announced.serial:
-            raise Refused(Reason.ROLLBACK, f"keys {keys.serial}")
+            why = f"serial number {keys.serial} of the keys is below {self.announced.serial}"
+            raise Refused(Reason.ROLLBACK, why)
         return replace(self, announced=keys)
 
     def _online(self) -> tuple[tuple[bytes, int, int], ...]:

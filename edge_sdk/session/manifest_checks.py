@@ -87,26 +87,32 @@ def judge_model(
     """
     check_serial(model.serial, seen.serial)
     if model.serial < seen.serial:
-        raise Refused(Reason.ROLLBACK, f"manifest {model.serial}")
+        why = f"serial number {model.serial} of the manifest is below {seen.serial}"
+        raise Refused(Reason.ROLLBACK, why)
     if model.run != seen.run:
         raise Refused(Reason.WRONG_RUN, f"run {model.run}, expected {seen.run}")
     if model.version < seen.version and not wanted.ask.personal:  # then it only informs, and late
-        raise Refused(Reason.ROLLBACK, f"version {model.version}")
+        raise Refused(Reason.ROLLBACK, f"version {model.version} is below {seen.version}, in use")
     if model.spec != wanted.spec or model.part != "shared":
-        raise Refused(Reason.WRONG_SPEC, f"{model.part} {model.spec.hex()}")
+        raise Refused(Reason.WRONG_SPEC, _other_layout(model.spec, wanted.spec, model.part))
     if model.enc != "f4":
-        raise Refused(Reason.WRONG_ENCODING, model.enc)
+        raise Refused(Reason.WRONG_ENCODING, f"{model.enc!r}, expected 'f4'")
     judge_numbers(model.vals, wanted.ask, wanted.limits)
 
 
-def check_serial(said: int, known: int) -> None:
+def _other_layout(found: bytes, expected: bytes, part: str = "shared") -> str:
+    return f"layout {found.hex()} of {part!r}, expected {expected.hex()} of 'shared'"
+
+
+def check_serial(serial: int, known: int) -> None:
     """Refuse an announcement whose serial number is implausibly far ahead.
 
     Raises:
         Refused: FROM_FUTURE.
     """
-    if said > known + SERIAL_LEAP:
-        raise Refused(Reason.FROM_FUTURE, f"announcement {said} after {known}")
+    if serial > known + SERIAL_LEAP:
+        why = f"serial number {serial} is more than {SERIAL_LEAP} above {known}"
+        raise Refused(Reason.FROM_FUTURE, why)
 
 
 def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExpectation) -> None:
@@ -121,11 +127,11 @@ def judge_task(task: TaskMessage, seen: NewestAnnouncements, wanted: ManifestExp
         raise Refused(Reason.WRONG_RUN, f"run {task.run}, expected {seen.run}")
     ask = wanted.contract.get(task.ask)
     if ask is None or not ask.personal:
-        raise Refused(Reason.UNKNOWN_KIND, f"ask {task.ask!r}")
+        raise Refused(Reason.UNKNOWN_KIND, f"ask {task.ask!r} is not sent to one device")
     if task.spec != wanted.spec:
-        raise Refused(Reason.WRONG_SPEC, task.spec.hex())
+        raise Refused(Reason.WRONG_SPEC, _other_layout(task.spec, wanted.spec))
     if task.base < seen.version:
-        raise Refused(Reason.ROLLBACK, f"version {task.base}")
+        raise Refused(Reason.ROLLBACK, f"version {task.base} is below {seen.version}, in use")
     if bool(ask.down) != (task.digest is not None):
         raise Refused(Reason.MALFORMED, f"ask {task.ask!r} has the vectors {ask.down}")
     judge_numbers(task.vals, ask, wanted.limits)
@@ -181,7 +187,7 @@ def judge_numbers(values: Mapping[str, float], ask: Ask, limits: Mapping[str, fl
     known = {number.name: number for number in ask.numbers}
     for name, value in values.items():
         if name not in known or not known[name].admits(value):
-            raise Refused(Reason.BAD_SCALAR, f"{name}={value}")
+            raise Refused(Reason.BAD_SCALAR, f"{name}={value:g} is outside the contract")
     for name, most in limits.items():
         if (value := values.get(name, 0.0)) > most:
             why = f"{name}={value:g} above {most:g}, the most accepted here"
@@ -202,11 +208,13 @@ def judge_bundle(
     if newest is not None:
         older = bundle.serial < newest.serial or bundle.run < newest.run
         if older or (bundle.name == newest.name and bundle.version < newest.version):
-            raise Refused(Reason.ROLLBACK, f"bundle announcement {bundle.serial}")
+            why = f"announcement {bundle.serial} is older than {newest.serial}, in force"
+            raise Refused(Reason.ROLLBACK, why)
     if bundle.method not in methods:
         raise Refused(Reason.UNKNOWN_KIND, f"method {bundle.method!r} is not accepted here")
     contract = CONTRACTS.get(bundle.method)
     if (answered(contract)[1].enc if contract else "f4") not in bundle.encs:
         raise Refused(Reason.WRONG_ENCODING, ", ".join(bundle.encs))
     if bundle.seal:
-        raise Refused(Reason.PLAIN_REFUSED, ", ".join(bundle.seal))
+        why = f"{', '.join(bundle.seal)} must be sealed, which this version cannot do"
+        raise Refused(Reason.PLAIN_REFUSED, why)

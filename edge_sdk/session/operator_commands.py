@@ -41,8 +41,8 @@ class OperatorCommands:
         match self._parts.commands.receive(command, ref, issued=issued):
             case CommandSuperseded(highest=highest):
                 self._parts.count("commands superseded")
-                told = {"op": command.op, "num": command.num, "done": highest}
-                logger.warning("command refused %s", fields(**told))
+                details = {"op": command.op, "num": command.num, "done": highest}
+                logger.warning("command refused %s", fields(**details))
                 self._parts.link.send(m.RefusalMessage(code=Reason.SUPERSEDED, wait=0, ref=ref))
                 return
             case CommandRepeated(code=code):

@@ -138,9 +138,10 @@ def judge(message: m.TaskMessage, seen: NewestAnnouncements, wanted: ManifestExp
     if message.run != seen.run:
         raise Refused(Reason.WRONG_RUN, f"run {message.run}, expected {seen.run}")
     if message.spec != wanted.spec:
-        raise Refused(Reason.WRONG_SPEC, message.spec.hex())
+        why = f"layout {message.spec.hex()}, expected {wanted.spec.hex()}"
+        raise Refused(Reason.WRONG_SPEC, why)
     ask = wanted.contract[message.ask]
     if message.shape and not ask.down:
-        raise Refused(Reason.MALFORMED, f"ask {message.ask!r} brings no array")
+        raise Refused(Reason.MALFORMED, f"ask {message.ask!r} has no array in its contract")
     judge_numbers(message.vals, ask, wanted.limits)
     return ask

@@ -235,7 +235,7 @@ class SignedLink:
     def _open(self, publish: Publish, key_of: KeyOf) -> VerifiedMessage:
         address = topics.parse(publish.topic)
         if address is None or address.fleet != self._fleet:
-            raise Refused(Reason.MALFORMED, "an unknown topic")
+            raise Refused(Reason.MALFORMED, f"topic {publish.topic!r} is none of this device")
         if address.direction == "peer":
             return self._open_peer(publish, address, key_of)
         recipient = ALL if address.direction == "all" else self._device
@@ -257,7 +257,7 @@ class SignedLink:
         """Verify a message from a peer; ``key_of`` decides whether the sender is one."""
         kind = kind_of(publish.payload)
         if kind not in _PEERS or address.tail != self._device:
-            raise Refused(Reason.UNKNOWN_KIND, f"{kind} from a neighbour")
+            raise Refused(Reason.UNKNOWN_KIND, f"{kind!r} is not accepted from a peer")
         proved = unseal(
             publish.payload,
             kind=kind,

@@ -234,7 +234,7 @@ class TaskInbox:
             yield self._own_task(task, {})
         elif task.blob:
             if digest(task.blob) != task.digest:
-                raise Refused(Reason.BAD_DIGEST, "the blob of a task")
+                raise Refused(Reason.BAD_DIGEST, "the content of the task has another digest")
             yield self._read_task(task, task.blob)
         elif self._content is not None and self._content[0] == task.digest:
             yield self._own_task(task, self._vectors(task, self._content[1]))

@@ -39,14 +39,14 @@ class GivenUp(Exception):  # noqa: N818 - raised between two batches: nothing ha
     """Training was abandoned because its result is no longer needed."""
 
 
-class Work:
+class ActiveRun:
     """The active bundle, method and learned state; session and account follow every change.
 
     Attributes:
         learner: Model runtime of the bundle, in its role in the run.
-        spending: Privacy account under the mechanism of that role.
+        accountant: Privacy account under the mechanism of that role.
         state: Learned state of the device half.
-        alone: State of the local rounds since, on a copy; None if there were none.
+        local_state: State of the local rounds since, on a copy; None if there were none.
     """
 
     learner: ModelRuntime
@@ -81,9 +81,9 @@ class Work:
         self._config, self._methods = config, methods
         self._between_batches = between_batches
         self._store, self._session, self._agenda, self._clock = store, session, agenda, clock
-        self.spending = PrivacyAccountant(store, session, clock)
+        self.accountant = PrivacyAccountant(store, session, clock)
         self.state: Any = None
-        self.alone: LocalState | None = None
+        self.local_state: LocalState | None = None
         self._is_judged, self._returns_before = False, store.fact(RETURNS)
         self._put(bundle, session.announced)
         self.recall()
@@ -91,11 +91,11 @@ class Work:
     @property
     def latest(self) -> Any:  # noqa: ANN401 - the half's own type, or what was learned alone
         """State to forecast with."""
-        return self.state if self.alone is None else self.alone
+        return self.state if self.local_state is None else self.local_state
 
     def adopt(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
         """Adopt the state after a round of the fleet; the state of local rounds is discarded."""
-        self.state, self.alone = state, None
+        self.state, self.local_state = state, None
 
     def advance(self, state: Any) -> None:  # noqa: ANN401 - the half's own type
         """Adopt the state within a round; the state of local rounds is kept."""
@@ -103,7 +103,7 @@ class Work:
 
     def adopt_local(self, state: LocalState) -> None:
         """Adopt the state after a local round, until the next round of the fleet."""
-        self.alone = state
+        self.local_state = state
 
     # --- the last good parameters -----------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Work:
         """Number of candidates rejected for the last good parameters, as a fact to be saved."""
         return {RETURNS: self._session.counts[RETURNED] + self._returns_before}
 
-    def judge_present(self) -> None:
+    def test_present(self) -> None:
         """Test a state that was adopted before there were windows to test it on.
 
         A faulty state is replaced by the bundle's initial vector, with new personal layers.
@@ -195,9 +195,9 @@ class Work:
         self._session.adopt(found)
         self.recall()
         if self.learner.spec.whole_digest != layout:
-            self.alone = None  # it fits the old layout only
-        said = found.announced
-        told = {"run": said.run, "bundle": said.name, "method": said.method}
+            self.local_state = None  # it fits the old layout only
+        announced = found.announced
+        told = {"run": announced.run, "bundle": announced.name, "method": announced.method}
         logger.info("run joined %s", fields(**told))
         return True
 
@@ -209,10 +209,10 @@ class Work:
             turn = (learned.round, *learned.leaves.get("turn", (0, 0)))
             self._session.record_trained(turn, learned.version)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Discard local training since a store was lost: nothing is released under its noise."""
         self.learner.forget()
-        self.alone = None
+        self.local_state = None
         self.recall()
 
     def _put(
@@ -233,7 +233,7 @@ class Work:
             between_batches=self._between_batches,
         )
         self.learner = learner
-        self.spending.begin(learner.mechanism)
+        self.accountant.begin(learner.mechanism)
         self._agenda.finish()
         spec, most = learner.spec, self._config.accept.max_steps
         signed = learner.manifest.training.limits

@@ -183,8 +183,8 @@ def protect(
 
 def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
     """Sum the recorded charges against the budget."""
-    told = store.fact("releases allowed", -1)
-    most = plan.most(told if told >= 0 else None)
+    allowed = store.fact("releases allowed", -1)
+    most = plan.most(allowed if allowed >= 0 else None)
     return PrivacyAccount.of(
         store.ledger(), plan.limit, outside=plan.section.budget.unclaimed_releases, most=most
     )
@@ -225,7 +225,7 @@ def check_limits(config: Config, manifest: Manifest) -> None:
             )
 
 
-def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSettings | None:
+def peer_settings(config: Config, store: DeviceStore, method: str, run: int) -> PeerSettings | None:
     """Return the peers: as the run's aggregator listed them last, or as configured.
 
     Raises:
@@ -233,9 +233,9 @@ def hood_of(config: Config, store: DeviceStore, method: str, run: int) -> PeerSe
     """
     if answered(CONTRACTS[method])[1].up is not Up.PEERS:
         return None
-    said = saved_message(store, m.TaskMessage, NEIGHBOURS)
-    if said is not None and said.run == run:
-        return settings_of_task(said)
+    listed = saved_message(store, m.TaskMessage, NEIGHBOURS)
+    if listed is not None and listed.run == run:
+        return settings_of_task(listed)
     if not config.neighbours.keys:
         return None
     try:

@@ -69,16 +69,16 @@ def measure(graph: Graph, p: Vector, frame: ChannelFrame) -> Measured:
     if not len(origins):
         return UNMEASURED
     yhat = np.asarray(graph(p=p, x=frame.inputs(origins))[0], np.float32)
-    told = yhat.reshape(len(origins), frame.window.horizon, -1)
-    if not np.isfinite(told).all():
+    forecasts = yhat.reshape(len(origins), frame.window.horizon, -1)
+    if not np.isfinite(forecasts).all():
         return Measured(len(origins), finite=False, error=np.inf)
     low, high = float(np.nanmin(frame.raw)), float(np.nanmax(frame.raw))
     width = max(high - low, frame.scale.width)
-    values = np.stack([frame.restore(level, origins) for level in np.moveaxis(told, 2, 0)], 2)
+    values = np.stack([frame.restore(level, origins) for level in np.moveaxis(forecasts, 2, 0)], 2)
     beyond = max(low - float(values.min()), float(values.max()) - high, 0.0) / width
     middle: Floats = values[:, :, values.shape[2] // 2]
     error = float(np.abs(middle - frame.truth(origins)).mean()) / width
-    spread = float(np.ptp(told, axis=0).max()) * frame.scale.width / width
+    spread = float(np.ptp(forecasts, axis=0).max()) * frame.scale.width / width
     is_change = frame.target.form == "change"
     return Measured(len(origins), True, beyond, error, spread, is_change)
 

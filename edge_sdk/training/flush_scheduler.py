@@ -61,7 +61,7 @@ class FlushScheduler:
         self._keep_intervals(learner)
         if self._session.now - self._booked > _BOOK_EVERY:
             self._booked = self._session.now
-            self.book()
+            self.save_usage()
         if not rows:
             return
         before = self._due(learner, rows)
@@ -101,16 +101,16 @@ class FlushScheduler:
         except StoreFull:
             self._session.count("notes not kept")
 
-    def book(self) -> None:
+    def save_usage(self) -> None:
         """Save the bytes written today and the peak memory, for the report."""
         self._governor.look(
             float("inf"), self._clock.wall() / 1000, self._session.time.time_for_days
         )
         flash, wake = self._governor.flash, self._governor.wake
-        told = {"flash day": flash.day, "flash": flash.used}
-        told |= {"wake day": wake.day, "wake": wake.used}
+        usage = {"flash day": flash.day, "flash": flash.used}
+        usage |= {"wake day": wake.day, "wake": wake.used}
         with contextlib.suppress(StoreFull):
-            self._store.set_facts(**told, peak=peak_kib())
+            self._store.set_facts(**usage, peak=peak_kib())
 
     def _keep_intervals(self, learner: ModelRuntime) -> None:
         """Save the calibration if it changed; a lost one is recomputed from the readings."""
@@ -126,11 +126,11 @@ class FlushScheduler:
 
     # --- resource limits --------------------------------------------------------------------------
 
-    def live(self, *, awake: bool) -> None:
+    def count_time(self, *, awake: bool) -> None:
         """Record how the time since the last call was spent."""
         self._governor.live(self._session.now, self._session.time.time_for_days, awake=awake)
 
-    def held(self) -> str:
+    def blocking_limit(self) -> str:
         """Return which resource limit forbids training now; empty if none does."""
         session, before = self._session, self._governor.held
         held = self._governor.look(
@@ -142,5 +142,5 @@ class FlushScheduler:
 
     @property
     def why_held(self) -> str:
-        """The last result of ``held``."""
+        """The last result of ``blocking_limit``."""
         return self._governor.held

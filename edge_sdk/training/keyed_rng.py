@@ -17,6 +17,6 @@ def keyed(run: int, device: str, purpose: str, of_round: int) -> np.random.Gener
         >>> first == again, first == keyed(1, "meter-1", "batch", 8).random()
         (True, False)
     """
-    said = "\0".join(("gridfed/1/draw", str(run), device, purpose, str(of_round)))
-    key = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
+    text = "\0".join(("gridfed/1/draw", str(run), device, purpose, str(of_round)))
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
     return np.random.Generator(np.random.Philox(key=key))

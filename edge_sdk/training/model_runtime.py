@@ -57,7 +57,7 @@ class ModelRuntime:
     between_batches: Callable[[], None] = do_nothing
     spec: ParamSpec = field(init=False)
     half: Half[Any] = field(init=False)
-    alone: Half[LocalState] = field(init=False)
+    local_half: Half[LocalState] = field(init=False)
     _canary: CanaryTest = field(init=False)
     _forecaster: CalibratedForecaster = field(init=False)
     _frame: ChannelFrame | None = field(init=False, default=None)
@@ -82,7 +82,7 @@ class ModelRuntime:
             held=self.held_back,
         )
         self.half = self.factory(local, LocalSgd.of(manifest.training))
-        self.alone = fedavg(local, LocalSgd.of(manifest.training))
+        self.local_half = fedavg(local, LocalSgd.of(manifest.training))
 
     @property
     def manifest(self) -> Manifest:
@@ -132,10 +132,7 @@ class ModelRuntime:
         return self._drawable(self.frame())
 
     def learnable(self) -> Drawable:
-        """Return the windows for training: perhaps of perturbed readings, on their own scale.
-
-        Called only for training: it perturbs and stores readings that have no noise yet.
-        """
+        """Return the windows for training; it perturbs and stores readings without noise."""
         return self._drawable(self._learnable_frame())
 
     def judged(self, vector: Vector) -> float | None:
@@ -171,7 +168,7 @@ class ModelRuntime:
         self._fix_scale()
         return self.half.apply(state, task)
 
-    def play(self, state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
+    def apply_perishable(self, state: Any, event: Event) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Apply a perishable event: as ``learn``, but no noise is drawn for it."""
         self.calibrate(state)
         self._fix_scale()
@@ -182,7 +179,7 @@ class ModelRuntime:
         self.calibrate(state)
         begun = state if isinstance(state, LocalState) else LocalState(self.vector(state))
         self._fix_scale()
-        return self.alone.apply(begun, task)[0]
+        return self.local_half.apply(begun, task)[0]
 
     def fault_of(self, candidate: Any, present: Any) -> str:  # noqa: ANN401 - the half's own type
         """Return why a state must not replace the one in use; empty if it may or cannot be tested.
@@ -261,13 +258,13 @@ class ModelRuntime:
 
         In a split method the server sends z for the window; without it, z is zero.
         """
-        alone, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
+        local_half, aided = self.bundle.graphs["forecast"], self.bundle.graphs.get(AIDED_FORECAST)
         if aided is None or SERVE not in CONTRACTS[self.role.method]:
-            return alone, "model"
+            return local_half, "model"
         if self.newest is not None and self.helped_at(state) == self.newest:
             z = self.half.model(state)["z"]
             return partial(aided, z=z.astype(np.float32)), "model"
-        return alone, "without graph"
+        return local_half, "without graph"
 
     def helped_at(self, state: Any) -> int | None:  # noqa: ANN401 - as above
         """Return the number of the last window that the server's graph answered, or None."""
@@ -347,5 +344,5 @@ class ModelRuntime:
 
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
         """Return the parameter vector to forecast with: the half's, or that of the local rounds."""
-        half = self.alone if isinstance(state, LocalState) else self.half
+        half = self.local_half if isinstance(state, LocalState) else self.half
         return np.asarray(half.model(state)["p"], np.float32)

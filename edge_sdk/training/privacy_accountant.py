@@ -89,14 +89,14 @@ class PrivacyAccountant:
         """
         counted = self._session.outbox.numbers.spent + releases
         if counted > RELEASES_LIMIT:
-            raise BudgetSpent(f"{counted} releases are more than can be counted")
+            raise BudgetSpent(f"{counted} releases are above {RELEASES_LIMIT}, the most counted")
         wall = self._clock.wall()
         self._recount()
         charges = (*self._unseen(wall), *self.mechanism.cost(wall, releases))
         account = self.account
         return charges, account.charge(*charges) if releases else account.plus(*charges)
 
-    def paid(self, account: PrivacyAccount) -> None:
+    def adopt_account(self, account: PrivacyAccount) -> None:
         """Adopt the account of a saved round."""
         self.account = account
         self._recount()

@@ -76,7 +76,7 @@ def history_of(config: Config, manifest: Manifest) -> KeptHistory:
     if limits.history_bytes is not None:
         fit = int(limits.history_bytes * 64 / 65 / (rows * ROW))
         allowed.append((fit, "limits.history_bytes", float(limits.history_bytes)))
-    slots, limit, said = min(allowed)
+    slots, limit, value = min(allowed)
     found, needed = KeptHistory(max(slots, 1), step, rows, limit), slots_needed(config, manifest)
     if slots < needed:
         least = {
@@ -85,7 +85,7 @@ def history_of(config: Config, manifest: Manifest) -> KeptHistory:
             "limits.history_bytes": f"{math.ceil(needed * rows * ROW * 65 / 64) + 64}",
         }
         raise ConfigError(
-            f"{limit}: {said:.12g} keeps {slots} slots of {step} s, and bundle {manifest.name} "
+            f"{limit}: {value:.12g} keeps {slots} slots of {step} s, and bundle {manifest.name} "
             f"needs {needed} to learn and forecast",
             hint=f"{limit} = {least[limit]} or more",
         )

@@ -17,7 +17,7 @@ from edge_sdk.privacy.ledger import BudgetSpent
 from edge_sdk.runtime import GraphError
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
-from edge_sdk.training.active_run import GivenUp, Work
+from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.training_transaction import TrainingTransaction
 from edge_sdk.wire.contract.method import Due, Effects, Signal, Task
 from edge_sdk.wire.errors import Refused
@@ -36,8 +36,8 @@ class SplitRounds:
         device: Id of the device.
         session: Its session.
         agenda: Its pending work.
-        work: The active run.
-        answering: Saves the update that ends a round.
+        active: The active run.
+        transaction: Saves the update that ends a round.
         serve: Serves the network, and records what arrives.
     """
 
@@ -47,25 +47,25 @@ class SplitRounds:
         *,
         session: Session,
         agenda: Agenda,
-        work: Work,
-        answering: TrainingTransaction,
+        active: ActiveRun,
+        transaction: TrainingTransaction,
         serve: Callable[[float], None],
     ) -> None:
         self._device, self._session, self._agenda = device, session, agenda
-        self._work, self._answering, self._serve = work, answering, serve
+        self._active, self._transaction, self._serve = active, transaction, serve
         self._asked_for, self._half, self._not_served = (-1, 0.0), 0.0, ""
 
     @property
-    def has_turns(self) -> bool:
+    def has_perishable_steps(self) -> bool:
         """Return whether the rounds of this run have perishable steps."""
-        return any(ask.perishable for ask in self._work.contract.values())
+        return any(ask.perishable for ask in self._active.contract.values())
 
     def open(self, task: Task) -> None:
         """Start a split round; its task is answered when its steps are complete."""
         self._agenda.start(task)
-        self._send(*self._work.learner.play(self._work.state, task), task)
+        self._send(*self._active.learner.apply_perishable(self._active.state, task), task)
 
-    def play(self) -> None:
+    def answer(self) -> None:
         """Answer perishable tasks in order of arrival; then request new graph output."""
         signals = self._agenda.signals
         while signals:
@@ -74,29 +74,31 @@ class SplitRounds:
                 self._half = task.values.get("half", 0.0)
             try:
                 if task.ask == SHARE:
-                    self._share(task)
+                    self._finish(task)
                 else:
-                    self._send(*self._work.learner.play(self._work.state, task), task)
+                    self._send(
+                        *self._active.learner.apply_perishable(self._active.state, task), task
+                    )
             except GraphError as error:
                 self._session.count("questions not answered")
                 logger.warning("task not answered %s", fields(ask=task.ask, why=error))
             self._serve(0.0)
-        if SERVE in self._work.contract and self._session.may_request:
+        if SERVE in self._active.contract and self._session.may_request:
             self._ask_for_the_graph()
 
     def _ask_for_the_graph(self) -> None:
         """Request the graph output for the newest window, at intervals until it arrives."""
-        learner, now = self._work.learner, self._session.now
+        learner, now = self._active.learner, self._session.now
         newest, (number, at) = learner.newest, self._asked_for
         if newest is None or (newest == number and now - at < _ASK_AGAIN):
             return
-        if learner.helped_at(self._work.state) == newest:
+        if learner.helped_at(self._active.state) == newest:
             return
         self._asked_for = newest, now
         why = self._why_not_served()
-        state, effects = self._work.state, Effects()
+        state, effects = self._active.state, Effects()
         if not why:  # draws and charges the noise of readings that have none yet
-            state, effects = learner.play(self._work.state, Due(0, SERVE, newest))
+            state, effects = learner.apply_perishable(self._active.state, Due(0, SERVE, newest))
             why = "" if effects else "window not learnable"
         self._note_not_served(why)
         if effects:
@@ -120,8 +122,8 @@ class SplitRounds:
 
     def _send(self, state: Any, effects: Effects, task: Task) -> None:  # noqa: ANN401 - the half's own type
         """Adopt an unsaved state, and send the signals that came with it."""
-        self._work.advance(state)
-        told = self._work.spending.mechanism.plan.sends_metrics
+        self._active.advance(state)
+        sends_metrics = self._active.accountant.mechanism.plan.sends_metrics
         enc = "f2" if task.values.get("half", 0.0) == 1.0 else "f4"
         for effect in effects:
             if not isinstance(effect, Signal):
@@ -129,24 +131,24 @@ class SplitRounds:
             stopped = self._session.participation.why_stopped
             if self._why_not_served() if effect.ask == SERVE else stopped:
                 continue
-            report = self._work.contract[effect.ask].report
-            shown = {n.name for n in report if told or not n.measured}
+            report = self._active.contract[effect.ask].report
+            shown = {n.name for n in report if sends_metrics or not n.measured}
             values = {name: v for name, v in effect.values.items() if name in shown}
             try:
                 self._session.send_signal(replace(effect, values=values), enc)
             except Refused:
                 self._session.count("signals not finite")
 
-    def _share(self, call: Task) -> None:
+    def _finish(self, call: Task) -> None:
         """Answer the task of the open round with the result of its steps."""
         session, asked = self._session, self._agenda.current
         if asked is None or call.round != asked.round:
             return
         try:
-            self._answering.handle(call, asked)
+            self._transaction.process(call, asked)
         except (GivenUp, BudgetSpent, StoreFull) as error:  # the server asks again
             if isinstance(error, BudgetSpent):
-                self._work.spending.stop(error)
+                self._active.accountant.stop(error)
             session.count("rounds not released")
             return
         if session.seen.round == asked.round:

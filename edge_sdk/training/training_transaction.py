@@ -18,7 +18,7 @@ from edge_sdk.runtime import GraphError
 from edge_sdk.session.agenda import Agenda
 from edge_sdk.session.session import Session
 from edge_sdk.store.store import DeviceStore
-from edge_sdk.training.active_run import GivenUp, Work
+from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.outbox_entry import UpdateSealer, record
 from edge_sdk.wire.contract.method import END, Task, Update
@@ -36,13 +36,13 @@ class TrainingTransaction:
         store: DeviceStore,
         session: Session,
         agenda: Agenda,
-        work: Work,
-        upkeep: FlushScheduler,
+        active: ActiveRun,
+        scheduler: FlushScheduler,
         sealer: UpdateSealer,
     ) -> None:
         """Keep the parts that a transaction uses."""
         self._store, self._session, self._agenda = store, session, agenda
-        self._work, self._upkeep, self._sealer = work, upkeep, sealer
+        self._active, self._scheduler, self._sealer = active, scheduler, sealer
 
     def is_ready(self, task: Task) -> bool:
         """Return whether a task may run now: adopting the final model is always allowed.
@@ -51,45 +51,45 @@ class TrainingTransaction:
         """
         if task.ask == END:
             return True
-        work, participation = self._work, self._session.participation
-        is_allowed = participation.may_train and participation.accepts_encoding(work.ask.enc)
-        if not is_allowed or self._upkeep.held():
+        active, participation = self._active, self._session.participation
+        is_allowed = participation.may_train and participation.accepts_encoding(active.ask.enc)
+        if not is_allowed or self._scheduler.blocking_limit():
             return False
-        return work.is_common or len(work.learner.windows()) > 0
+        return active.is_common or len(active.learner.windows()) > 0
 
     def attempt(self, task: Task) -> None:
         """Train one round; abandon it without a trace if it cannot be finished or released."""
         session, begun = self._session, self._session.now
         self._agenda.start(task)
-        self._upkeep.live(awake=False)
+        self._scheduler.count_time(awake=False)
         try:
-            self.handle(task)
+            self.process(task)
         except GivenUp:
             session.count("rounds given up")
-            if not self._work.is_common:
+            if not self._active.is_common:
                 self._agenda.postpone(task)
         except (BudgetSpent, StoreFull, GraphError) as error:
             if isinstance(error, BudgetSpent):
-                self._work.spending.stop(error)
+                self._active.accountant.stop(error)
             session.count("rounds not released")
             logger.warning("update not released %s", fields(round=task.round, why=error))
         else:
             is_final, run = task.ask == END, session.seen.run
             session.count("final models" if is_final else "rounds")
-            told = {"run": run, "round": task.round, "base": task.base}
+            task_fields = {"run": run, "round": task.round, "base": task.base}
             logger.info(
                 "final model adopted %s" if is_final else "round trained %s",
-                fields(**told, seconds=session.now - begun),
+                fields(**task_fields, seconds=session.now - begun),
             )
         finally:
             self._agenda.finish()
-            self._upkeep.live(awake=True)
+            self._scheduler.count_time(awake=True)
 
-    def handle(self, event: Task, asked: Task | None = None) -> None:
+    def process(self, event: Task, asked: Task | None = None) -> None:
         """Train, add noise, record the privacy cost, commit, then send.
 
         Parameters that fail the canary are rejected: the last good ones stay, the task counts as
-        done, and no update is sent, unless ``_may_leave`` allows it.
+        done, and no update is sent, unless ``_may_send_faulty`` allows it.
 
         Args:
             event: Event for the device half.
@@ -99,56 +99,56 @@ class TrainingTransaction:
             BudgetSpent: Or ``StoreError``: then nothing has changed.
             GivenUp: A newer task arrived, or no release is allowed now: nothing has changed either.
         """
-        work, session, spending = self._work, self._session, self._work.spending
-        state, effects = work.learner.learn(work.state, event)
+        active, session, accountant = self._active, self._session, self._active.accountant
+        state, effects = active.learner.learn(active.state, event)
         if asked is not None and not effects:  # the task it answers remains open
-            work.advance(state)
+            active.advance(state)
             return
         task = asked or event
-        is_returned = bool(work.fault_of(state))
+        is_returned = bool(active.fault_of(state))
         if is_returned:
-            effects = effects if self._may_leave(state, task) else ()
-            state = work.last_good()
-        updates = [e for e in effects if isinstance(e, Update) and work.shares]
-        if updates and not spending.may_release:
+            effects = effects if self._may_send_faulty(state, task) else ()
+            state = active.last_good()
+        updates = [e for e in effects if isinstance(e, Update) and active.shares]
+        if updates and not accountant.may_release:
             raise GivenUp  # stopped, or the numbers are not confirmed yet
-        charges, account = spending.cost(len(updates))
-        released = [spending.mechanism.release(update) for update in updates]
+        charges, account = accountant.cost(len(updates))
+        released = [accountant.mechanism.release(update) for update in updates]
         numbers = session.outbox.numbers
         numbers = replace(numbers, spent=numbers.spent + len(released))
         entry = None
         if released:
             entry = self._sealer.seal(
-                released[0], task, numbers, run=session.seen.run, learner=work.learner
+                released[0], task, numbers, run=session.seen.run, learner=active.learner
             )
         numbers = replace(numbers, seq=entry.seq) if entry is not None else numbers
-        learned = record(state, task, work.learner, session.seen)
+        learned = record(state, task, active.learner, session.seen)
         self._store.save(
             learned=learned,
             numbers=numbers,
             entry=entry,
             charges=charges,
-            facts=work.returns if is_returned else None,
+            facts=active.returns if is_returned else None,
         )
-        work.adopt(state)
-        spending.paid(account)
+        active.adopt(state)
+        accountant.adopt_account(account)
         session.record_trained((learned.round, *learned.leaves["turn"]), learned.version)
         if entry is not None:
             session.release(entry)
 
-    def _may_leave(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
+    def _may_send_faulty(self, state: Any, task: Task) -> bool:  # noqa: ANN401 - as above
         """Return whether an update is sent although its parameters are at fault.
 
         It is sent where the received model was at fault, and training made it no worse, unless both
         ends compute on with the update. It is also sent where noise on the update hides the
         readings: its absence would reveal something that no account records.
         """
-        work = self._work
-        if work.spending.mechanism.plan.hides_answers:
+        active = self._active
+        if active.accountant.mechanism.plan.hides_answers:
             return True
-        return not work.ask.mirrored and work.learner.mends(state, work.state, task)
+        return not active.ask.mirrored and active.learner.mends(state, active.state, task)
 
-    def keep(self, state: Any, leaves: Mapping[str, Leaf], releases: int) -> None:  # noqa: ANN401 - the half's own type
+    def save_exchange(self, state: Any, leaves: Mapping[str, Leaf], releases: int) -> None:  # noqa: ANN401 - the half's own type
         """Charge the releases to peers, and save the charges with the learned state.
 
         Args:
@@ -159,16 +159,16 @@ class TrainingTransaction:
         Raises:
             BudgetSpent: Or ``StoreFull``: then nothing has changed.
         """
-        work, session, spending = self._work, self._session, self._work.spending
-        charges, account = spending.cost(releases)
+        active, session, accountant = self._active, self._session, self._active.accountant
+        charges, account = accountant.cost(releases)
         numbers, seen = session.outbox.numbers, session.seen
         numbers = replace(numbers, spent=numbers.spent + releases)
-        me = work.learner.config.id
+        me = active.learner.config.id
         here = Task(me, seen.round, "", seen.step, seen.version, attempt=seen.attempt)
-        learned = record(state, here, work.learner, seen)
+        learned = record(state, here, active.learner, seen)
         learned = replace(learned, leaves={**learned.leaves, "gossip": leaves})
         self._store.save(learned=learned, numbers=numbers, charges=charges)
         session.adopt_numbers(numbers)
-        work.advance(state)
-        spending.paid(account)
-        spending.mechanism.begin()
+        active.advance(state)
+        accountant.adopt_account(account)
+        accountant.mechanism.begin()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.wire.contract.method import Up
 from firmware_sim.attacks import data, model, protocol
-from firmware_sim.attacks.attack_context import AttackContext, Row, Space, told_in
+from firmware_sim.attacks.attack_context import AttackContext, Row, Space, in_space
 
 __all__ = ["ATTACKS", "Attack", "BoundAttack", "Kind", "UnknownAttack", "bind", "options_of"]
 
@@ -100,7 +100,7 @@ class BoundAttack:
             (array([9.]), array([-1.]))
         """
         try:
-            return told_in(self.space, part, self.act)
+            return in_space(self.space, part, self.act)
         except ValueError:
             if self.is_chosen:
                 raise

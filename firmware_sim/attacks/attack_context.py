@@ -63,7 +63,7 @@ class AttackContext:
         return cls(own, honest, np.zeros_like(own), devices=len(honest) + liars, liars=liars)
 
 
-def told_in(
+def in_space(
     space: Space, part: Up, act: Callable[[AttackContext], Row]
 ) -> Callable[[AttackContext], Row]:
     """Let an attack compute in its space, whichever vector is sent.
@@ -84,7 +84,7 @@ def told_in(
 
         >>> flip = lambda scene: -scene.own
         >>> scene = AttackContext.alone(np.array([5.0 - 4.0]), np.array([5.0]))
-        >>> told_in("weights", Up.DELTA, flip)(scene), told_in("update", Up.DELTA, flip)(scene)
+        >>> in_space("weights", Up.DELTA, flip)(scene), in_space("update", Up.DELTA, flip)(scene)
         (array([9.]), array([-1.]))
     """
     if space == "sent":

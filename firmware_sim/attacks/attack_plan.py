@@ -16,7 +16,7 @@ from edge_sdk.app.settings import Duration, seconds
 from edge_sdk.wire.schema import Between
 from firmware_sim.attacks import ATTACKS, BoundAttack, bind, protocol
 from firmware_sim.attacks.byzantine_client import TamperingLink, byzantine_client
-from firmware_sim.attacks.byzantine_halves import ByzantineHalves, overheard
+from firmware_sim.attacks.byzantine_halves import ByzantineHalves, recorded
 from firmware_sim.attacks.coalition import Coalition
 
 Make = Callable[..., Client]
@@ -150,7 +150,7 @@ class AttackCast:
             return HONEST
         if device not in self.coalition.liars:
             is_heard = self.bound.attack.is_omniscient
-            heard = partial(Client, methods=overheard(self.coalition, device))
+            heard = partial(Client, methods=recorded(self.coalition, device))
             return AttackRole(heard) if is_heard else HONEST
         match self.bound.attack.kind:
             case "link":

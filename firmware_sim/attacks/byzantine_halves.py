@@ -34,7 +34,7 @@ Factory = Callable[..., Half[Any]]
 """Makes a device half; the SDK defines its further arguments."""
 
 
-def overheard(coalition: Coalition, device: str) -> Mapping[str, Factory]:
+def recorded(coalition: Coalition, device: str) -> Mapping[str, Factory]:
     """Return honest device halves whose updates are recorded for the coalition."""
 
     def wrap(factory: Factory) -> Factory:
@@ -45,7 +45,7 @@ def overheard(coalition: Coalition, device: str) -> Mapping[str, Factory]:
                 state, effects = half.apply(state, event)
                 for effect in effects:
                     if isinstance(effect, Update):
-                        coalition.tell(device, effect.round, effect.vector)
+                        coalition.record(device, effect.round, effect.vector)
                 return state, effects
 
             return half._replace(apply=apply)
@@ -132,9 +132,9 @@ class ByzantineHalves:
             return effect
         own, ask = np.asarray(effect.vector, np.float64), CONTRACTS[method][task.ask]
         received, part = _received(task, ask, own), ask.up
-        said = self._said(part, task, own, received) if self.is_lying(task.round) else None
+        text = self._said(part, task, own, received) if self.is_lying(task.round) else None
         self._remember(task.round, own, received)
-        return effect if said is None else replace(effect, vector=_fit(said, part, effect.vector))
+        return effect if text is None else replace(effect, vector=_fit(text, part, effect.vector))
 
     def _hinted(self, effect: Effect) -> Effect:
         """Change a signal, one without a round as well: it enters other devices' forecasts."""
@@ -179,8 +179,8 @@ class ByzantineHalves:
 
     def _key(self, of_round: int) -> int:
         """Return the seed of a round's draw: the same in a repeat, another for each device."""
-        said = f"{self.seed}\0{self.device}\0{of_round}"
-        return int.from_bytes(hashlib.sha256(said.encode()).digest()[:8], "big")
+        text = f"{self.seed}\0{self.device}\0{of_round}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _received(task: Task, ask: Ask, own: Row) -> Row:

@@ -45,7 +45,7 @@ class Coalition:
     _agreed: dict[int, Row] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
 
-    def tell(self, device: str, of_round: int, vector: Row) -> None:
+    def record(self, device: str, of_round: int, vector: Row) -> None:
         """Record an honest update."""
         if of_round >= ALONE:
             return
@@ -72,8 +72,8 @@ class Coalition:
     def rows(self, task: Task) -> NDArray[np.float64] | None:
         """Return the honest updates for a task, by id, shape ``(h, P)``; None if there is none."""
         known = [self._of(name, task) for name in sorted(self.honest)]
-        heard = [row for row in known if row is not None]
-        return np.stack(heard) if heard else None
+        known_rows = [row for row in known if row is not None]
+        return np.stack(known_rows) if known_rows else None
 
     def agree(self, of_round: int, lie: Callable[[], Row]) -> Row:
         """Return the one vector of a round; the first caller computes it."""

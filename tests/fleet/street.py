@@ -98,7 +98,7 @@ class Street:
             values = {**hood.values, "turn": float(turn)}
             for name, client in clients.items():
                 told = Task(name, 1, ask, step, values=values, arrays=arrays(name))
-                states[name] = client.learner.play(states[name], told)[0]
+                states[name] = client.learner.apply_perishable(states[name], told)[0]
 
         each(BEGIN, 0)
         for step in range(hood.total_steps):

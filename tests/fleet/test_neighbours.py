@@ -249,7 +249,7 @@ def test_bytes_grow_with_the_degree_and_not_with_the_fleet(tmp_path):
 def test_whatever_a_neighbour_sends_the_device_stands(hostile, data):
     """Rightly signed nonsense, and mutants of what is right: refused, counted, never raised."""
     one, key = hostile
-    x = one.clients["home-0"]._gathering.neighbours._x
+    x = one.clients["home-0"]._membership.driver._x
     message = data.draw(words(x))
     payload = seal(
         encode(message), kind=message.kind, sender="home-1", recipient="home-0", fleet="street",

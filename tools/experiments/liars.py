@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_sdk.wire.contract.method import Contract, Task, Up, Update
 from firmware_sim.attacks import ATTACKS, bind
-from firmware_sim.attacks.attack_context import AttackContext, Row, sendable, told_in
+from firmware_sim.attacks.attack_context import AttackContext, Row, in_space, sendable
 from tools.experiments.together import key
 from tools.experiments.virtual import Tamper
 
@@ -69,7 +69,7 @@ class Liar:
         words = dict(x.split("=") for x in options.split(",") if x)
         bound = bind(known, words)
         if part in (Up.DELTA, Up.WEIGHTS):
-            return sendable(told_in(bound.space, part, bound.act)(scene))
+            return sendable(in_space(bound.space, part, bound.act)(scene))
         return np.asarray(np.sign(bound.act(scene)))
 
 

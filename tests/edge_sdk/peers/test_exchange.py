@@ -51,7 +51,7 @@ class Street:
         for made in turn.decided:
             self.kept[me, made.name] = made
         self.notes += turn.notes
-        for name, message in turn.says:
+        for name, message in turn.messages:
             for _ in range(1 + (self.rng.random() < self.double)):
                 lost = self.rng.random() < self.drop or {me, name} & self.cut
                 if not lost:
@@ -203,11 +203,11 @@ def test_what_is_refused(name, message, reason):
 def test_a_higher_epoch_is_reported_and_a_lower_one_told_of_ours():
     assert gossip.receive(pair(), "b", peer(epoch=3, step=7), 0.0).notes == (NewerEpoch(3, 7),)
     older = replace(pair(size=SLICE + 2), epoch=5)
-    ((name, slice_),) = gossip.receive(older, "b", peer(), 0.0).says
+    ((name, slice_),) = gossip.receive(older, "b", peer(), 0.0).messages
     assert (name, slice_.epoch, slice_.step, slice_.off) == ("b", 5, 0, 0)
-    assert gossip.receive(older, "b", peer(off=SLICE), 0.0).says == (), "once for all slices"
+    assert gossip.receive(older, "b", peer(off=SLICE), 0.0).messages == (), "once for all slices"
     missed = gossip.tick(older, 2.0, random.random).exchange
-    assert gossip.receive(missed, "b", peer(), 2.1).says == (
+    assert gossip.receive(missed, "b", peer(), 2.1).messages == (
         ("b", SettleMessage(1, 5, 0, used=False)),
     )
 
@@ -217,19 +217,19 @@ def test_what_tells_of_an_epoch_is_not_taken_for_a_decision():
     offered = {"theta": np.zeros(2, "f4")}
     ahead = replace(exchange("a", "b", strict=True), epoch=2)
     ahead = gossip.begin(ahead, 3, offered, 0.0).exchange
-    answers = [gossip.receive(ahead, "b", peer(step=step), 0.0).says[0][1] for step in (0, 1)]
+    answers = [gossip.receive(ahead, "b", peer(step=step), 0.0).messages[0][1] for step in (0, 1)]
     behind = gossip.begin(exchange("b", "a", strict=True), 1, offered, 0.0).exchange
     assert gossip.receive(behind, "a", answers[0], 0.1).notes == (NewerEpoch(2, 3),)
     joined = gossip.begin(replace(behind, epoch=2), 3, offered, 0.2)
-    for _, message in joined.says:
+    for _, message in joined.messages:
         ahead = gossip.receive(ahead, "b", message, 0.3).exchange
     behind = gossip.receive(joined.exchange, "a", answers[1], 0.3).exchange
     decided = gossip.tick(ahead, 0.4, random.random)
-    for _, message in decided.says:
+    for _, message in decided.messages:
         behind = gossip.receive(behind, "a", message, 0.5).exchange
     assert decided.exchange.used == ("b",)
     assert behind.used == ("a",), "both ends, or neither"
-    told = gossip.receive(decided.exchange, "b", peer(step=1), 0.6).says
+    told = gossip.receive(decided.exchange, "b", peer(step=1), 0.6).messages
     assert told == (("b", SettleMessage(1, 2, 3, used=True)),), "once decided, as it was decided"
 
 
@@ -238,14 +238,14 @@ def test_a_decision_outlives_the_process_and_is_never_made_anew():
     turn = gossip.tick(x, 0.1, random.random)
     (made,) = turn.decided
     assert made.used
-    assert turn.says == (("b", SettleMessage(1, 1, 0, used=True)),)
+    assert turn.messages == (("b", SettleMessage(1, 1, 0, used=True)),)
     again = gossip.resumed(pair(), {"b": made})
     assert again.is_over
     assert gossip.tick(again, 99.0, random.random).decided == ()
     assert gossip.vectors(again)["theta"].tolist() == [[1.0, 1.0]]
     refused = made._replace(used=False, last=-1)
     late = gossip.resumed(pair(), {"b": refused})
-    assert gossip.receive(late, "b", peer(), 0.2).says == (
+    assert gossip.receive(late, "b", peer(), 0.2).messages == (
         ("b", SettleMessage(1, 1, 0, used=False)),
     )
 
@@ -255,11 +255,11 @@ def test_an_old_question_is_answered_as_it_was_settled():
     for step in range(1, 9):
         x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange
         x = gossip.tick(x, step + 2.5, random.random).exchange
-    assert set(x.said) == {0, 8}, "what may still be asked for is kept, no more"
-    told = gossip.receive(x, "b", peer(), 20.0).says
+    assert set(x.offers) == {0, 8}, "what may still be asked for is kept, no more"
+    told = gossip.receive(x, "b", peer(), 20.0).messages
     assert [type(m) for _, m in told] == [PeerMessage, SettleMessage]
     assert told[1][1].used
-    assert gossip.receive(x, "b", peer(step=5), 20.0).says == (
+    assert gossip.receive(x, "b", peer(step=5), 20.0).messages == (
         ("b", SettleMessage(1, 1, 5, used=False)),
     )
 
@@ -270,7 +270,7 @@ def test_who_is_behind_the_last_that_counted_is_told_that_its_store_is_lost():
         x = gossip.begin(x, step, {"theta": np.full(2, step, "f4")}, step).exchange
         x = gossip.receive(x, "b", peer(step=step), step).exchange
         x = gossip.tick(x, step, random.random).exchange
-    (answer,) = gossip.receive(x, "b", peer(step=1), 9.0).says
+    (answer,) = gossip.receive(x, "b", peer(step=1), 9.0).messages
     assert answer == ("b", SettleMessage(1, 1, 3, used=True))
     waits = exchange("b", "a", strict=True)
     offered = {"theta": np.zeros(2, "f4")}

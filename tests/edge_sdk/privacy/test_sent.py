@@ -269,17 +269,17 @@ def answers(learner, method):
 def exchanged(learner, method, state):
     """Offer what a neighbour is told in two exchanges."""
     out, numbers = [], {"rate": 0.05}
-    state = learner.play(state, Task("meter-1", 1, BEGIN, values=numbers))[0]
+    state = learner.apply_perishable(state, Task("meter-1", 1, BEGIN, values=numbers))[0]
     for step in range(2):
         for turn, parts in enumerate(exchange_parts(method, numbers)):
             told = {**numbers, "turn": float(turn)}
-            state = learner.play(state, Task("meter-1", 1, ADAPT, step, values=told))[0]
+            state = learner.apply_perishable(state, Task("meter-1", 1, ADAPT, step, values=told))[0]
             offered = {part: state.offered(learner.spec, part) for part in parts}
             out += [(vector.tobytes(), {}, part) for part, vector in offered.items()]
             mixed = {part: vector[None] * 0.5 for part, vector in offered.items()}
             mixed["weights"] = np.array([0.5])
             task = Task("meter-1", 1, MIX, step, values=told, arrays=mixed)
-            state = learner.play(state, task)[0]
+            state = learner.apply_perishable(state, task)[0]
     return out
 
 
@@ -291,7 +291,7 @@ def split(learner, method, state, w):
     def tell(ask, event=None, **more):
         nonlocal state
         event = event or asked(method, ask, **more)
-        act = learner.learn if ask == "share" else learner.play
+        act = learner.learn if ask == "share" else learner.apply_perishable
         state, effects = act(state, event)
         out.setdefault("train" if ask == "share" else ask, []).extend(said_of(effects, learner))
         return effects

@@ -47,9 +47,9 @@ def wider(bundle):
     return replace(bundle, manifest=replace(bundle.manifest, layers=layers), digest=b"b" * 32)
 
 
-def learn_alone(work):
-    work.adopt_local(LocalState(work.learner.vector(work.state) + np.float32(0.25)))
-    return work.alone
+def learn_alone(active):
+    active.adopt_local(LocalState(active.learner.vector(active.state) + np.float32(0.25)))
+    return active.local_state
 
 
 def test_a_bundle_of_another_layout_begins_anew_on_the_same_readings(started, monkeypatch):
@@ -57,40 +57,40 @@ def test_a_bundle_of_another_layout_begins_anew_on_the_same_readings(started, mo
     other = wider(client.learner.bundle)
     monkeypatch.setattr(work_module, "take_over", lambda *_: other)
     series = client.learner.series
-    learn_alone(client._work)
-    assert client._work.follow(announced(other.manifest))
+    learn_alone(client._active)
+    assert client._active.follow(announced(other.manifest))
     assert client.learner.manifest is other.manifest
     assert client.learner.series is series
-    assert client._work.alone is None, "what was learned alone fits the old layout only"
-    assert client.learner.vector(client._work.latest).size == other.manifest.size
+    assert client._active.local_state is None, "what was learned alone fits the old layout only"
+    assert client.learner.vector(client._active.latest).size == other.manifest.size
     assert client.forecast().source == "model"
 
 
 def test_another_run_of_the_same_bundle_goes_on_with_what_was_learned_alone(started):
-    work = started.device.client._work
-    alone = learn_alone(work)
-    found = replace(announced(work.learner.manifest), archive=None)
-    assert work.follow(found)
-    assert work.latest is alone
-    assert work.learner.role.run == 2
+    active = started.device.client._active
+    alone = learn_alone(active)
+    found = replace(announced(active.learner.manifest), archive=None)
+    assert active.follow(found)
+    assert active.latest is alone
+    assert active.learner.role.run == 2
 
 
 @pytest.mark.parametrize("changes", [{"spec": b"x" * 16}, {"method": "nothing-known"}])
 def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monkeypatch, changes):
-    work, session = started.device.client._work, started.device.client._session
-    other = wider(work.learner.bundle)
+    active, session = started.device.client._active, started.device.client._session
+    other = wider(active.learner.bundle)
     monkeypatch.setattr(work_module, "take_over", lambda *_: other)
     before = (
-        work.learner,
-        work.state,
+        active.learner,
+        active.state,
         session._parts.inbox.wanted,
         session._parts.announcements.bundle,
         session.seen,
     )
-    assert not work.follow(announced(other.manifest, **changes))
+    assert not active.follow(announced(other.manifest, **changes))
     after = (
-        work.learner,
-        work.state,
+        active.learner,
+        active.state,
         session._parts.inbox.wanted,
         session._parts.announcements.bundle,
         session.seen,
@@ -100,7 +100,7 @@ def test_a_bundle_that_cannot_run_here_leaves_everything_as_it_was(started, monk
 
 
 def test_what_a_round_of_the_fleet_made_is_newer_than_what_was_learned_alone(started):
-    work = started.device.client._work
-    learn_alone(work)
-    work.adopt(work.state)
-    assert work.latest is work.state
+    active = started.device.client._active
+    learn_alone(active)
+    active.adopt(active.state)
+    assert active.latest is active.state

@@ -36,9 +36,9 @@ def test_a_note_is_written_after_the_readings_it_speaks_of_and_outlives_the_proc
 def test_what_was_written_and_how_long_it_was_awake_is_booked_at_the_end(fleet):
     client = fleet.device.start()
     fleet.run(20, seconds=1.0)
-    client._upkeep.live(awake=False)
+    client._scheduler.count_time(awake=False)
     fleet.clock.at += 2.0
-    client._upkeep.live(awake=True)
-    client._upkeep.book()
+    client._scheduler.count_time(awake=True)
+    client._scheduler.save_usage()
     assert client._store.fact("wake") >= 2000
     assert client._store.fact("peak") > 0

@@ -21,7 +21,7 @@ def started(make, **budget):
 
 
 def parts(client):
-    return client._work.spending, client._session
+    return client._active.accountant, client._session
 
 
 def spend(session, releases):
@@ -29,40 +29,40 @@ def spend(session, releases):
 
 
 def test_what_left_unseen_before_a_store_was_lost_is_charged_with_the_next_round(make):
-    spending, session = parts(started(make))
+    accountant, session = parts(started(make))
     spend(session, 3)
-    charges, account = spending.cost(1)
+    charges, account = accountant.cost(1)
     assert [charge.releases for charge in charges] == [3, 1]
     assert account.released == 4
-    assert spending.account.released == 0, "nothing is charged before it is saved"
-    spending.paid(account)
-    charges, account = spending.cost(1)
+    assert accountant.account.released == 0, "nothing is charged before it is saved"
+    accountant.adopt_account(account)
+    charges, account = accountant.cost(1)
     assert [charge.releases for charge in charges] == [1]
 
 
 def test_beyond_the_budget_nothing_is_released_and_what_is_not_told_costs_nothing(make):
-    spending, _ = parts(started(make, max_releases=1))
-    _, account = spending.cost(1)
-    spending.paid(replace(account, most=1))
+    accountant, _ = parts(started(make, max_releases=1))
+    _, account = accountant.cost(1)
+    accountant.adopt_account(replace(account, most=1))
     with pytest.raises(BudgetSpent, match="1 of 1 releases"):
-        spending.cost(1)
-    charges, account = spending.cost(0)
+        accountant.cost(1)
+    charges, account = accountant.cost(0)
     assert charges == ()
     assert account.released == 1
 
 
 def test_a_spent_budget_stops_once_and_an_operator_who_allows_more_lifts_it(make, caplog):
-    spending, session = parts(started(make))
+    accountant, session = parts(started(make))
     session.participation.allow(2)
     spend(session, 2)
-    spending.watch()
-    spending.watch()
-    spending.stop("again")
+    accountant.watch()
+    accountant.watch()
+    accountant.stop("again")
     assert session.participation.why_stopped == "budget"
-    assert not spending.may_release
+    assert not accountant.may_release
     assert caplog.text.count("privacy budget exhausted") == 1
     session.participation.allow(3)
-    spending.watch()
+    accountant.watch()
     assert not session.participation.is_budget_exhausted
 
 
@@ -70,8 +70,8 @@ def test_every_start_is_charged_where_an_image_may_have_been_restored(make):
     fleet = budgeted(make, releases_per_start=2)
     for starts in (1, 2):
         client = fleet.device.start()
-        assert client._work.spending.account.released == 2 * starts
+        assert client._active.accountant.account.released == 2 * starts
         assert sum(charge.releases for charge in client._store.ledger()) == 2 * starts
         assert client._store.numbers().spent == 2 * starts
-        assert math.isfinite(client._work.spending.account.epsilon())
+        assert math.isfinite(client._active.accountant.account.epsilon())
         fleet.device.kill()

@@ -26,9 +26,9 @@ def asked(of_round, to=ALL):
 
 def test_a_round_is_known_when_every_honest_device_has_answered_it():
     one, _ = coalition()
-    one.tell("c", 1, np.array([3.0]))
+    one.record("c", 1, np.array([3.0]))
     assert not one.may_answer("a", asked(1))
-    one.tell("b", 1, np.array([2.0]))
+    one.record("b", 1, np.array([2.0]))
     assert one.may_answer("a", asked(1))
     assert one.rows(asked(1)).tolist() == [[2.0], [3.0]]
     assert not one.may_answer("a", asked(2))
@@ -37,36 +37,36 @@ def test_a_round_is_known_when_every_honest_device_has_answered_it():
 
 def test_patience_is_lost_once_and_comes_back_with_an_answer():
     one, clock = coalition()
-    one.tell("b", 1, np.array([2.0]))
+    one.record("b", 1, np.array([2.0]))
     assert not one.may_answer("a", asked(1))
     clock.now = 5.0
     assert one.may_answer("a", asked(1))
-    one.tell("b", 2, np.array([2.0]))
+    one.record("b", 2, np.array([2.0]))
     assert one.may_answer("a", asked(2)), "c is not waited for again"
-    one.tell("c", 2, np.array([1.0]))
-    one.tell("b", 3, np.array([1.0]))
+    one.record("c", 2, np.array([1.0]))
+    one.record("b", 3, np.array([1.0]))
     assert not one.may_answer("a", asked(3)), "until it was heard"
 
 
 def test_where_each_is_asked_by_itself_the_latest_answers_count():
     one, _ = coalition()
-    one.tell("b", 7, np.array([1.0]))
-    one.tell("b", 9, np.array([2.0]))
-    one.tell("c", 4, np.array([5.0]))
+    one.record("b", 7, np.array([1.0]))
+    one.record("b", 9, np.array([2.0]))
+    one.record("c", 4, np.array([5.0]))
     assert one.may_answer("a", asked(11, to="a"))
     assert one.rows(asked(11, to="a")).tolist() == [[2.0], [5.0]]
 
 
 def test_what_a_device_learns_alone_is_not_overheard():
     one, _ = coalition()
-    one.tell("b", ALONE + 1, np.array([1.0]))
+    one.record("b", ALONE + 1, np.array([1.0]))
     assert one.rows(asked(ALONE + 1, to="a")) is None
 
 
 def test_it_remembers_a_few_rounds_only():
     one, _ = coalition()
     for number in range(50):
-        one.tell("b", number, np.zeros(1))
+        one.record("b", number, np.zeros(1))
         one.agree(number, lambda: np.zeros(1))
     assert len(one._told["b"]) == len(one._agreed) == KEPT
 

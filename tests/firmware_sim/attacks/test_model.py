@@ -9,7 +9,7 @@ import pytest
 
 from edge_sdk.wire.contract.method import Up
 from firmware_sim.attacks import model
-from firmware_sim.attacks.attack_context import LARGEST, AttackContext, sendable, told_in
+from firmware_sim.attacks.attack_context import LARGEST, AttackContext, in_space, sendable
 
 HONEST = np.array([(1, 0), (0, 1), (1, 1), (2, 1)], float)
 AMONG = AttackContext.among(HONEST)
@@ -73,7 +73,7 @@ def test_a_near_copy_in_weights_is_the_one_of_the_credit_oracle():
     """Received (3, 3), the victim trained to (1, 0) and sent the difference."""
     received = np.array([3.0, 3.0])
     scene = replace(AMONG, honest=received - HONEST, own=np.zeros(2), received=received)
-    sent = told_in("weights", Up.DELTA, model.near_copy)(scene)
+    sent = in_space("weights", Up.DELTA, model.near_copy)(scene)
     np.testing.assert_allclose(received - sent, (1.001, 0.0))
 
 
@@ -82,17 +82,17 @@ def test_the_same_attack_on_weights_and_on_the_change():
     as_delta = AttackContext.alone(received - trained, received)
     as_weights = AttackContext.alone(trained, received)
     for space in ("weights", "update"):
-        lie = told_in(space, Up.DELTA, model.flipping)(as_delta)
-        same = told_in(space, Up.WEIGHTS, model.flipping)(as_weights)
+        lie = in_space(space, Up.DELTA, model.flipping)(as_delta)
+        same = in_space(space, Up.WEIGHTS, model.flipping)(as_weights)
         np.testing.assert_allclose(received - lie, same)
-    assert told_in("weights", Up.DELTA, model.flipping)(as_delta) == received + trained
+    assert in_space("weights", Up.DELTA, model.flipping)(as_delta) == received + trained
 
 
 @pytest.mark.parametrize("part", [Up.SIGNS, Up.GRADIENT, Up.PAIR])
 def test_what_has_no_weights_is_attacked_as_it_is_sent(part):
     with pytest.raises(ValueError, match="as it is sent"):
-        told_in("weights", part, model.flipping)
-    assert told_in("sent", part, model.flipping) is model.flipping
+        in_space("weights", part, model.flipping)
+    assert in_space("sent", part, model.flipping) is model.flipping
 
 
 def test_a_free_rider_moves_as_the_model_moved():
