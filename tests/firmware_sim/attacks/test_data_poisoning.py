@@ -39,7 +39,7 @@ def frame():
 
 def batch(of):
     origins = of.origins()
-    return Drawable(of, origins).take(origins), origins
+    return Drawable(of, origins).select(origins), origins
 
 
 @pytest.mark.parametrize("name", ["fdi_bias", "fdi_ramp", "fdi_scale", "fdi_outage"])
