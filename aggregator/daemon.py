@@ -36,8 +36,8 @@ from aggregator.operations.http_status import Page, Snapshot
 from aggregator.operations.operator_alerts import OperatorAlerts
 from aggregator.operations.startup import link_to, started_broker, terms_of
 from aggregator.operations.status_snapshot import StatusView
-from aggregator.rounds import announcements as announce
-from aggregator.rounds.announcements import Ends, Publication
+from aggregator.rounds.announcements import Ends
+from aggregator.rounds.link_session import LinkSession
 from aggregator.rounds.message_isolation import Isolation
 from aggregator.rounds.message_processor import MessageProcessor
 from aggregator.rounds.publisher import Publisher
@@ -51,12 +51,10 @@ from edge_sdk.app.clock import Clock, SystemClock
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.link.transport import Happening, LinkDown, LinkUp, Message, Transport
 from edge_sdk.wire.protocol import topics
-from edge_sdk.wire.protocol.transfer import chunk_size
 
 logger = logging.getLogger(__name__)
 
 TURN = 1.0  # s, longest wait for the link: period of snapshot, control queue and broker checks
-TIME_EVERY = 60.0  # s
 LINGER = 2.0  # s after the last round for receipts and the final announcement
 GOODBYE = 10.0  # s to publish queued messages when the daemon is stopped
 
@@ -174,11 +172,12 @@ class Daemon:
         )
         self._driver = RunDriver(self._isolation, self._ends, self._show_closed)
         self._processor = MessageProcessor(self._isolation, self._driver)
-        self._relink: int | None = None
+        self._link = LinkSession(
+            self._transport, self._subscriptions, self._isolation, self._driver, self._ends
+        )
         self._snapshot = Snapshot()
-        self._time_at = self._periodic_at = clock.monotonic()
+        self._periodic_at = clock.monotonic()
         self._done_since: float | None = None
-        self._was_linked = False
 
     # --- life cycle
 
@@ -220,7 +219,7 @@ class Daemon:
         Returns:
             True if the new configuration is in force.
         """
-        if self._was_linked:  # before that, READY below would be wrong
+        if self._link.was_up:  # before that, READY below would be wrong
             notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             run = config_reload.again(self._engine.run, self._store, environ)
@@ -236,7 +235,7 @@ class Daemon:
             self._follow(run)
             logger.info("configuration reloaded %s", fields(changed=",".join(keys) or "nothing"))
         self._run_periodic()
-        if self._was_linked:
+        if self._link.was_up:
             notify("READY=1")
         return not self._upkeep.refused
 
@@ -255,7 +254,7 @@ class Daemon:
         began = time.perf_counter()
         for happening in happened:
             self._serve(happening)
-        self._exclude()
+        self._link.exclude(self._floods)
         self._driver.wake()
         self._isolation.step("transfers", lambda: self._driver.accept(self._ingress.tick()))
         self._driver.report_closed()
@@ -314,8 +313,7 @@ class Daemon:
             case Message():
                 self._receive(happening)
             case LinkUp(max_payload=largest):
-                self._relink = largest
-                self._follow_link()
+                self._link.connected(largest)
             case LinkDown(why=why):
                 self._publisher.clear()
                 logger.info("link down %s", fields(why=why))
@@ -343,47 +341,6 @@ class Daemon:
     def _show(self) -> None:
         self._snapshot = self._view.snapshot()
 
-    # --- the link
-
-    def _follow_link(self) -> None:
-        """Run the steps after a new connection; a step that meets a defect is retried."""
-        if (largest := self._relink) is None or not self._transport.is_up:
-            return
-        is_due = self._isolation.faults.may("link", self._clock.monotonic())
-        if is_due and self._isolation.step("link", lambda: self._linked(largest)) is None:
-            self._relink = None
-
-    def _linked(self, largest: int) -> None:
-        """Subscribe and publish all retained messages again, whatever the broker has kept."""
-        self._subscriptions.renew(self._registry.enrolled())
-        self._publisher.clear()
-        if (chunk := chunk_size(largest)) != self._engine.chunk:
-            self._engine.chunk = chunk
-            self._engine.announced()
-        kept = self._store.announcements()
-        last = topics.common(self.config.fleet, "model")
-        order = sorted(kept, key=lambda topic: (topic == last, topic))
-        self._publisher.announce(Publication(topic, kept[topic]) for topic in order)
-        self._announce_time()
-        self._driver.tasks.hurry(self._clock.monotonic() + TURN)
-        logger.info("link up %s", fields(announcements=len(kept)))
-        self._was_linked = True
-        notify("READY=1")
-
-    def _exclude(self) -> None:
-        """Unsubscribe from devices that flood, and from those revoked since."""
-        flooding = self._floods.excluded(self._clock.monotonic())
-        if not self._transport.is_up or not (flooding or self._subscriptions.is_partial):
-            return
-        enrolled = self._registry.enrolled()
-        revoked = self._subscriptions.excluded - enrolled
-        self._subscriptions.follow(enrolled, flooding | revoked)
-
-    def _announce_time(self) -> None:
-        serial, now = self._store.next_serial(), self._clock.wall()
-        self._publisher.announce([announce.time(self._ends, serial=serial, now=now)])
-        self._time_at = self._clock.monotonic() + TIME_EVERY
-
     # --- every second
 
     def _run_periodic(self) -> None:
@@ -395,9 +352,8 @@ class Daemon:
         step = self._isolation.step
         if self.config.inbox.is_dir():
             step("orders", self._carry_out_orders, in_transaction=False)
-        self._follow_link()
-        if now >= self._time_at and self._transport.is_up:
-            step("time", self._announce_time)
+        self._link.retry()
+        self._link.announce_time()
         if self._transport.is_up and not self._engine.halted:
             step("reminders", lambda: self._driver.remind(now))
         step("unwritten", lambda: self._driver.send(()))  # left over from a full disk

@@ -1,0 +1,100 @@
+"""Keep what must hold while the link is up: subscriptions, retained announcements, server time."""
+
+from __future__ import annotations
+
+import logging
+
+from aggregator.ingress.flood_control import FloodControl, Subscriptions
+from aggregator.rounds import announcements as announce
+from aggregator.rounds.announcements import Ends, Publication
+from aggregator.rounds.message_isolation import Isolation
+from aggregator.rounds.run_driver import RunDriver
+from edge_sdk.app.cli import fields, notify
+from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.protocol import topics
+from edge_sdk.wire.protocol.transfer import chunk_size
+
+logger = logging.getLogger(__name__)
+
+TIME_EVERY = 60.0  # s
+REMIND_AFTER = 1.0  # s after a new connection until open tasks are sent again
+
+
+class LinkSession:
+    """The aggregator's side of one link, over all its connections.
+
+    Args:
+        transport: The link.
+        subscriptions: Subscriptions to the devices' topics.
+        isolation: Transaction over store and memory.
+        driver: Driver of the run.
+        ends: Signer and fleet of announcements.
+
+    Attributes:
+        was_up: True after the steps of the first connection.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        subscriptions: Subscriptions,
+        isolation: Isolation,
+        driver: RunDriver,
+        ends: Ends,
+    ) -> None:
+        self._transport, self._subscriptions = transport, subscriptions
+        self._isolation, self._driver, self._ends = isolation, driver, ends
+        self._clock = isolation.clock
+        self._max_payload: int | None = None
+        self._time_at = self._clock.monotonic()
+        self.was_up = False
+
+    def connected(self, max_payload: int) -> None:
+        """Start the steps after a new connection."""
+        self._max_payload = max_payload
+        self.retry()
+
+    def retry(self) -> None:
+        """Run the steps after a new connection, if any are left; one with a defect is retried."""
+        if (largest := self._max_payload) is None or not self._transport.is_up:
+            return
+        is_due = self._isolation.faults.may("link", self._clock.monotonic())
+        if is_due and self._isolation.step("link", lambda: self._begin(largest)) is None:
+            self._max_payload = None
+
+    def announce_time(self) -> None:
+        """Announce server time if it is due."""
+        if self._clock.monotonic() >= self._time_at and self._transport.is_up:
+            self._isolation.step("time", self._announce_time)
+
+    def exclude(self, floods: FloodControl) -> None:
+        """Unsubscribe from devices that flood, and from those revoked since."""
+        flooding = floods.excluded(self._clock.monotonic())
+        if not self._transport.is_up or not (flooding or self._subscriptions.is_partial):
+            return
+        enrolled = self._isolation.registry.enrolled()
+        revoked = self._subscriptions.excluded - enrolled
+        self._subscriptions.follow(enrolled, flooding | revoked)
+
+    def _begin(self, largest: int) -> None:
+        """Subscribe and publish all retained messages again, whatever the broker has kept."""
+        engine, publisher = self._isolation.engine, self._isolation.publisher
+        self._subscriptions.renew(self._isolation.registry.enrolled())
+        publisher.clear()
+        if (chunk := chunk_size(largest)) != engine.chunk:
+            engine.chunk = chunk
+            engine.announced()
+        kept = self._isolation.store.announcements()
+        last = topics.common(self._ends.fleet, "model")
+        order = sorted(kept, key=lambda topic: (topic == last, topic))
+        publisher.announce(Publication(topic, kept[topic]) for topic in order)
+        self._announce_time()
+        self._driver.tasks.hurry(self._clock.monotonic() + REMIND_AFTER)
+        logger.info("link up %s", fields(announcements=len(kept)))
+        self.was_up = True
+        notify("READY=1")
+
+    def _announce_time(self) -> None:
+        serial, now = self._isolation.store.next_serial(), self._clock.wall()
+        self._isolation.publisher.announce([announce.time(self._ends, serial=serial, now=now)])
+        self._time_at = self._clock.monotonic() + TIME_EVERY
