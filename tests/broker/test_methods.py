@@ -15,7 +15,7 @@ from firmware_sim.scenario import RunSettings, Scenario
 pytestmark = pytest.mark.broker
 
 DEVICES = 2
-BUNDLES = {"fedgru": "load-gru", "fedntp": "load-lstm-week"}
+BUNDLES = {"fedgru": "load-gru", "fedntp": "load-lstm-week", "analytic": "load-analytic"}
 SETTINGS = {
     "nbafl": {"samples": 100, "epsilon": 50.0},
     "udp": {"crd": True, "factor": 1.0},
@@ -52,7 +52,7 @@ def chosen(method):
             method, samples="chargers", devices=DEVICES, bundle="chargers-1", run=learning
         ).first_days(35, samples)
     _, ask = answered(CONTRACTS[method])
-    is_plain = set(ask.graphs) <= {"gradient"}
+    is_plain = set(ask.graphs) <= {"gradient", "statistic"}
     bundle = BUNDLES.get(method, "load-mlp" if is_plain else "cells-mlp-1")
     return Scenario(
         method,

@@ -25,6 +25,7 @@ LEARNING = {
     "fesem": RunSettings(
         "fesem", rounds=ROUNDS, settings=SETTINGS | {"centres": 2, "first_steps": 8}
     ),
+    "analytic": RunSettings("analytic", rounds=ROUNDS),
     "half": RunSettings("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
     "fedasync": RunSettings("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
     "bafdp": RunSettings(
@@ -38,7 +39,8 @@ def scenario(name: str) -> Scenario:
     made = Scenario(f"kill -9 of {name}", devices=4, run=LEARNING[name])
     if name in CELLS:
         return replace(made, samples="cells", bundle="cells-mlp-1")
-    return replace(made, samples="homes", bundle="load-mlp", until="2018-03-01")
+    bundle = "load-analytic" if name == "analytic" else "load-mlp"
+    return replace(made, samples="homes", bundle=bundle, until="2018-03-01")
 
 
 def run(folder, name, kind="embedded", seed=None):
@@ -58,7 +60,7 @@ def run(folder, name, kind="embedded", seed=None):
     return audit, state, storm.kills if storm else {}
 
 
-@pytest.mark.parametrize("name", ["bsfdp", "fedbuff", "fesem"])
+@pytest.mark.parametrize("name", ["bsfdp", "fedbuff", "fesem", "analytic"])
 def test_who_waits_for_everybody_ends_with_the_same_bits(tmp_path, name):
     _, calm, _ = run(tmp_path / "calm", name)
     audit, state, kills = run(tmp_path / "storm", name, seed=7)

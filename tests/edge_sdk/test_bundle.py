@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -73,6 +75,21 @@ def test_the_shipped_names():
     chargers = ["chargers-1", "chargers-6", "chargers-week-1", "chargers-week-6"]
     loads = ["load-analytic", "load-gru", "load-lstm", "load-lstm-week", "load-mlp"]
     assert shipped_names() == [*cells, *chargers, *loads]
+
+
+def test_a_bundle_in_closed_form_opens_and_forecasts_without_an_engine():
+    code = (
+        "import sys, numpy as np; sys.modules['onnxruntime'] = None\n"
+        "from edge_sdk.bundle import Bundle, TrustedKeys\n"
+        "bundle = Bundle.open('load-analytic', trust=TrustedKeys())\n"
+        "x = np.array([bundle.manifest.golden.x], np.float32)\n"
+        "print(bundle.forecast(p=bundle.initial, x=x)[0].shape)\n"
+        "print('edge_sdk.runtime.numpy_engine' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["(1, 1, 3)", "False"]
 
 
 def test_a_bundle_in_closed_form_whose_design_row_differs_is_refused(tmp_path):

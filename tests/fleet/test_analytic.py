@@ -11,9 +11,14 @@ import pytest
 from aggregator.audit.recompute import recompute
 from aggregator.commands import main as cli
 from aggregator.methods.analytic.analytic import AnalyticFleet
+from aggregator.models.closed_form import ANALYTIC, made
 from edge_sdk.analytic.solve import fleet_solution
 from edge_sdk.analytic.statistics import total
+from edge_sdk.wire.contract.analytic import statistic_layout
+from edge_sdk.wire.errors import Reason, Refused
 from edge_sdk.wire.link.loopback import LinkFaults
+from edge_sdk.wire.protocol.admission_policy import OpenRound, admit_update
+from edge_sdk.wire.protocol.messages import UpdateMessage
 
 VERSIONS = 4  # the constants of the features, and three passes
 
@@ -190,3 +195,23 @@ def test_a_liars_statistic_is_refused_with_a_receipt(world):
     finish(one)
     assert "home-3" not in one.daemon.state.held
     one.until(lambda: "NORM_EXCEEDED" in one.daemon.metrics.refusals())
+
+
+def test_an_update_of_another_bundles_width_is_refused_by_its_layout(world):
+    one = closed_form(world)
+    one.start_daemon()
+    limits = one.daemon._engine.run.limits
+    wide, _ = made(replace(ANALYTIC["load-analytic"], units=61), name="wide", version=1)
+    message = UpdateMessage(
+        run=1, round=1, base=0, life=1, seq=1, spent=1, spec=wide.spec().digest, part="stat",
+        enc="f4", n=0, vals={}, blob=bytes(4 * statistic_layout(3, 115).size),
+    )  # fmt: skip
+    now = OpenRound(1, 1, 0)
+    for said, reason in (
+        (message, Reason.WRONG_SPEC),
+        (replace(message, spec=limits.spec), Reason.WRONG_SIZE),
+        (replace(message, spec=limits.spec, part="delta"), Reason.WRONG_ENCODING),
+    ):
+        with pytest.raises(Refused) as refused:
+            admit_update(said, sender="home-0", limits=limits, round_state=now)
+        assert refused.value.reason is reason

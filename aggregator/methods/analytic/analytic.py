@@ -63,7 +63,7 @@ class Analytic:
     Attributes:
         passes: Rounds that solve the model; the first weighs all windows equally, each later one by
             the residuals of the model before it. A bundle without constants of its fleet takes one
-            round more, before these.
+            round more, before these. ``run.rounds``, where it is set, counts all rounds instead.
         combine: ``sum``: solve the sum of all statistics, exactly. ``votes``: solve every device's
             own statistic and combine the solutions by ``run.rule``.
         max_staleness: Largest accepted number of versions behind.
@@ -212,18 +212,15 @@ def analytic(setup: Setup) -> Half[Statistics]:
     """Return the server half.
 
     Raises:
-        SchemaError: A number of rounds beside the passes, a rule where statistics are added, or a
-            setting that the method does not use.
+        SchemaError: A rule where statistics are added, or a setting that the method does not use.
     """
     settings: Analytic = setup.settings
     has_no_use(setup, "weighting", "share")
     if settings.combine == "sum":
         has_no_use(setup, "rule")
-    if setup.rounds.limit is not None:
-        said = "none, for this method ends after its passes (run.settings.passes)"
-        raise SchemaError("run.rounds", said, str(setup.rounds.limit))
     fleet = fleet_of(setup)
-    rounds = replace(setup.rounds, limit=settings.passes + fleet.is_first(0))
+    limit = setup.rounds.limit or settings.passes + fleet.is_first(0)
+    rounds = replace(setup.rounds, limit=limit)
     hooks = replace(latest_update_hooks(rounds, fleet.tasks, fleet.outcome), counts=fleet.counts)
 
     def init(w: Vector) -> Statistics:
