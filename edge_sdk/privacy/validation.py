@@ -16,8 +16,7 @@ from edge_sdk.privacy.noise_calibration import (
     calibrate,
 )
 from edge_sdk.privacy.settings import MechanismSection, PrivacySection
-from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT, GRADIENT
-from edge_sdk.wire.contract.method import Contract, Up, answered
+from edge_sdk.wire.contract.manifest import CLIPPED_GRADIENT
 
 POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -87,16 +86,6 @@ def plan_of(section: PrivacySection, facts: DeviceFacts) -> NoisePlan:
     return plan
 
 
-def refuse_method(plan: NoisePlan, method: str, contract: Contract) -> None:
-    """Refuse a method that this mechanism cannot protect, or that would fail with it.
-
-    Raises:
-        ConfigError: The message names the key.
-    """
-    for key, why in _clashes(plan, contract):
-        raise ConfigError(f"privacy.{key}: method {method!r} {why}", hint="see docs/privacy.md")
-
-
 def _refuse_less_than_one(plan: NoisePlan) -> None:
     from edge_sdk.privacy.ledger import PrivacyAccount  # noqa: PLC0415 - only where a budget is checked
 
@@ -118,7 +107,7 @@ def _attachment(section: PrivacySection, _facts: DeviceFacts) -> Iterator[Compla
     name, point, mode = section.mechanism.name, section.mechanism.point, section.mode
     if point not in POINTS[name]:
         yield "mechanism.point", f"{name} belongs at {' or '.join(POINTS[name])}, not {point!r}"
-    for key in _said(section.mechanism) - _KEYS[point] - {"name", "point"}:
+    for key in _changed_keys(section.mechanism) - _KEYS[point] - {"name", "point"}:
         yield f"mechanism.{key}", f"does not apply to {name} at {point!r}; remove it"
     if name == "none" and mode != "none":
         yield "mode", f"{mode!r} needs a mechanism other than 'none'"
@@ -210,7 +199,7 @@ def _sensitivity(section: PrivacySection, facts: DeviceFacts) -> Iterator[Compla
         mechanism.coordinate_bound is None
     ):
         yield "mechanism.clip_norm", "expected either clip_norm or coordinate_bound, not both"
-    if mechanism.name == "sign_flip" and _said(mechanism) & {
+    if mechanism.name == "sign_flip" and _changed_keys(mechanism) & {
         "clip_norm",
         "coordinate_bound",
         "noise_multiplier",
@@ -336,39 +325,11 @@ _CHECKS: tuple[Callable[[PrivacySection, DeviceFacts], Iterator[Complaint]], ...
 )
 
 
-def _clashes(plan: NoisePlan, contract: Contract) -> Iterator[Complaint]:
-    point, (_, ask) = plan.mechanism.point, answered(contract)
-    graphs = {graph for one in contract.values() for graph in one.graphs}
-    if point == "gradient" and graphs - {GRADIENT}:
-        strange = ", ".join(sorted(graphs - {GRADIENT}))
-        yield "mechanism.point", f"asks for {strange}, whose result is not clipped per window"
-    if point == "sign" and ask.up != Up.SIGNS:
-        yield "mechanism.point", f"answers {ask.up.value!r}, not signs"
-    if point == "update" and ask.up == Up.SIGNS:
-        yield "mechanism.point", "sends signs: set point = 'sign'"
-    if point == "update" and ask.has_statistic:
-        yield "mechanism.point", "sends a statistic, which clipping of the whole vector distorts"
-    if point != "sign" and ask.enc == "b1":
-        yield "mechanism.point", "sends signs, which need a mechanism at point 'sign'"
-    if point in {"update", "sign"} and ask.mirrored:
-        yield (
-            "mechanism.point",
-            "replays its updates on both ends, which noise would change: set point = 'input'",
-        )
-    if point not in {"none", "input"} and any(a.up is Up.SIGNAL for a in contract.values()):
-        why = "sends activations and their gradients, which have no noise: set point = 'input'"
-        yield "mechanism.point", why
-    every = (number for one in contract.values() for number in one.report)
-    withheld = [n.name for n in every if n.measured and n.needed]
-    if withheld and not plan.sends_metrics:
-        yield "metrics", f"needs {withheld[0]!r}, a measured number that is withheld"
-
-
 def _is_range(span: tuple[float, ...]) -> bool:
     return len(span) == 2 and math.isfinite(span[0]) and -math.inf < span[0] < span[1] < math.inf
 
 
-def _said(mechanism: MechanismSection) -> set[str]:
+def _changed_keys(mechanism: MechanismSection) -> set[str]:
     """Return the keys that differ from their defaults."""
     plain = MechanismSection(mechanism.name)
     names = MechanismSection.__dataclass_fields__

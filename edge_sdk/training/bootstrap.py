@@ -22,8 +22,9 @@ from edge_sdk.methods.training_context import do_nothing
 from edge_sdk.privacy.factory import mechanism_of
 from edge_sdk.privacy.ledger import PrivacyAccount
 from edge_sdk.privacy.mechanism import Mechanism
+from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts, NoisePlan
-from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.privacy.validation import plan_of
 from edge_sdk.session.announcements import saved_message
 from edge_sdk.session.events import FoundBundle
 from edge_sdk.session.key_ring import KeyRing

@@ -23,9 +23,10 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Reading, SeriesRow
 from edge_sdk.methods import METHODS
 from edge_sdk.methods.gossip import ADAPT, BEGIN, MIX, exchange_parts
+from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import PrivacySection
-from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.privacy.validation import plan_of
 from edge_sdk.session.signed_link import SignedLink
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.training import bootstrap

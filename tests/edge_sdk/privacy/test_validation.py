@@ -13,9 +13,10 @@ from edge_sdk.forecasting.windows import FILL
 from edge_sdk.privacy import noise_calibration as plans
 from edge_sdk.privacy.analytic_gaussian import epsilon_of, sigma_for
 from edge_sdk.privacy.ledger import PrivacyAccount
+from edge_sdk.privacy.method_compatibility import refuse_method
 from edge_sdk.privacy.noise_calibration import DeviceFacts
 from edge_sdk.privacy.settings import PrivacySection
-from edge_sdk.privacy.validation import plan_of, refuse_method
+from edge_sdk.privacy.validation import plan_of
 from edge_sdk.wire.contract.manifest import (
     Feature,
     Golden,
