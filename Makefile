@@ -46,7 +46,7 @@ lint: $(VENV)/.dev ## ruff, spelling, packaging metadata
 types: $(VENV)/.dev ## mypy --strict
 	@$(BIN)/mypy
 
-contracts: $(VENV)/.dev ## who may import whom
+contracts: $(VENV)/.dev ## check the import contracts, and print the counts of the structure
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tools.structure --check
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -26,11 +27,27 @@ VAGUE_VERBS = frozenset(("check", "handle", "take", "tell", "say", "hear", "put"
 QUESTION_WORDS = frozenset(("Who", "What", "Whether", "How", "Where"))
 """Words that no docstring may begin with: its first line is a sentence about what the code does."""
 
+PRIVATE_WORDS = re.compile(
+    r"\b(nobody|whoever|told|hears|heard|owes|owed|liars?|crew|speaks|anew|no more|goes on)\b",
+    re.IGNORECASE,
+)
+"""Words that a page or docstring should not need: the field has a plainer one."""
+
+LARGEST_FILE = 16_384
+"""Bytes of source above which a module should be split."""
+
+CONFIGURATIONS = ("aggregator.config", "edge_sdk.config")
+"""Modules whose ``RENAMED`` lists the configuration keys that are refused with their new name."""
+
 BOUNDS = {
     "modules at the top of edge_sdk": 6,
     "modules at the top of aggregator": 4,
     "circles": 0,
     "class names defined twice": 0,
+    "modules over 16 kB": 17,
+    "configurations without renamed keys": 0,
+    "private words in 10,000 words of docs": 12,
+    "private words in 10,000 words of docstrings": 7,
 }
 """The largest value of a count that ``--check`` accepts."""
 
@@ -42,10 +59,14 @@ class Source:
     Attributes:
         trees: The parsed source of every module, by dotted name.
         imports: The modules that each module imports, by dotted name.
+        texts: The source text of every module, by dotted name.
+        pages: The text of every page of the documentation that is not generated.
     """
 
     trees: Mapping[str, ast.Module]
     imports: Mapping[str, frozenset[str]]
+    texts: Mapping[str, str]
+    pages: tuple[str, ...] = ()
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -60,12 +81,16 @@ def module_name(path: Path, root: Path) -> str:
 
 def read(root: Path = ROOT, programs: Iterable[str] = PROGRAMS) -> Source:
     """Parse every module of the programs below a folder."""
-    trees = {
-        module_name(path, root): ast.parse(path.read_text("utf-8"))
+    texts = {
+        module_name(path, root): path.read_text("utf-8")
         for program in programs
         for path in sorted((root / program).rglob("*.py"))
     }
-    return Source(trees, {name: _imports(tree, trees) for name, tree in trees.items()})
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    pages = (root / "docs").glob("*.md")
+    written = tuple(p.read_text("utf-8") for p in sorted(pages) if p.name != "configuration.md")
+    imports = {name: _imports(tree, trees) for name, tree in trees.items()}
+    return Source(trees, imports, texts, written)
 
 
 def _imports(tree: ast.Module, known: Mapping[str, ast.Module]) -> frozenset[str]:
@@ -156,6 +181,36 @@ def question_docstrings(source: Source) -> list[str]:
     return found
 
 
+def docstrings(source: Source) -> list[str]:
+    """Return every docstring of the modules."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = (node for tree in source.trees.values() for node in ast.walk(tree))
+    return [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
+
+
+def private_words(texts: Iterable[str]) -> int:
+    """Return how often ``PRIVATE_WORDS`` occur in 10,000 words, rounded down.
+
+    >>> private_words(["Nobody is told.", "Return the devices that are present."])
+    2222
+    """
+    whole = "\n".join(texts)
+    words = len(re.findall(r"[A-Za-z]+", whole))
+    return 10_000 * len(PRIVATE_WORDS.findall(whole)) // max(words, 1)
+
+
+def renamed_keys(source: Source) -> dict[str, int]:
+    """Return the number of entries in the ``RENAMED`` table of each configuration."""
+    found = {}
+    for module in CONFIGURATIONS:
+        for node in source.trees[module].body if module in source.trees else ():
+            target = node.target if isinstance(node, ast.AnnAssign) else None
+            if isinstance(target, ast.Name) and target.id == "RENAMED":
+                assert isinstance(node, ast.AnnAssign)
+                found[module] = len(node.value.keys) if isinstance(node.value, ast.Dict) else 0
+    return found
+
+
 def counts(source: Source) -> dict[str, int]:
     """Return every count by its name."""
     top = {
@@ -175,7 +230,19 @@ def counts(source: Source) -> dict[str, int]:
         "public functions with a vague verb": len(vague_functions(source)),
         "docstrings that begin with a question word": len(question_docstrings(source)),
         "modules": len(source.trees),
+        **{f"lines of {program}": _lines(program, source) for program in PROGRAMS},
+        "modules over 16 kB": sum(len(t.encode()) > LARGEST_FILE for t in source.texts.values()),
+        **{f"renamed keys in {name}": n for name, n in renamed_keys(source).items()},
+        "configurations without renamed keys": len(CONFIGURATIONS) - len(renamed_keys(source)),
+        "private words in 10,000 words of docs": private_words(source.pages),
+        "private words in 10,000 words of docstrings": private_words(docstrings(source)),
     }
+
+
+def _lines(program: str, source: Source) -> int:
+    """Return the lines of every module of a program."""
+    names = (name for name in source.texts if name.partition(".")[0] == program)
+    return sum(source.texts[name].count("\n") for name in names)
 
 
 def _is_package(name: str, source: Source) -> bool:

@@ -50,4 +50,4 @@ def test_one_that_found_something_is_not_hidden(storm, tmp_path):
     assert told.endswith("after\n")
     assert "old" not in told
     assert "| history check | passes | **fails** |" in told
-    assert "\n## What several storms came to" in told
+    assert "\n## Results of several runs" in told

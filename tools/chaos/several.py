@@ -27,7 +27,7 @@ def page(reports: Sequence[Report]) -> str:
     """Return all storms as Markdown, one column each."""
     seeds, names = [f"seed {report['seed']}" for report in reports], _names(reports)
     lines = [
-        "## What several storms came to",
+        "## Results of several runs",
         "",
         *_table(["", *seeds], [[name, *map(cell, reports)] for name, cell in _ROWS]),
         "",
@@ -50,7 +50,7 @@ def _refused(report: Report) -> str:
 
 _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("devices", lambda r: str(r["devices"])),
-    ("seconds of storm", lambda r: f"{r['storm']:.0f}"),
+    ("seconds of faults", lambda r: f"{r['storm']:.0f}"),
     ("seconds of calm until nobody owed anything", lambda r: f"{r['calm']:.0f}"),
     ("faults injected", lambda r: str(len(r["events"]))),
     ("updates sent", lambda r: str(r["verdict"]["sent"])),
