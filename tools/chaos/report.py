@@ -58,7 +58,7 @@ class Outcome:
         return {**asdict(self), "sound": self.is_sound}
 
     def _span(self) -> str:
-        calm = f"{self.calm:.0f} s until nobody owed anything"
+        calm = f"{self.calm:.0f} s until all receipts arrived"
         return f"{self.devices} devices, {self.storm:.0f} s of storm, {calm}; seed {self.seed}."
 
     def page(self) -> str:

@@ -51,7 +51,7 @@ def _refused(report: Report) -> str:
 _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("devices", lambda r: str(r["devices"])),
     ("seconds of faults", lambda r: f"{r['storm']:.0f}"),
-    ("seconds of calm until nobody owed anything", lambda r: f"{r['calm']:.0f}"),
+    ("seconds until all receipts arrived", lambda r: f"{r['calm']:.0f}"),
     ("faults injected", lambda r: str(len(r["events"]))),
     ("updates sent", lambda r: str(r["verdict"]["sent"])),
     ("sent again", lambda r: str(r["verdict"]["repeats"])),
@@ -60,7 +60,7 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("without any receipt", lambda r: str(r["verdict"]["unsettled"])),
     ("applied", lambda r: str(r["verdict"]["applied"])),
     ("rounds recomputed to the same bits", lambda r: str(r["audit"]["rounds"])),
-    ("strikes that met nobody", lambda r: str(len(r["notes"]))),
+    ("strikes without a target", lambda r: str(len(r["notes"]))),
     ("history check", lambda r: "passes" if r["sound"] else "**fails**"),
 )  # fmt: skip
 
