@@ -63,7 +63,7 @@ def test_a_new_run_of_the_same_method_remembers_weights_and_nothing_else(world):
     one = world(run={"method": "pfl", "settings": {"steps": 2} | said, "rounds": 1})
     one.start_all()
     finish(one)
-    assert {client.state.moments["taken"] for client in one.clients.values()} == {2}
+    assert {int(client.state.moments["taken"]) for client in one.clients.values()} == {2}
     begin(one, "pfl", {"steps": 3} | said)
     finish(one, 2)
-    assert {client.state.moments["taken"] for client in one.clients.values()} == {3}
+    assert {int(client.state.moments["taken"]) for client in one.clients.values()} == {3}
