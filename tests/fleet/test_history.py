@@ -12,7 +12,7 @@ import pytest
 from aggregator.audit.delivery_audit import SHOWN, judge
 from aggregator.commands import main as cli
 from aggregator.commands.audit import books, lines
-from aggregator.config import StoreSection
+from aggregator.config import RetentionSection
 from aggregator.store.opener import open_store
 from aggregator.store.types import Retention
 from edge_sdk.wire.keys import read_public
@@ -207,7 +207,7 @@ def test_a_folder_without_diaries_is_named(case, capsys):
 def test_what_was_dropped_is_said_and_is_no_fault(world, monkeypatch, capsys):
     """Vectors of two rounds are kept, and the events of a few more; a loss among them is found."""
     keep = Retention(journal=4000, rounds=2)
-    monkeypatch.setattr(StoreSection, "retention", property(lambda _: keep))
+    monkeypatch.setattr(RetentionSection, "bounds", property(lambda _: keep))
     one = world(run={"rounds": 12, "deadline": "600s"})
     one.start_daemon()
     for number in range(one.devices):
