@@ -201,7 +201,7 @@ def test_an_update_that_was_promised_to_nobody_may_be_missing(case):
 def test_a_folder_without_diaries_is_named(case, capsys):
     config = ["audit", str(case / "aggregator.toml"), "--devices", str(case)]
     assert cli.main(config) == 2
-    assert "no *.jsonl" in capsys.readouterr().err
+    assert "no link trace (*.jsonl)" in capsys.readouterr().err
 
 
 def test_what_was_dropped_is_said_and_is_no_fault(world, monkeypatch, capsys):
