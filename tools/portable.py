@@ -48,6 +48,7 @@ NUMERIC = (
     "tests/edge_sdk/shared_math/test_paper_noise.py",
     "tests/edge_sdk/shared_math/test_consensus_dual.py",
     "tests/edge_sdk/shared_math/test_mixing_matrix.py",
+    "tests/edge_sdk/shared_math/test_optim.py",
     "tests/firmware_sim/attacks",
     "tests/firmware_sim/reports/test_evaluation.py",
     "tests/pairs",
