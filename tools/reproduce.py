@@ -36,10 +36,25 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.experiments import buildings, claims, graphs, kin_pages, pages, plfl, robust, traffic
+from tools.experiments import (
+    buildings,
+    claims,
+    graphs,
+    pages,
+    plfl,
+    related_methods_pages,
+    robust,
+    traffic,
+)
 from tools.experiments.plfl import Arm
 
-EXPERIMENTS = (*graphs.EXPERIMENTS, "e5", "e6", *kin_pages.EXPERIMENTS, *robust.EXPERIMENTS)
+EXPERIMENTS = (
+    *graphs.EXPERIMENTS,
+    "e5",
+    "e6",
+    *related_methods_pages.EXPERIMENTS,
+    *robust.EXPERIMENTS,
+)
 E6_PAPER = ("pooled", "FL", "cfg 1", "cfg 2", "cfg 3")
 E6_WEEK = ("local long", "FL", "cfg 1")
 
@@ -265,8 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for, print and write the pages."""
     options = parse(arguments)
     code = graphs.main(options) if set(options.experiments) & set(graphs.EXPERIMENTS) else 0
-    if not code and set(options.experiments) & set(kin_pages.EXPERIMENTS):
-        code = kin_pages.main(options)
+    if not code and set(options.experiments) & set(related_methods_pages.EXPERIMENTS):
+        code = related_methods_pages.main(options)
     if not code and set(options.experiments) & set(robust.EXPERIMENTS):
         code = robust.main(options)
     return code or (_buildings(options) if set(options.experiments) & {"e5", "e6"} else 0)

@@ -8,7 +8,7 @@ import pytest
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.windows import Drawable
 from tools.experiments import buildings, claims, plfl
-from tools.experiments.together import Plan, Pooled, gather, rounds
+from tools.experiments.joint_loop import Plan, Pooled, gather, rounds
 
 
 def house(name: str, scale: float) -> buildings.Building:

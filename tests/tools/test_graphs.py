@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from tools import reproduce
 from tools.experiments import chargers, charging, ev, graph_claims, graph_pages, graphs
 from tools.experiments.charging import Arm
-from tools.experiments.graph_marks import marks
+from tools.experiments.graph_baselines import marks
 
 NAMES = ("A", "B", "C")
 

@@ -15,17 +15,17 @@ from tools import reproduce
 from tools.experiments import (
     bafdp,
     cells,
-    ground,
+    cellular_setup,
     matrix,
     noise,
+    rankings,
     resilience,
     robust,
-    standings,
     verdicts,
     wire,
 )
-from tools.experiments.ground import Arm
-from tools.experiments.liars import liars
+from tools.experiments.byzantine import liars
+from tools.experiments.cellular_setup import Arm
 from tools.experiments.matrix import Square
 from tools.experiments.synthetic import cells as made_up
 
@@ -52,7 +52,7 @@ def test_every_kind_of_method_learns_and_is_scored_cell_by_cell(folder, name):
     assert len(result["cells"]) == 4
     assert all(np.isfinite(row["RMSE"]) and row["n"] == 168 for row in result["cells"].values())
     assert result["path"][-1]["RMSE"] == pytest.approx(
-        standings.score(result)["RMSE"], rel=0.5 if name == "AFL" else 1e-6
+        rankings.score(result)["RMSE"], rel=0.5 if name == "AFL" else 1e-6
     )
 
 
@@ -63,7 +63,7 @@ def test_the_same_arm_gives_the_same_numbers(folder):
 
 
 def test_noise_is_on_what_is_learnt_and_never_on_what_is_judged(folder):
-    clean, noisy = (ground.ground(arm(budget=a), folder) for a in (None, 30.0))
+    clean, noisy = (cellular_setup.ground(arm(budget=a), folder) for a in (None, 30.0))
     for name, cut in noisy.served.items():
         assert (cut.raw == clean.served[name].raw).all()
         assert (noisy.learnt[name].raw != cut.raw).all()
@@ -71,7 +71,7 @@ def test_noise_is_on_what_is_learnt_and_never_on_what_is_judged(folder):
 
 
 def test_a_reading_carries_the_same_noise_wherever_it_occurs(folder):
-    base = ground.ground(arm(budget=30.0), folder)
+    base = cellular_setup.ground(arm(budget=30.0), folder)
     cut = base.learnt["cell-00"]
     rows = np.array([100, 101])
     window, target = cut.inputs(rows), cut.targets(rows)
@@ -83,7 +83,7 @@ def test_at_least_the_stated_share_lies_and_is_not_scored(folder):
     result = bafdp.run(arm("FedAvg", attack="flipping", ratio=0.3), folder)
     assert len(result["liars"]) == 2
     honest = {x: row for x, row in result["cells"].items() if x not in result["liars"]}
-    assert standings.score(result) == ground.together(honest)
+    assert rankings.score(result) == cellular_setup.together(honest)
 
 
 def test_how_large_a_lie_is_does_not_matter_to_bafdp(folder):
@@ -136,7 +136,7 @@ def result(name, rmse, seed=0, horizon=1, **more):
 
 def test_ranks_are_over_columns_and_ties_share():
     some = [result("x", 1.0), result("y", 1.0), result("z", 3.0)]
-    assert standings.ranks(some, ["x", "y", "z"]) == {"x": 1.5, "y": 1.5, "z": 3.0}
+    assert rankings.ranks(some, ["x", "y", "z"]) == {"x": 1.5, "y": 1.5, "z": 3.0}
 
 
 def test_a_rise_is_judged_at_its_worst_seed():

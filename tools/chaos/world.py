@@ -22,7 +22,7 @@ from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
-from tools.chaos.crew import HISTORY_UNTIL
+from tools.chaos.device_processes import HISTORY_UNTIL
 
 FLEET = "storm"
 CREW = 10
@@ -192,7 +192,7 @@ class World:
         """Every other crew has no engine but numpy: a mixed fleet is the usual one."""
         engine = {"GRIDFED_ENGINE": "numpy"} if number % 2 else {}
         plan = str(self.folder / f"crew-{number}.plan")
-        return self._module(f"crew-{number}", "tools.chaos.crew", plan, environ=engine)
+        return self._module(f"crew-{number}", "tools.chaos.device_processes", plan, environ=engine)
 
     def _module(self, name: str, module: str, *words: str, environ: Any = None) -> RunningProgram:  # noqa: ANN401
         root = str(Path(__file__).resolve().parents[2])

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tools.experiments import noise, papers, pictures, standings, verdicts
+from tools.experiments import noise, papers, pictures, rankings, verdicts
 from tools.experiments.claims import Results
-from tools.experiments.field import FIELD
+from tools.experiments.method_rows import FIELD
 from tools.experiments.pages import Page, called, said, states, table
-from tools.experiments.standings import score, tasks, where
+from tools.experiments.rankings import score, tasks, where
 
 PARTS = {
     "As the paper has it": (
@@ -85,7 +85,7 @@ def _accuracy(results: Results) -> list[str]:
         return ["Nothing of it has been run."]
     names = list(dict.fromkeys(r["arm"]["name"] for r in results))
     found = tasks(results)
-    ranks = standings.ranks(results, names)
+    ranks = rankings.ranks(results, names)
     head = ["method", *(called(t) for t in found), "average rank"]
     head += ["paper: Milan H=1", "paper: Milan H=24", "paper's rank"]
     rows = []
@@ -143,7 +143,7 @@ def _share(seen: Sequence[Mapping[str, float]], name: str) -> str:
     return f"{np.mean([x[name] for x in seen]):.1%}" if seen else ""
 
 
-def _sweep_pictures(results: Results, found: Sequence[standings.Task]) -> list[str]:
+def _sweep_pictures(results: Results, found: Sequence[rankings.Task]) -> list[str]:
     lines = []
     for dataset, horizon in found:
         here = where(results, dataset=dataset, horizon=horizon)

@@ -26,12 +26,12 @@ from edge_sdk.methods.training_context import ShellContext, Windows
 from edge_sdk.shared_math.optim import adam
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import Vector
-from tools.experiments.field import FIELD, Case, Row
-from tools.experiments.ground import Arm, Ground, ground, judged, scored, together
-from tools.experiments.liars import liars
+from tools.experiments.byzantine import liars
+from tools.experiments.cellular_setup import Arm, Ground, ground, judged, scored, together
+from tools.experiments.joint_loop import Plan, Pooled, gather, key, redrawn, rounds
+from tools.experiments.method_rows import FIELD, Case, Row
 from tools.experiments.noise import mechanism, rebuilt, spread, told_apart
-from tools.experiments.together import Plan, Pooled, gather, key, redrawn, rounds
-from tools.experiments.virtual import Latency, Moment, World, at_once, drawn, log_normal
+from tools.experiments.simulated_clock import Latency, Moment, World, at_once, drawn, log_normal
 
 BATCH = 64
 LONG = 2000

@@ -29,10 +29,10 @@ from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import Vector
 from firmware_sim.attacks import bind as attacked
 from tools.experiments import charging, ev
+from tools.experiments.byzantine import liars
 from tools.experiments.charging import Arm, Ground, Learnt, chosen_by, ground, told
-from tools.experiments.liars import liars
-from tools.experiments.stage import Stage, Step, Twist, twisted
-from tools.experiments.together import Plan, Pooled, gather, key, redrawn, rounds
+from tools.experiments.joint_loop import Plan, Pooled, gather, key, redrawn, rounds
+from tools.experiments.queue_loop import Stage, Step, Twist, twisted
 
 BATCH = 32
 LONG = 2000

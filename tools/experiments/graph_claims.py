@@ -11,8 +11,8 @@ import numpy as np
 
 from tools.experiments import ev
 from tools.experiments.claims import Claim, Results
-from tools.experiments.graph_marks import Marks
-from tools.experiments.standings import where
+from tools.experiments.graph_baselines import Marks
+from tools.experiments.rankings import where
 
 WIDEST = 0.12
 """Share of readings that may lie below, and above, a served interval of 80 %."""

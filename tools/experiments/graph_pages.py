@@ -10,10 +10,10 @@ import numpy as np
 from tools.experiments import ev, graph_claims, pictures
 from tools.experiments.charging import FIELD
 from tools.experiments.claims import Results
+from tools.experiments.graph_baselines import TABLE_V, TABLES, Marks
 from tools.experiments.graph_claims import OURS, called, qs, tasks
-from tools.experiments.graph_marks import TABLE_V, TABLES, Marks
 from tools.experiments.pages import Page, counted, table
-from tools.experiments.standings import where
+from tools.experiments.rankings import where
 
 SHOWN = ("PFGL", "No_FL", "No_FL converged", "week, alone", OURS)
 """Rows of the tables by station."""

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from tools.experiments import chargers, ev, graph_pages
 from tools.experiments.charging import FIELD, Arm
-from tools.experiments.graph_marks import marks
+from tools.experiments.graph_baselines import marks
 from tools.experiments.pages import Page
 from tools.experiments.robust import told, written
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from edge_sdk.methods.training_context import Batch, Graph
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
-from tools.experiments.kin import Course, Field, course
+from tools.experiments.joint_loop import key
 from tools.experiments.nets import Net
+from tools.experiments.related_methods import Course, Field, course
 from tools.experiments.synthetic_graph import nearest
-from tools.experiments.together import key
 
 DOMAINS = (
     *("asyncio", "concurrent", "email", "html", "http", "importlib", "json", "logging"),

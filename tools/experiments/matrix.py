@@ -32,11 +32,11 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 from firmware_sim.attacks import ATTACKS
 from tools.experiments import cells as data
 from tools.experiments import synthetic
+from tools.experiments.byzantine import liars, lied_to
 from tools.experiments.cells import Cell
-from tools.experiments.liars import liars, lied_to
-from tools.experiments.standings import ranked
-from tools.experiments.together import key, redrawn
-from tools.experiments.virtual import World, at_once
+from tools.experiments.joint_loop import key, redrawn
+from tools.experiments.rankings import ranked
+from tools.experiments.simulated_clock import World, at_once
 
 CLIENTS, LIARS, ROUNDS, STEPS = 11, 2, 40, 4
 BATCH = 64

@@ -23,7 +23,7 @@ from edge_sdk.privacy.noise_calibration import DeviceFacts, calibrate
 from edge_sdk.privacy.settings import BudgetSection, MechanismSection, PrivacySection
 from edge_sdk.wire.contract.manifest import Manifest
 from tools.experiments.cells import Cell
-from tools.experiments.together import key
+from tools.experiments.joint_loop import key
 
 DELTA = 1e-5
 CLOSE = 0.1

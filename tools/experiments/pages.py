@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.experiments import cells, standings
+from tools.experiments import cells, rankings
 from tools.experiments.claims import Claim, Results
-from tools.experiments.standings import score
+from tools.experiments.rankings import score
 
 IMAGE = "<img "
 
@@ -105,7 +105,7 @@ def said(results: Results) -> str:
     return f"{spread} ({len(results)} seeds)"
 
 
-def called(task: standings.Task) -> str:
+def called(task: rankings.Task) -> str:
     """Return a task's name for a heading."""
     return f"{cells.TITLES[task[0]]} H={task[1]}"
 

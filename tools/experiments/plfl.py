@@ -22,7 +22,7 @@ from edge_sdk.forecasting.windows import PARTS, ChannelFrame, Drawable, filled
 from edge_sdk.methods.training_context import Windows
 from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import buildings as data
-from tools.experiments.together import Fleet, Plan, Pooled, gather, rounds
+from tools.experiments.joint_loop import Fleet, Plan, Pooled, gather, rounds
 
 CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "FL": ("",),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_sdk.shared_math.optim import adam, sgd
-from tools.experiments.kin import Course, Field, course
-from tools.experiments.near import PLACES, Part, Place
-from tools.experiments.together import key, redrawn
+from tools.experiments.joint_loop import key, redrawn
+from tools.experiments.located_devices import PLACES, Part, Place
+from tools.experiments.related_methods import Course, Field, course
 
 STEPS, ROUNDS = 10, 40
 HEAD = "head."

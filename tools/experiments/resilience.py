@@ -10,7 +10,7 @@ import numpy as np
 from tools.experiments import matrix, papers, pictures, verdicts, wire
 from tools.experiments.claims import Claim, Results
 from tools.experiments.pages import Page, counted, said, states, table
-from tools.experiments.standings import where
+from tools.experiments.rankings import where
 
 LIARS = (
     "At least the stated share of the devices lies from the first round to the last; errors are "

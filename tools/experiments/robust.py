@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tools.experiments import accuracy, bafdp, cells, matrix, resilience, wire
-from tools.experiments.field import FIELD
-from tools.experiments.ground import Arm
-from tools.experiments.marks import HORIZONS, marks
+from tools.experiments.baselines import HORIZONS, marks
+from tools.experiments.cellular_setup import Arm
 from tools.experiments.matrix import Square
+from tools.experiments.method_rows import FIELD
 from tools.experiments.pages import Page, pasted
 from tools.experiments.verdicts import NINE
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tools.experiments.cells import Cell
-from tools.experiments.together import key
+from tools.experiments.joint_loop import key
 
 HOUR = 3600
 CLUSTERS = 3

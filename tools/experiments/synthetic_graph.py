@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from aggregator.methods.bilevel.bilevel import Bilevel
 from aggregator.methods.clustered.clustering import Centres
 from edge_sdk.methods.training_context import Batch
-from tools.experiments.kin import Course, Field, Links, Shown, course
+from tools.experiments.joint_loop import key
 from tools.experiments.nets import Net
-from tools.experiments.together import key
+from tools.experiments.related_methods import Course, Field, Links, Shown, course
 
 Floats = NDArray[np.float64]
 

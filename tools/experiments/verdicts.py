@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tools.experiments.claims import Claim, Results
-from tools.experiments.standings import ranks, score, spearman, tasks, where
+from tools.experiments.rankings import ranks, score, spearman, tasks, where
 
 NINE = (
     "FedGRU",

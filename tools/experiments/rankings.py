@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tools.experiments.cellular_setup import together
 from tools.experiments.claims import Results
-from tools.experiments.ground import together
 
 Task = tuple[str, int]
 """A set and a horizon."""

@@ -1,4 +1,4 @@
-"""One round after the other of any method on a graph: with a server, or among neighbours.
+"""Round after round of any method on a graph: with a server, or between neighbours.
 
 The halves are the product's own. Bytes are those of the vectors that devices say and hear, four a
 number; envelopes, receipts and what a lossy link costs are what the links' counters are for.
@@ -28,8 +28,8 @@ from edge_sdk.shared_math.mixing_matrix import adjacency, metropolis
 from edge_sdk.shared_math.optim import Rated, sgd
 from edge_sdk.wire.contract.method import Effects, Event, Half, Task, Update
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
-from tools.experiments.together import key
-from tools.experiments.virtual import World, at_once
+from tools.experiments.joint_loop import key
+from tools.experiments.simulated_clock import World, at_once
 
 AMONG: Final = ("dfl_sgd", "dfl_gt")
 Links = frozenset[tuple[str, str]]

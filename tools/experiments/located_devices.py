@@ -23,7 +23,7 @@ from edge_sdk.forecasting.forecast_metrics import QUANTILES
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable
 from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import cells, ev
-from tools.experiments.kin import Links
+from tools.experiments.related_methods import Links
 from tools.experiments.synthetic_graph import nearest
 
 Floats = NDArray[np.float64]

@@ -28,7 +28,7 @@ from edge_sdk.wire.contract.method import (
     Update,
 )
 from edge_sdk.wire.contract.parameter_layout import Vector
-from tools.experiments.together import key
+from tools.experiments.joint_loop import key
 
 Latency = Callable[[str, int], float]
 """``(client, how many answers before) -> seconds`` from question to answer."""

@@ -6,8 +6,8 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from tools.experiments import ground
-from tools.experiments.ground import Arm
+from tools.experiments import cellular_setup
+from tools.experiments.cellular_setup import Arm
 from tools.experiments.pages import called
 
 HORIZONS = (1, 24)
@@ -24,7 +24,7 @@ def marks(options: argparse.Namespace) -> Marks:
     for dataset in options.cellular:
         for horizon in HORIZONS:
             arm = Arm("e9", dataset, horizon, "plain", "mlp", None, 0, 0, clients=options.cells)
-            scores = ground.plain(arm, ground.ground(arm, options.data))
+            scores = cellular_setup.plain(arm, cellular_setup.ground(arm, options.data))
             rows = {x: f"{s['RMSE']:.4g} / {s['MAE']:.4g}" for x, s in scores.items()}
             out[called((dataset, horizon))] = rows | _anchors(options, dataset, horizon)
     return out

@@ -7,10 +7,16 @@ import pytest
 
 from aggregator.graph import Site
 from edge_sdk.bundle import Bundle, TrustedKeys
-from tools.experiments import kin_pages, language, near, real_graphs, synthetic_graph
-from tools.experiments.kin import Course, Field, course
-from tools.experiments.near import beside
+from tools.experiments import (
+    language,
+    located_devices,
+    real_graphs,
+    related_methods_pages,
+    synthetic_graph,
+)
+from tools.experiments.located_devices import beside
 from tools.experiments.nets import Net
+from tools.experiments.related_methods import Course, Field, course
 from tools.experiments.synthetic_graph import Samples
 
 NAMES = "abc"
@@ -94,11 +100,13 @@ def told(method, losses, **way):
 def test_rounds_are_counted_to_a_loss_that_all_reach():
     runs = [told("fedavg", [5.0, 2.0, 1.0]), told("dfl_gt", [5.0, 4.0, 3.0])]
     runs += [told("dfl_sgd", [5.0, 3.5, 2.5])]
-    needed = kin_pages._needed(runs, [0], kin_pages.HELD)
+    needed = related_methods_pages._needed(runs, [0], related_methods_pages.HELD)
     assert needed == {"fedavg": [2.0], "dfl_gt": [3.0], "dfl_sgd": [3.0]}
     runs[1] = told("dfl_gt", [5.0, 4.0, np.inf])
-    assert np.isnan(kin_pages._needed(runs, [0], kin_pages.HELD)["fedavg"]).all()
-    claim = kin_pages._faster(runs, [0], kin_pages.HELD, "order")
+    assert np.isnan(
+        related_methods_pages._needed(runs, [0], related_methods_pages.HELD)["fedavg"]
+    ).all()
+    claim = related_methods_pages._faster(runs, [0], related_methods_pages.HELD, "order")
     assert not claim.holds
 
 
@@ -107,7 +115,7 @@ def test_steps_that_are_too_long_are_tried_and_named():
     assert {rate for net, fading, rate in made if not fading} == set(synthetic_graph.RATES)
     runs = [told(x, [1.0, 0.5], rate=rate) for x in synthetic_graph.SPEEDS for rate in (0.1, 0.2)]
     runs[1] = told("fedavg", [1.0, 1e9], rate=0.2)
-    lines = kin_pages._by_step(runs, [0])
+    lines = related_methods_pages._by_step(runs, [0])
     assert lines[2].endswith("| 0 of 1 |")
     assert lines[3].endswith("| 1 of 1 |")
 
@@ -117,12 +125,12 @@ def test_a_quick_run_writes_a_page_with_every_claim(tmp_path):
     options = argparse.Namespace(
         out=tmp_path, data=None, seeds=1, quick=True, kept=False, docs=None, experiments=["e7"]
     )
-    assert kin_pages.main(options) == 0
+    assert related_methods_pages.main(options) == 0
     page = (tmp_path / "E7.md").read_text()
     assert page.count("reproduced**") == 13
     assert "<img" in (tmp_path / "E7.html").read_text()
     options.kept = True
-    assert kin_pages.main(options) == 0
+    assert related_methods_pages.main(options) == 0
 
 
 def real(name, seed, score):
@@ -135,7 +143,7 @@ def test_real_runs_are_judged_in_every_seed():
     runs = [real("local", s, 2.0) for s in (0, 1)]
     runs += [real("FedAvg", s, 3.0) for s in (0, 1)]
     runs += [real("FeSEM", 0, 1.0), real("FeSEM", 1, 2.5), real("BiG-FL", 0, 0.5)]
-    lines = kin_pages.real(runs).lines
+    lines = related_methods_pages.real(runs).lines
     (row,) = [x for x in lines if x.startswith("| FeSEM")]
     assert row.endswith("| **no** | yes |  |")
     assert "- FeSEM does not help against local." in lines
@@ -152,7 +160,7 @@ def test_a_map_is_solved_for_only_where_a_model_has_its_curvature():
 
 def test_sites_are_linked_to_the_nearest_wherever_they_are():
     sites = [Site(0.0, 179.9), Site(0.0, -179.9), Site(0.0, 170.0)]  # across the date line
-    links = synthetic_graph.nearest("abc", near.on_the_globe(sites), 1)
+    links = synthetic_graph.nearest("abc", located_devices.on_the_globe(sites), 1)
     assert links == {("a", "b"), ("a", "c")}
 
 
@@ -186,6 +194,6 @@ def test_the_language_page_judges_every_claim():
         return {"method": method, "seed": 0, "domains": 15, "size": 7, "shown": shown}
 
     ends = {"fedavg": 3.0, "fesem": 2.0, "bigfl": 2.5, "local": 4.0}
-    page = kin_pages.spoken([run(*pair) for pair in ends.items()])
+    page = related_methods_pages.spoken([run(*pair) for pair in ends.items()])
     assert [x.holds for x in page.claims] == [False, True, True]
-    assert kin_pages.spoken([]).lines == ()
+    assert related_methods_pages.spoken([]).lines == ()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tools.experiments import language, near, real_graphs, synthetic_graph
+from tools.experiments import language, located_devices, real_graphs, synthetic_graph
 from tools.experiments.claims import Claim
 from tools.experiments.pages import Page, counted, table
 from tools.experiments.pictures import curves
@@ -40,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
     pages = {}
     if "e7" in options.experiments:
         pages["e7"] = made_up(_made_up(options))
-        for place in near.there(options.data):
+        for place in located_devices.there(options.data):
             pages[f"e7-{place}"] = real(_real(options, place))
     if "e8" in options.experiments:
         pages["e8"] = spoken(_spoken(options))

@@ -10,8 +10,8 @@ import numpy as np
 from edge_sdk.wire.contract.method import Contract, Task, Up, Update
 from firmware_sim.attacks import ATTACKS, bind
 from firmware_sim.attacks.attack_context import AttackContext, Row, in_space, sendable
-from tools.experiments.together import key
-from tools.experiments.virtual import Tamper
+from tools.experiments.joint_loop import key
+from tools.experiments.simulated_clock import Tamper
 
 KEPT = 8
 """Rounds that a liar remembers: enough for the attacks that look back."""

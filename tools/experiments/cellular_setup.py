@@ -1,4 +1,4 @@
-"""What an arm of E9 to E12 stands on: cells, channels, windows, and how it is scored."""
+"""Set-up of the arms of E9 to E12: cells, channels, windows, and their scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of any method in one queue, perishable turns and liars among them: nobody is ever late.
+"""Both ends of any method in one queue, perishable turns and Byzantine devices included.
 
 The halves are the product's own, driven as the two shells drive them, in order and at once. Bytes
 are therefore never taken from here, and deadlines do not pass unless nobody has anything to say.
@@ -30,7 +30,7 @@ from edge_sdk.wire.contract.method import (
 )
 from edge_sdk.wire.contract.method import CONTRACTS as KNOWN
 from edge_sdk.wire.contract.parameter_layout import Vector
-from tools.experiments.virtual import OPEN, Tamper
+from tools.experiments.simulated_clock import OPEN, Tamper
 
 Twist = Callable[[Signal], Signal]
 """What a liar makes of an activation or a gradient before it sends it."""

@@ -1,6 +1,6 @@
 """Ten devices in one process that may be killed at any time, on faulty, recorded links.
 
-    python -m tools.chaos.crew PLAN
+    python -m tools.chaos.device_processes PLAN
 
 ``PLAN`` is JSON, written by ``tools.chaos.world``. Half of the devices' links send everything
 twice, the other half out of order. Every second the crew replaces a file that says how it is.

@@ -18,9 +18,9 @@ from edge_sdk.shared_math.optim import sgd
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.schema import build
-from tools.experiments.liars import liars
-from tools.experiments.stage import Stage, twisted
-from tools.experiments.together import key
+from tools.experiments.byzantine import liars
+from tools.experiments.joint_loop import key
+from tools.experiments.queue_loop import Stage, twisted
 
 NAMES = ("a", "b", "c", "d")
 SPEC = ParamSpec.of([("encoder", (1,)), ("decoder", (2,))])
