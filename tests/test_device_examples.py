@@ -78,7 +78,7 @@ def test_the_gateway_reads_its_meter_and_forecasts_the_next_hour(example, tmp_pa
     (tmp_path / "weather.csv").write_text("time,temperature,wind\n" + "\n".join(rows) + "\n")
     line = tmp_path / "ttyP1"
     where = ("serial:///dev/ttyUSB0?baud=115200", f"serial://{line}")
-    epoch = ('path = "weather.csv" ', 'form = "epoch"\npath = "weather.csv" ')
+    epoch = ('path = "weather.csv" ', 'time_format = "epoch"\npath = "weather.csv" ')
     path = example("gateway.toml", url=where, form=epoch)
     assert cli.main(["check", str(path)]) == 0
     life = ("--start", iso(begin), "--for", f"{DAYS}d", "--every", "5m", "--speed", "0")

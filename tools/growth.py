@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         print(line("without bounds", device(folder / "a", said.days, None), "none"))
         ring = device(folder / "b", said.days, history)
-        print(line(f"keep_days = {said.keep_days:g}", ring, f"{history.bytes:,} of readings"))
+        print(line(f"history_days = {said.keep_days:g}", ring, f"{history.bytes:,} of readings"))
         print()
         quarters = " | ".join(_quarters(said.updates, "updates"))
         print(f"| an aggregator's file, bytes after | {quarters} | at the end |")

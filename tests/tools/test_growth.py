@@ -18,7 +18,7 @@ def test_the_tool_prints_both_tables(capsys):
     assert [row[0] for row in rows if not row[0].startswith("| ---")] == [
         "| a device's file, bytes after",
         "| without bounds",
-        "| keep_days = 8",
+        "| history_days = 8",
         "| an aggregator's file, bytes after",
         "| without bounds",
         "| with bounds",
