@@ -39,11 +39,16 @@ LARGEST_FILE = 16_384
 CONFIGURATIONS = ("aggregator.config", "edge_sdk.config")
 """Modules whose ``RENAMED`` lists the configuration keys that are refused with their new name."""
 
+FOREIGN = {"firmware_sim.ports.modbus.handle"}
+"""Methods that a base class names: ``socketserver.BaseRequestHandler.handle``."""
+
 BOUNDS = {
     "modules at the top of edge_sdk": 6,
     "modules at the top of aggregator": 4,
     "circles": 0,
     "class names defined twice": 0,
+    "public functions with a vague verb": 0,
+    "docstrings that begin with a question word": 0,
     "modules over 16 kB": 17,
     "configurations without renamed keys": 0,
     "private words in 10,000 words of docs": 9,
@@ -160,12 +165,17 @@ def classes(source: Source) -> dict[str, list[str]]:
 
 
 def vague_functions(source: Source) -> list[str]:
-    """Return the public functions and methods whose name is one of ``VAGUE_VERBS``."""
+    """Return the public functions and methods whose name is one of ``VAGUE_VERBS``.
+
+    A name that a base class of the standard library demands (``FOREIGN``) is not counted.
+    """
     return [
         f"{module}.{node.name}"
         for module, tree in source.trees.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name in VAGUE_VERBS
+        if isinstance(node, ast.FunctionDef)
+        and node.name in VAGUE_VERBS
+        and f"{module}.{node.name}" not in FOREIGN
     ]
 
 

@@ -19,7 +19,7 @@ CONSTANT = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureSums:
-    """What a device tells about its features: numbers that add up over devices.
+    """Sums of a device's features, which add up over devices.
 
     Attributes:
         count: Number of rows.

@@ -18,7 +18,7 @@ _BLOCK = 2048  # rows whose products are taken at once: bounds memory, and the r
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistic:
-    """What a device knows about its windows: everything that its least squares needs.
+    """Sums over a device's windows: everything that its least squares needs.
 
     Attributes:
         gram: Upper triangles of Σ w φφᵀ, row by row, shape ``(groups, P(P+1)/2)``, float64. One

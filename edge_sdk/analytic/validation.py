@@ -14,7 +14,7 @@ SLACK = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class StatisticBounds:
-    """What the contract of a run says about every statistic.
+    """Limits that the contract of a run sets for every statistic.
 
     Attributes:
         width: Length P of a design row.

@@ -87,7 +87,7 @@ class Statistics(LatestUpdates):
 
 @dataclass(frozen=True, slots=True)
 class AnalyticFleet:
-    """What the solution of a fleet depends on, besides its statistics.
+    """Settings that the solution of a fleet depends on, besides its statistics.
 
     Attributes:
         section: The bundle's section.
