@@ -49,7 +49,9 @@ def both(path):
     return OrtGraph(data), NumpyGraph(data)
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_names() if (FOLDER / name / "forecast.onnx").exists()]
+)
 def test_forecasts_are_the_engines(name):
     manifest, p, window = facts(name)
     engine, numpy = both(FOLDER / name / "forecast.onnx")
