@@ -81,12 +81,12 @@ def ours(x: Any) -> Cases:  # noqa: ANN401 - a float32 matrix
         "centred_clipping": rule("centred_clipping", steps=1, radius=1.0),
         "clipped_clustering": rule("clipped_clustering"),
         "fltrust": rule("fltrust", root=ids[0]),
-        "nnm, mean": rule("mean", f=f, before=["nnm"]),
-        "nnm, trimmed_mean": rule("trimmed_mean", f=f, before=["nnm"]),
+        "nnm, mean": rule("mean", f=f, preaggregation=["nnm"]),
+        "nnm, trimmed_mean": rule("trimmed_mean", f=f, preaggregation=["nnm"]),
         "nnm, rows written out": written_out,
-        "bucketing, mean": rule("mean", before=["bucketing"]),
-        "bucketing, krum": rule("krum", f=f // 2, before=["bucketing"]),
-        "norm_clipping, mean": rule("mean", before=[clip]),
+        "bucketing, mean": rule("mean", preaggregation=["bucketing"]),
+        "bucketing, krum": rule("krum", f=f // 2, preaggregation=["bucketing"]),
+        "norm_clipping, mean": rule("mean", preaggregation=[clip]),
     }
 
 

@@ -182,7 +182,7 @@ def test_words_are_numbered_for_each_device_and_cut_into_pieces():
     assert [(name, m.vals["order"], m.off, m.num) for name, m in words] == [
         ("a", 1.0, 0, 4), ("a", 1.0, 4, 2), ("b", 1.0, 0, 0),
     ]  # fmt: skip
-    again = made.hear(Member("a", present=True))
+    again = made.receive(Member("a", present=True))
     assert {m.vals["order"] for _, m in again} == {2.0}
 
 
@@ -190,7 +190,7 @@ def test_a_task_with_a_scalar_that_is_not_finite_is_not_said():
     z = np.full((1, 1, 1), np.inf)
     made = stage(lambda _event: [Task("a", 1, "decode", arrays={"z": z})])
     assert made.follow(State()) == ()
-    assert made.mute == 1
+    assert made.unsent == 1
 
 
 def test_one_wake_up_for_the_round_and_one_for_what_is_served():
@@ -211,12 +211,12 @@ def test_one_wake_up_for_the_round_and_one_for_what_is_served():
     made.clock.now = 3.5
     made.wake()
     assert (heard[-1].ask, heard[-1].step) == ("encode", 1)
-    assert made.owed == Played(1, 0)
+    assert made.result == Played(1, 0)
     assert made.next_due is None
 
 
 def test_where_rounds_have_no_turns_nothing_happens():
     made = SplitDriver(None, CONTRACTS["fedavg"], 7, bytes(16), Clock())
-    assert made.follow(State()) == made.wake() == made.hear(Member("a", present=True)) == ()
+    assert made.follow(State()) == made.wake() == made.receive(Member("a", present=True)) == ()
     assert not made.wants(None, ())
     assert list(cut(np.zeros((1, 1)), "f4"))
