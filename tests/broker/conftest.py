@@ -87,10 +87,24 @@ def room():
     one.poller.close()
 
 
-@pytest.fixture(scope="module", params=["mosquitto", "embedded"])
-def broker(request, tmp_path_factory):
-    require(request.param)
-    with start(request.param, folder=tmp_path_factory.mktemp("broker")) as process:
+@pytest.fixture(scope="module")
+def mosquitto(tmp_path_factory):
+    require("mosquitto")
+    with start("mosquitto", folder=tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@pytest.fixture(params=["mosquitto", "embedded"])
+def broker(request, tmp_path):
+    """Return a broker: Mosquitto for the module, an embedded one for the test alone.
+
+    The embedded broker can stop serving when a session of MQTT 5 and one of 3.1.1 meet in it.
+    """
+    if request.param == "mosquitto":
+        yield request.getfixturevalue("mosquitto")
+        return
+    require("embedded")
+    with start("embedded", folder=tmp_path / "broker") as process:
         yield process
 
 
