@@ -80,4 +80,4 @@ SessionEvent = (
     | StoreLossDetected
     | InlineLimitAnnounced
 )
-"""What a part of a session returns. The session itself follows ``InlineLimitAnnounced``."""
+"""Event that a part of a session returns; the session follows ``InlineLimitAnnounced`` itself."""

@@ -7,6 +7,7 @@ every detection is kept as a sentence so that the caller can print it.
 from __future__ import annotations
 
 import csv
+import gzip
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ def _frame(path: Path) -> tuple[Any, str]:
         if not isinstance(frame.index, pandas.RangeIndex):
             frame = frame.reset_index()
         return frame, "Parquet"
-    with (__import__("gzip").open if path.suffix == ".gz" else open)(
+    with (gzip.open if path.suffix == ".gz" else open)(
         path, "rt", encoding="utf-8-sig", errors="replace"
     ) as text:
         head = text.read(SAMPLE)

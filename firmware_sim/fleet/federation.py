@@ -66,26 +66,38 @@ class Progress:
         return self.version >= self.rounds > 0
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port(count: int = 1) -> int:
     """Return a loopback port that is free now, with ``count - 1`` free ones after it.
 
-    It lies below the kernel's ephemeral ports, and is drawn anew in every process, so that other
-    processes are unlikely to take it before it is listened on.
+    They lie below the kernel's ephemeral ports and stay reserved for this process: it keeps a
+    socket bound to each, which does not listen. A server sets SO_REUSEADDR and can therefore
+    listen there, while another call of this function, in any process, passes the port over.
     """
     for _ in range(50):
         port = _LOWEST + secrets.randbelow(_LISTENED)
-        if all(_is_free(port + i) for i in range(count)):
+        held = [_bound(port + i) for i in range(count)]
+        free = [one for one in held if one is not None]
+        if len(free) == count:
+            _reserved.extend(free)
             return port
+        for one in free:
+            one.close()
     raise TooSlow("no free port on loopback")
 
 
-def _is_free(port: int) -> bool:
-    with closing(socket.socket()) as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            return False
-        return True
+def _bound(port: int) -> socket.socket | None:
+    """Return a socket bound to a port that servers may still use, or None if it is taken."""
+    held = socket.socket()
+    try:
+        held.bind(("127.0.0.1", port))  # exclusive: fails beside any other socket
+    except (OSError, OverflowError):
+        held.close()
+        return None
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
 
 
 def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
