@@ -44,7 +44,7 @@ def bounded(page, heading):
 
 def test_every_table_of_a_device_has_a_bound_in_the_docs(tmp_path):
     DeviceStore.open(tmp_path).close()
-    missing = tables(tmp_path / FILE) - bounded("devices.md", "### What bounds it")
+    missing = tables(tmp_path / FILE) - bounded("devices.md", "### Size limits")
     assert not missing, f"say in docs/devices.md what bounds {missing}"
 
 
