@@ -59,7 +59,7 @@ def test_what_defines_the_run_is_what_founding_compares():
 
 def test_the_page_lists_what_may_change():
     text = (ROOT / "docs" / "operating.md").read_text("utf-8")
-    table = text.partition("| key | counts |")[2].partition("\n\n")[0]
+    table = text.partition("| key | takes effect |")[2].partition("\n\n")[0]
     listed = re.findall(
         r"`([a-z_.]+)`", "".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))
     )
