@@ -7,7 +7,9 @@ parameter vector. No part is used before all of it has been verified.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -35,7 +37,7 @@ from edge_sdk.wire.contract.manifest import FORECAST, GRADIENT, Manifest, Manife
 from edge_sdk.wire.contract.parameter_layout import ParamSpec, Vector
 from edge_sdk.wire.keys import read_public
 
-SDK_VERSION = (0, 1, 0)
+SDK_VERSION = (0, 1, 1)
 """Version that ``min_sdk`` of a manifest is compared with."""
 
 _RELEASE = "release*.pub"
@@ -267,9 +269,10 @@ def _tried(
         manifest = Manifest.parse(raw)
         manifest.spec()
     except ManifestError as error:
+        _check_sdk(*_named(raw))  # a newer manifest may have fields that are unknown here
         raise BundleError(str(error)) from error
     _check_files(manifest, contents)
-    _check_sdk(manifest)
+    _check_sdk(manifest.name, manifest.min_sdk)
     graphs = _functions(manifest, contents, is_new=is_new)
     digest = hashlib.sha256(pack(contents)).digest()
     bundle = Bundle(manifest, _initial(manifest, contents[INITIAL]), graphs, digest)
@@ -306,10 +309,21 @@ def _check_files(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
             )
 
 
-def _check_sdk(manifest: Manifest) -> None:
-    if tuple(int(part) for part in manifest.min_sdk.split(".")) > SDK_VERSION:
+def _named(raw: bytes) -> tuple[str, str]:
+    """Return the name and the least SDK of a signed manifest that this SDK cannot read."""
+    try:
+        content = json.loads(raw)
+        name, least = content["name"], content["min_sdk"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return "", "0.0.0"
+    is_version = isinstance(least, str) and re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}", least)
+    return str(name)[:64], str(least) if is_version else "0.0.0"
+
+
+def _check_sdk(name: str, least: str) -> None:
+    if tuple(int(part) for part in least.split(".")) > SDK_VERSION:
         raise BundleError(
-            f"bundle {manifest.name} needs SDK {manifest.min_sdk} or newer",
+            f"bundle {name} needs SDK {least} or newer",
             hint="upgrade gridfed on this device first",
         )
 

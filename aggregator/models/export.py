@@ -43,6 +43,7 @@ from edge_sdk.wire.contract.manifest import (
     FORECAST,
     GRADIENT,
     HVP,
+    OPTIONAL_SDK,
     ROBUST_GRADIENT,
     SIGNATURES,
     SPLIT,
@@ -253,7 +254,7 @@ def _manifest(
     written = Manifest(
         name=name,
         version=version,
-        min_sdk=MIN_SDK,
+        min_sdk=OPTIONAL_SDK if any(f.of is not None for f in recipe.features) else MIN_SDK,
         layers=tuple((layer, tuple(shape)) for layer, shape in traced.layers),
         shared=recipe.shared,
         window=recipe.window,

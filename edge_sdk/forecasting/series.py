@@ -197,9 +197,10 @@ class Series:
         """Return the first slot that a reading may still have; older ones are late."""
         return self._end - self.capacity
 
-    def observed(self) -> int:
-        """Return how many slots have a reading of every stream."""
-        columns = [self.values(stream) for stream in self._columns]
+    def observed(self, streams: Iterable[str] | None = None) -> int:
+        """Return how many slots have a reading of every one of these streams; None is all."""
+        wanted = self._columns if streams is None else streams
+        columns = [self.values(stream) for stream in wanted]
         return int(np.isfinite(columns).all(axis=0).sum()) if len(self) else 0
 
     @property

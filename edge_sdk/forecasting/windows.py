@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import cached_property
@@ -80,7 +80,8 @@ class ChannelFrame:
         window: Lookback, horizon, step.
         target: Series that is forecast, and its form.
         times: Start of each row, Unix seconds, shape ``(T,)``.
-        channels: Scaled inputs, shape ``(T, C)``, float32, NaN where unknown.
+        channels: Scaled inputs, shape ``(T, C)``, float32, NaN where unknown; an optional channel
+            is 0 there, and its mask as well.
         raw: The target as observed, shape ``(T,)``, NaN in gaps.
         last: The target carried forward over short gaps, shape ``(T,)``.
         scale: Scale of the target.
@@ -117,22 +118,27 @@ class ChannelFrame:
             part: Part whose minimum and maximum give the device's scale otherwise.
 
         Raises:
-            ConfigError: ``site`` lacks a static feature.
+            ConfigError: ``site`` lacks a static feature that is not optional.
             ValueError: Another step than the manifest's, or an unknown calendar feature.
         """
         if series.step != manifest.window.step_seconds:
             wanted = manifest.window.step_seconds
             raise ValueError(f"the series has {series.step} s steps, the bundle {wanted} s")
+        _check_site(manifest.features, site)
         times, raw = series.times(), series.values(manifest.target.stream)
         if scale is None:
             scale = _scale_of(manifest.target, raw, part)
         last = filled(raw)
         local = local_seconds(times, zone)
-        columns = [
-            _column(feature, series, site, local, scale.shrink(last))
-            for feature in manifest.features
-        ]
-        channels = np.stack(columns, 1).astype(np.float32)
+        base = scale.shrink(last)
+        columns = {f.name: _column(f, series, site, local, base) for f in manifest.features}
+        for feature in manifest.features:
+            if feature.of is not None:
+                columns[feature.name] = np.isfinite(columns[feature.of]).astype(np.float64)
+        for name in [feature.of for feature in manifest.features if feature.of is not None]:
+            columns[name] = np.nan_to_num(columns[name], nan=0.0)
+        ordered = [columns[feature.name] for feature in manifest.features]
+        channels = np.stack(ordered, 1).astype(np.float32)
         return cls(manifest.window, manifest.target, times, channels, raw, last, scale)
 
     def __len__(self) -> int:
@@ -252,10 +258,23 @@ def _scale_of(target: Target, raw: Floats, part: str) -> Scale:
     return Scale.of(raw[start:stop])
 
 
+def _check_site(features: Sequence[Feature], site: Mapping[str, float]) -> None:
+    """Refuse a site without a static feature that is not optional."""
+    optional = {feature.of for feature in features}
+    for feature in features:
+        if feature.kind == "static" and feature.name not in (*site, *optional):
+            raise ConfigError(
+                f"the bundle needs the static feature {feature.name!r} ({feature.unit})"
+            )
+
+
 def _column(
     feature: Feature, series: Series, site: Mapping[str, float], local: Ints, target: Floats
 ) -> Floats:
-    """Return one channel: target and lags on the device's scale, the rest on public ones."""
+    """Return one channel, NaN where unknown: target and lags on the device's scale.
+
+    A mask follows from the channel that it names; here it is NaN.
+    """
     if feature.kind == "target":
         return target
     if feature.kind == "lag" and feature.lag_steps is not None:
@@ -267,7 +286,7 @@ def _column(
     elif feature.name in site:
         values = np.full(len(local), float(site[feature.name]))
     else:
-        raise ConfigError(f"the bundle needs the static feature {feature.name!r} ({feature.unit})")
+        values = np.full(len(local), np.nan)
     return np.asarray((values - feature.low) / (feature.high - feature.low))
 
 

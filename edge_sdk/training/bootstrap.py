@@ -192,12 +192,13 @@ def account_of(store: DeviceStore, plan: NoisePlan) -> PrivacyAccount:
 
 
 def check_site(config: Config, manifest: Manifest) -> None:
-    """Refuse to start without the site constants that a bundle reads.
+    """Refuse to start without the site constants that a bundle needs.
 
     Raises:
         ConfigError: A constant is missing; the message gives its name and unit.
     """
-    statics = {f.name: f.unit for f in manifest.features if f.kind == "static"}
+    needed = (f for f in manifest.features if f.name not in manifest.optional)
+    statics = {f.name: f.unit for f in needed if f.kind == "static"}
     missing = [f"{name} ({unit})" for name, unit in statics.items() if name not in config.site]
     if missing:
         raise ConfigError(

@@ -209,6 +209,24 @@ def test_a_bundle_for_a_newer_sdk_is_refused(tmp_path):
         Bundle.open(folder, trust=TRUST)
 
 
+def test_a_newer_manifest_with_unknown_fields_is_refused_by_its_sdk(tmp_path):
+    files = signed(min_sdk="0.2.0")
+    newer = json.dumps(
+        json.loads(files["manifest.json"]) | {"colour": "red"},
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode()
+    files |= {"manifest.json": newer, "manifest.sig": seal(KEY, newer)}
+    with pytest.raises(BundleError, match=r"needs SDK 0\.2\.0 or newer"):
+        Bundle.open(written(tmp_path / "b", files), trust=TRUST)
+    for least in ("0.1.0", "none", None):  # of this SDK's own, an unknown field is an error
+        raw = newer.replace(b'"0.2.0"', json.dumps(least).encode())
+        files |= {"manifest.json": raw, "manifest.sig": seal(KEY, raw)}
+        with pytest.raises(BundleError, match="colour|min_sdk"):
+            Bundle.open(written(tmp_path / f"b{least}", files), trust=TRUST)
+
+
 def test_an_unknown_name_lists_the_shipped_ones():
     with pytest.raises(BundleError, match="neither shipped") as refused:
         Bundle.open("load-lsmt", trust=TrustedKeys())

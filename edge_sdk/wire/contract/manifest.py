@@ -96,6 +96,13 @@ class Window:
     step_seconds: Annotated[int, Between(1, 604_800)]
 
 
+_NEEDED: Final = {"stream": "stream", "calendar": "what", "lag": "lag_steps", "mask": "of"}
+"""Field that a kind of feature needs."""
+
+OPTIONAL_SDK: Final = "0.1.1"
+"""Oldest SDK that knows optional channels: ``min_sdk`` of a manifest that has some."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
     """One input channel, scaled to ``(value - low) / (high - low)``.
@@ -105,29 +112,34 @@ class Feature:
         kind: ``target`` (the series itself, on the device's own scale), ``stream`` (another
             measured or forecast series), ``calendar`` (calendar feature ``what`` of the row's own
             time), ``lag`` (the target ``lag_steps - 1`` steps before the row, so that the last row
-            lines up with the first target), ``static`` (a constant of the site).
+            lines up with the first target), ``static`` (a constant of the site), ``mask`` (1 where
+            the channel ``of`` has a value in that row, 0 where it has none). A ``stream``, ``lag``
+            or ``static`` that a mask names is optional: without a value it is 0 after scaling, and
+            its windows are complete all the same.
         unit: Unit of the value before scaling.
         low: Public lower end of the scale; not used for ``target`` and ``lag``.
         high: Public upper end of the scale.
         stream: Canonical stream name, for ``stream``.
         what: Name of the calendar feature, for ``calendar``.
         lag_steps: Lag in steps, for ``lag``.
+        of: Name of the optional channel, for ``mask``.
     """
 
     name: Annotated[str, Length(1, 64)]
-    kind: Literal["target", "stream", "calendar", "lag", "static"]
+    kind: Literal["target", "stream", "calendar", "lag", "static", "mask"]
     unit: Annotated[str, Length(1, 32)]
     low: Finite = 0.0
     high: Finite = 1.0
     stream: str | None = None
     what: str | None = None
     lag_steps: Count | None = None
+    of: Annotated[str, Length(1, 64)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse an empty scale, and a kind without the fields it needs."""
         if not self.high > self.low:
             raise ValueError(f"feature {self.name!r}: high must exceed low")
-        needs = {"stream": "stream", "calendar": "what", "lag": "lag_steps"}.get(self.kind)
+        needs = _NEEDED.get(self.kind)
         if needs is not None and getattr(self, needs) is None:
             raise ValueError(f"feature {self.name!r}: a {self.kind} feature needs {needs!r}")
 
@@ -359,6 +371,23 @@ class Manifest:
             raise ValueError(f"feature names must differ: {', '.join(names)}")
         if sum(feature.kind == "target" for feature in self.features) != 1:
             raise ValueError("exactly one feature must be the target's own series")
+        masked = [feature.of for feature in self.features if feature.of is not None]
+        can_lack = {f.name for f in self.features if f.kind in ("stream", "lag", "static")}
+        if wrong := [name for name in masked if name not in can_lack]:
+            raise ValueError(f"a mask names {wrong[0]!r}, which is no stream, lag or static feature")
+        if len(set(masked)) != len(masked):
+            raise ValueError(f"a feature has one mask: {', '.join(masked)}")
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Return the names of the channels that a device may lack: those that a mask names."""
+        return frozenset(feature.of for feature in self.features if feature.of is not None)
+
+    @property
+    def required_streams(self) -> tuple[str, ...]:
+        """Return the streams without which there is no complete window, the target's first."""
+        needed = (f.stream for f in self.features if f.stream and f.name not in self.optional)
+        return tuple(dict.fromkeys((self.target.stream, *needed)))
 
     def _check_golden(self) -> None:
         rows, width = len(self.golden.x), len(self.features)

@@ -192,3 +192,44 @@ def test_filling_stops_after_two():
     values = filled(np.array([1.0, np.nan, np.nan, np.nan]))
     assert values[:3].tolist() == [1, 1, 1]
     assert values[3] != values[3]
+
+
+WARM = Feature("warmth", "stream", "°C", low=0.0, high=10.0, stream=HEAT)
+WARM_MASK = Feature("warmth-known", "mask", "1", of="warmth")
+
+
+def test_an_optional_stream_that_a_device_lacks_is_zero_with_mask_zero():
+    frame = frame_of(np.arange(10.0), WARM, WARM_MASK, fixed_scale=Scale(0, 1))
+    assert frame.is_ready
+    assert frame.origins().tolist() == list(range(2, 9))
+    assert frame.channels[:, 1:].tolist() == [[0.0, 0.0]] * 10
+
+
+def test_an_optional_stream_may_come_and_go_and_its_mask_with_it():
+    heat = np.full(12, 5.0)
+    heat[3:9] = np.nan  # carried forward over two rows, then unknown
+    frame = frame_of(np.arange(12.0), WARM, WARM_MASK, heat=heat, fixed_scale=Scale(0, 1))
+    known = [1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1]
+    assert frame.channels[:, 2].tolist() == known
+    assert frame.channels[:, 1].tolist() == [0.5 * x for x in known]
+    assert frame.origins().tolist() == list(range(2, 11))
+
+
+def test_an_optional_lag_is_masked_until_the_record_is_long_enough():
+    lag = Feature("a-day-ago", "lag", "kWh", lag_steps=4)
+    mask = Feature("a-day-ago-known", "mask", "1", of="a-day-ago")
+    frame = frame_of(np.arange(6.0), mask, lag, fixed_scale=Scale(0, 1))
+    assert frame.channels[:, 1].tolist() == [0, 0, 0, 1, 1, 1]  # a mask may come first
+    assert frame.channels[:, 2].tolist() == [0, 0, 0, 0, 1, 2]
+    assert frame.origins().tolist() == [2, 3, 4]
+
+
+def test_an_optional_static_feature_may_be_absent_from_the_site():
+    area = Feature("floor-area", "static", "m²", low=0.0, high=100.0)
+    mask = Feature("floor-area-known", "mask", "1", of="floor-area")
+    without = frame_of(np.arange(5.0), area, mask)
+    assert without.channels[:, 1:].tolist() == [[0.0, 0.0]] * 5
+    given = frame_of(np.arange(5.0), area, mask, site={"floor-area": 50.0})
+    assert given.channels[:, 1:].tolist() == [[0.5, 1.0]] * 5
+    with pytest.raises(ConfigError, match="floor-area"):
+        frame_of(np.arange(5.0), area)

@@ -144,3 +144,48 @@ def test_the_digest_covers_every_field():
     manifest = Manifest.parse(RAW)
     assert replace(manifest, version=2).digest != manifest.digest
     assert len(manifest.digest) == 32
+
+
+def masked(of, lacks="temperature"):
+    content = json.loads(RAW)
+    mask = {"kind": "mask", "name": f"{lacks}-known", "unit": "1", "low": 0.0, "high": 1.0}
+    content["features"].append(mask | ({} if of is None else {"of": of}))
+    for row in content["golden"]["x"]:
+        row.append(1.0)
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def test_a_mask_makes_the_feature_that_it_names_optional():
+    manifest = Manifest.parse(masked("temperature"))
+    assert manifest.optional == {"temperature"}
+    assert manifest.required_streams == ("elec.import.energy", "weather.wind_speed")
+    assert Manifest.parse(manifest.canonical()) == manifest
+    plain = Manifest.parse(RAW)
+    assert plain.optional == frozenset()
+    assert plain.required_streams[1:] == ("weather.temperature", "weather.wind_speed")
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        (None, "a mask feature needs 'of'"),
+        ("load", "'load', which is no stream, lag or static feature"),
+        ("day-of-week", "'day-of-week', which is no stream"),
+        ("temperature-known", "'temperature-known', which is no stream"),
+        ("sunshine", "'sunshine', which is no stream"),
+    ],
+)
+def test_a_mask_of_nothing_optional_is_refused(of, says):
+    with pytest.raises(ManifestError) as refused:
+        Manifest.parse(masked(of))
+    assert says in str(refused.value)
+
+
+def test_a_feature_has_at_most_one_mask():
+    content = json.loads(masked("temperature"))
+    content["features"].append(content["features"][-1] | {"name": "again"})
+    for row in content["golden"]["x"]:
+        row.append(1.0)
+    raw = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    with pytest.raises(ManifestError, match="one mask"):
+        Manifest.parse(raw)
