@@ -10,11 +10,13 @@ from typing import Self
 from edge_sdk.app.cli import fields, notify, stop_signals, watchdog_seconds
 from edge_sdk.client import Client
 from edge_sdk.config import Config
+from edge_sdk.forecasting.readiness import channel_sources, unsupplied
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.limits.resource_governor import limit_memory
 from edge_sdk.limits.resource_limits import limits_of
 from edge_sdk.session.certificate_monitor import ExpiryReminder
 from edge_sdk.sources import Source, ThreadedSource, open_source
+from edge_sdk.wire.contract.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +40,14 @@ def run(config: Config, *, until_done: bool = False) -> dict[str, object]:
     """
     sources = open_sources(config)
     limit_memory(limits_of(config.limits).memory)
-    reminder = ExpiryReminder(config)
+    reminder, channels = ExpiryReminder(config), ChannelReminder(config)
     with stop_signals() as stopping, Client(config, stopping=stopping.is_set) as client:
+        channels.turn(client.learner.manifest)
         finite, live = parted(sources)
         read_all(finite, client.observe, stopping.is_set)
         client.flush()
         with SourceSet(live, client) as source_set:
-            _serve(client, source_set, reminder, stopping.is_set, until_done=until_done)
+            _serve(client, source_set, reminder, channels, stopping.is_set, until_done=until_done)
         notify("STOPPING=1")
         has_arrived = {"sources": source_set.health()} if live else {}
         return client.status() | has_arrived | reminder.status()
@@ -57,6 +60,46 @@ def open_sources(config: Config) -> list[Source]:
         ConfigError: An unknown type, or invalid keys.
     """
     return [open_source(row, f"source[{number}]") for number, row in enumerate(config.source)]
+
+
+def streams_given(config: Config, manifest: Manifest) -> dict[str, str]:
+    """Return the source of each stream by name, as the configuration lists them.
+
+    Without a configured source the calling program records the readings: then every needed stream
+    counts as given, and no optional one.
+
+    Raises:
+        ConfigError: An unknown type of source, or invalid keys.
+    """
+    if not config.source:
+        return dict.fromkeys(manifest.required_streams, "the calling program")
+    found: dict[str, str] = {}
+    for number, source in enumerate(open_sources(config)):
+        for stream in source.streams:
+            found.setdefault(stream, f"source[{number}], {config.source[number].get('type', '')}")
+    return found
+
+
+class ChannelReminder:
+    """Logs the channels of the bundle in use that have no source, once for each bundle.
+
+    Args:
+        config: Configuration of the device.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._manifest: Manifest | None = None
+
+    def turn(self, manifest: Manifest) -> None:
+        """Log the missing channels if this is another bundle than before."""
+        if manifest is self._manifest:
+            return
+        self._manifest = manifest
+        given = streams_given(self._config, manifest)
+        for lost in unsupplied(channel_sources(manifest, given, self._config.site)):
+            found = {"channel": lost.channel, "reads": lost.reads, "why": lost.consequence}
+            logger.warning("channel without source %s", fields(bundle=manifest.name, **found))
 
 
 def parted(sources: Iterable[Source]) -> tuple[list[Source], dict[str, ThreadedSource]]:
@@ -145,6 +188,7 @@ def _serve(
     client: Client,
     source_set: SourceSet,
     reminder: ExpiryReminder,
+    channels: ChannelReminder,
     is_stopping: Callable[[], bool],
     *,
     until_done: bool,
@@ -154,6 +198,7 @@ def _serve(
     while not is_stopping() and not (until_done and client.is_done):
         client.tick(0.0 if source_set.turn() else _TURN)
         reminder.turn(client.now)
+        channels.turn(client.learner.manifest)
         if not is_announced and client.is_linked:
             is_announced = notify("READY=1", "STATUS=linked") or True
         if client.why_stopped != stopped:

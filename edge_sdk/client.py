@@ -284,6 +284,7 @@ class Client:
             "outbox": len(session.outbox.entries),
             "windows": len(learner.windows()),
             "can_forecast": self.is_ready,
+            "missing": learner.missing,
             "alone": self._active.local_state is not None,
             "models returned": self._active.returns[RETURNS],
             "privacy": learner.mechanism.says,

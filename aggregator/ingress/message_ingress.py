@@ -75,7 +75,8 @@ class MessageIngress:
 
     Attributes:
         counts: Counters by name: refusal reasons, and ACCEPTED, REPLAYED, UNKNOWN_KEYS,
-            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; SLOTS_AGAIN for a chunk of
+            SEQ_GAPS, STALE_STATUS, PULLS_DELAYED, REFUSED_BY_DEVICE; NO_WINDOWS_ON_DEVICE for a
+            device that had no complete window to train on in a round; SLOTS_AGAIN for a chunk of
             the model broadcast again; OUTLIVED for a life that continued behind a newer one;
             IGNORED for a name with too many forged signatures; STRAY for a message that no device
             of this fleet sends to the aggregator.
@@ -333,6 +334,8 @@ class MessageIngress:
             self._uploads.abort(sealed.sender, refusal.id)
         self._serving.stop(sealed.sender, refusal.id)
         self.counts["REFUSED_BY_DEVICE"] += 1
+        if refusal.code == Reason.NO_WINDOWS:
+            self.counts["NO_WINDOWS_ON_DEVICE"] += 1
         if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
             return self._number_again(sealed.sender, refusal.ref)
         return IngressResult()

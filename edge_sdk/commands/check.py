@@ -13,13 +13,14 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from edge_sdk.agent import open_sources
+from edge_sdk.agent import open_sources, streams_given
 from edge_sdk.app.cli import OK, TEMPORARY, CommandResult
 from edge_sdk.app.clock import DAY
 from edge_sdk.app.settings import shown
 from edge_sdk.commands.arguments import add_config
 from edge_sdk.config import Config, load_with_origins
 from edge_sdk.errors import ConfigError
+from edge_sdk.forecasting.readiness import ChannelSource, channel_sources, unsupplied
 from edge_sdk.methods import METHODS
 from edge_sdk.privacy.datasheet import guarantee
 from edge_sdk.session import certificate_monitor
@@ -56,7 +57,34 @@ def run(args: Namespace) -> CommandResult:
     lines = [f"{key} = {value}    ({origin})" for key, value, origin in rows]
     lines += ["", *(f"{what}: {how}" for what, how in found.items())]
     settings = {key: {"value": value, "origin": origin} for key, value, origin in rows}
-    return CommandResult({"settings": settings, "found": found}, "\n".join(lines), code)
+    channels = channels_of(loaded.value)
+    lines += ["", *channel_table(channels)]
+    data = {
+        "settings": settings,
+        "found": found,
+        "channels": {x.channel: {"reads": x.reads, "source": x.text} for x in channels},
+    }
+    return CommandResult(data, "\n".join(lines), code)
+
+
+def channels_of(config: Config) -> list[ChannelSource]:
+    """Return the source of every channel of the configured bundle.
+
+    Raises:
+        EdgeError: The bundle or a source cannot be used.
+    """
+    manifest = bootstrap.open_bundle(config, None).manifest
+    return channel_sources(manifest, streams_given(config, manifest), config.site)
+
+
+def channel_table(channels: Sequence[ChannelSource]) -> list[str]:
+    """Return the channels as lines: name, what it reads, and its source or the lack of one."""
+    rows = [("channel", "reads", "from"), *((x.channel, x.reads, x.text) for x in channels)]
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+    if lost := unsupplied(channels):
+        lines += ["", f"warning: no source for {', '.join(x.channel for x in lost)}"]
+    return lines
 
 
 def check_device(config: Config) -> dict[str, str]:
@@ -145,12 +173,12 @@ def _reads(manifest: Manifest) -> list[str]:
 
 
 def _check_streams(sources: Sequence[Source], manifest: Manifest) -> None:
-    """Refuse sources that lack a stream of the bundle: the device would wait for it for ever.
+    """Refuse sources that lack a needed stream of the bundle: the device would wait for ever.
 
     Without any configured source, the calling program records the readings.
     """
     given = frozenset[str]().union(*(source.streams for source in sources))
-    if sources and (missing := [name for name in _reads(manifest) if name not in given]):
+    if sources and (missing := [x for x in manifest.required_streams if x not in given]):
         raise ConfigError(
             f"source: none gives {', '.join(missing)}, which bundle {manifest.name} reads",
             hint='map a column of a file to each stream: columns = { column = "stream" }',

@@ -51,7 +51,7 @@ def run(args: Namespace) -> CommandResult:
 
 
 def result_of(forecast: Forecast) -> CommandResult:
-    """Return a forecast as a table."""
+    """Return a forecast as a table; without the model, what it lacks comes first."""
     times = [datetime.fromtimestamp(int(t), UTC).isoformat() for t in forecast.times]
     values = [float(v) if v == v else None for v in forecast.median]  # noqa: PLR0124 - NaN
     data: dict[str, object] = {
@@ -59,11 +59,16 @@ def result_of(forecast: Forecast) -> CommandResult:
         "unit": forecast.unit,
         "times": times,
         "values": values,
+        "missing": forecast.missing,
     }
+    if forecast.source == "none":
+        return CommandResult(data, f"no forecast yet: {forecast.missing}")
     lines = [
         f"{time}  {'-' if v is None else f'{v:.6g}'}" for time, v in zip(times, values, strict=True)
     ]
     head = f"{forecast.unit}, by {forecast.source}"
+    if forecast.missing:
+        head += f", not by the model, which needs {forecast.missing}"
     if forecast.interval is not None:
         ends = [[float(low), float(high)] for low, high in forecast.interval]
         data |= {"interval": ends, "coverage": forecast.coverage, "calibrated": forecast.calibrated}

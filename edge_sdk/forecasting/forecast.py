@@ -26,7 +26,8 @@ class Forecast:
     """One forecast over the horizon.
 
     Attributes:
-        times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``.
+        times: Start of each forecast interval, Unix seconds, shape ``(horizon,)``; before the first
+            reading there is none, and ``times`` and ``values`` are empty.
         values: The medians, in ``unit``, shape ``(horizon,)``; NaN when the source is ``none``.
         unit: Unit of the values.
         source: ``model``; ``without graph``, the model of a split method without the server's
@@ -36,6 +37,7 @@ class Forecast:
         quantiles: The model's quantiles in order, shape ``(horizon, levels)``; not calibrated.
         levels: Levels of the quantiles, rising.
         calibrated: Number of earlier readings that calibrated the interval; 0 means uncalibrated.
+        missing: What the model lacked, for people; empty where the model forecast.
     """
 
     times: Ints
@@ -47,6 +49,7 @@ class Forecast:
     quantiles: Floats | None = None
     levels: tuple[float, ...] = POINT
     calibrated: int = 0
+    missing: str = ""
 
     @property
     def median(self) -> Floats:
@@ -64,7 +67,8 @@ def predict(
     """Forecast the rows after the newest one, with the model or the fallback.
 
     The model needs a complete window and must answer with finite numbers; otherwise the same slots
-    of the last known day are returned, and if these were not measured either, NaN.
+    of the last known day are returned, and if these were not measured either, NaN. Without any
+    reading there is nothing that a forecast could follow, and the forecast has no times.
 
     Args:
         graph: The bundle's forecast graph.
@@ -74,6 +78,8 @@ def predict(
         held: Calibration of the interval and its intended shares; None leaves the interval
             unchanged.
     """
+    if not len(frame):
+        return Forecast(np.zeros(0, np.int64), np.zeros(0), frame.target.unit, "none")
     times = _times(frame)
     if frame.is_ready:
         newest = np.array([len(frame) - 1], np.int64)
@@ -158,8 +164,7 @@ def least(frame: ChannelFrame) -> float:
 
 def _times(frame: ChannelFrame) -> Ints:
     step, horizon = frame.window.step_seconds, frame.window.horizon
-    begin = frame.times[-1] + step if len(frame) else 0
-    return np.asarray(begin + np.arange(horizon, dtype=np.int64) * step)
+    return np.asarray(frame.times[-1] + step + np.arange(horizon, dtype=np.int64) * step)
 
 
 def _last_day(frame: ChannelFrame) -> tuple[Floats, SourceOf]:
@@ -168,7 +173,7 @@ def _last_day(frame: ChannelFrame) -> tuple[Floats, SourceOf]:
     day = max(1, DAY // frame.window.step_seconds)
     ahead = np.arange(horizon)
     at = rows + ahead - day * (ahead // day + 1)
-    if rows and at[0] >= 0:
+    if at[0] >= 0:
         values = frame.last[at]
         if np.isfinite(values).all():
             return values, "last day"

@@ -28,6 +28,7 @@ from edge_sdk.session.signal_messages import signal_messages
 from edge_sdk.session.signed_link import VerifiedMessage, Will
 from edge_sdk.store.store import DeviceStore
 from edge_sdk.wire.contract.method import Signal
+from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.keys import Signer
 from edge_sdk.wire.link.transport import LinkDown, LinkUp, Transport
 from edge_sdk.wire.protocol import messages as m
@@ -197,6 +198,15 @@ class Session:
     def release(self, entry: OutboxEntry) -> None:
         """Send an entry that the store already holds."""
         self.participation.follow(self._parts.outbox.release(entry))
+
+    def refuse_round(self, reason: Reason) -> None:
+        """Tell the aggregator why this device sends no update for the round of the newest model.
+
+        It is sent once and never repeated: it is information for the operator.
+        """
+        manifest = self._parts.inbox.manifest
+        if manifest is not None and self.is_linked and not self.participation.is_rationed:
+            self._parts.link.send(m.RefusalMessage(code=reason, wait=0, id=manifest.digest[:16]))
 
     def send_signal(self, signal: Signal, enc: str) -> None:
         """Send a perishable signal; what cannot be sent is dropped.

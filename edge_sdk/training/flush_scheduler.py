@@ -84,7 +84,9 @@ class FlushScheduler:
         self._oldest = min(self._oldest, *(row.slot for row in rows))
         if series.oldest < self._oldest + history.batch:
             return None
-        if series.observed(learner.manifest.required_streams) < slots_needed(learner.config, learner.manifest):
+        if series.observed(learner.manifest.required_streams) < slots_needed(
+            learner.config, learner.manifest
+        ):
             return None
         return series.oldest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
 from edge_sdk.forecasting.intervals import SavedCalibration
+from edge_sdk.forecasting.readiness import missing_readings
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
 from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
 from edge_sdk.methods import Factory
@@ -251,7 +252,15 @@ class ModelRuntime:
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
         """Forecast the values after the newest reading, with a calibrated interval."""
         graph, source = self._helped(state)
-        return self._forecaster.forecast(self.vector(state), self.frame(), graph, source)
+        found = self._forecaster.forecast(self.vector(state), self.frame(), graph, source)
+        if found.source in ("model", "without graph"):
+            return found
+        return replace(found, missing=self.missing or "the model's values were not finite")
+
+    @property
+    def missing(self) -> str:
+        """Readings that a forecast by the model still needs, for people; empty if none."""
+        return missing_readings(self.series, self.manifest).text
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
         """Return the graph to forecast the newest window with, and the name of its source.

@@ -22,6 +22,7 @@ from edge_sdk.training.active_run import ActiveRun, GivenUp
 from edge_sdk.training.flush_scheduler import FlushScheduler
 from edge_sdk.training.outbox_entry import UpdateSealer, record
 from edge_sdk.wire.contract.method import END, Task, Update
+from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol.codec import Leaf
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,13 @@ class TrainingTransaction:
         return active.is_common or len(active.learner.windows()) > 0
 
     def attempt(self, task: Task) -> None:
-        """Train one round; abandon it without a trace if it cannot be finished or released."""
+        """Train one round; abandon it without a trace if it cannot be finished or released.
+
+        Without a complete window the device adopts the model, sends no update, and says so.
+        """
         session, begun = self._session, self._session.now
+        learner = self._active.learner
+        has_windows = task.ask == END or len(learner.windows()) > 0
         self._agenda.start(task)
         self._scheduler.count_time(awake=False)
         try:
@@ -75,6 +81,12 @@ class TrainingTransaction:
             logger.warning("update not released %s", fields(round=task.round, why=error))
         else:
             is_final, run = task.ask == END, session.seen.run
+            if not has_windows:
+                session.count("rounds without windows")
+                session.refuse_round(Reason.NO_WINDOWS)
+                why = learner.missing or "the targets were not all observed"
+                logger.warning("round skipped %s", fields(run=run, round=task.round, why=why))
+                return
             session.count("final models" if is_final else "rounds")
             task_fields = {"run": run, "round": task.round, "base": task.base}
             logger.info(
@@ -109,6 +121,8 @@ class TrainingTransaction:
         if is_returned:
             effects = effects if self._may_send_faulty(state, task) else ()
             state = active.last_good()
+        if asked is None and task.ask != END and not len(active.learner.windows()):
+            effects = ()  # nothing was learned, whatever the method would answer
         updates = [e for e in effects if isinstance(e, Update) and active.shares]
         if updates and not accountant.may_release:
             raise GivenUp  # stopped, or the numbers are not confirmed yet

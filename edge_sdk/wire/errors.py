@@ -59,6 +59,7 @@ class Reason(IntEnum):
     TWO_LIVES = 82
     ROLLBACK = 83
     UNUSABLE_LINK = 84
+    NO_WINDOWS = 85
 
     @property
     def is_final(self) -> bool:

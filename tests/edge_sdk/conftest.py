@@ -115,6 +115,7 @@ class Aggregator:
         self.offers: dict[bytes, m.OfferMessage] = {}
         self.statuses: list[m.StatusMessage] = []
         self.receipts: list[m.ReceiptMessage] = []
+        self.refusals: list[m.RefusalMessage] = []
         self.is_mute = False  # hears, commits, and its answers get lost
         self.serial = 0
         self.spec = MANIFEST.spec()
@@ -240,6 +241,8 @@ class Aggregator:
                 self.statuses.append(message)
             case m.ReceiptMessage():
                 self.receipts.append(message)
+            case m.RefusalMessage():
+                self.refusals.append(message)
 
     def welcome(self, hello: m.HelloMessage, ref: bytes) -> None:
         if ref != self.hello and hello.life <= self.highest:

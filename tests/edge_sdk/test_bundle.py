@@ -223,7 +223,7 @@ def test_a_newer_manifest_with_unknown_fields_is_refused_by_its_sdk(tmp_path):
     for least in ("0.1.0", "none", None):  # of this SDK's own, an unknown field is an error
         raw = newer.replace(b'"0.2.0"', json.dumps(least).encode())
         files |= {"manifest.json": raw, "manifest.sig": seal(KEY, raw)}
-        with pytest.raises(BundleError, match="colour|min_sdk"):
+        with pytest.raises(BundleError, match=r"colour|min_sdk"):
             Bundle.open(written(tmp_path / f"b{least}", files), trust=TRUST)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from edge_sdk.forecasting.series import Reading
 from edge_sdk.wire import keys
+from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import messages as m
 
 W0 = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
@@ -156,6 +157,38 @@ def test_the_final_model_is_taken_over_and_nothing_is_answered(fleet):
     assert client.state.p[4] == head
     assert len(fleet.server.updates) == 1
     assert client.status()["stopped"] == "stop"
+
+
+def test_without_a_complete_window_the_model_is_adopted_and_nothing_is_learned(fleet, caplog):
+    client = fleet.device.start()
+    fleet.device.observe(3)  # the window has 4 rows, and a target after them
+    with caplog.at_level("INFO"):
+        fleet.server.open_round(0, 0, W0)
+        fleet.run()
+    np.testing.assert_array_equal(client.state.p[:4], W0)
+    assert fleet.server.updates == []
+    (refusal,) = fleet.server.refusals
+    assert refusal.code == Reason.NO_WINDOWS
+    assert [refusal.id] == [*fleet.server.contents]
+    counts = client.status()["counts"]
+    assert (counts["rounds without windows"], counts.get("rounds", 0)) == (1, 0)
+    assert client.status()["missing"] == "1 more reading without a gap (1 hour)"
+    assert "round trained" not in caplog.text
+    assert 'round skipped run=1 round=0 why="1 more reading without a gap (1 hour)"' in caplog.text
+    fleet.device.observe(60)
+    fleet.server.open_round(1, 1, W0)
+    fleet.run()
+    assert [u.round for u in fleet.server.updates] == [1]
+    assert client.status()["missing"] == ""
+
+
+def test_before_the_first_reading_a_forecast_has_no_time_and_says_what_is_missing(fleet):
+    forecast = fleet.device.start().forecast()
+    assert forecast.source == "none"
+    assert forecast.times.shape == forecast.values.shape == (0,)
+    assert forecast.missing == (
+        "no reading of elec.import.energy yet; then 4 readings without a gap (4 hours)"
+    )
 
 
 def test_an_older_manifest_is_counted_and_ignored(fleet):

@@ -374,7 +374,9 @@ class Manifest:
         masked = [feature.of for feature in self.features if feature.of is not None]
         can_lack = {f.name for f in self.features if f.kind in ("stream", "lag", "static")}
         if wrong := [name for name in masked if name not in can_lack]:
-            raise ValueError(f"a mask names {wrong[0]!r}, which is no stream, lag or static feature")
+            raise ValueError(
+                f"a mask names {wrong[0]!r}, which is no stream, lag or static feature"
+            )
         if len(set(masked)) != len(masked):
             raise ValueError(f"a feature has one mask: {', '.join(masked)}")
 

@@ -7,7 +7,7 @@ from aggregator.ingress.rate_limits import RateLimits
 from edge_sdk.wire import keys
 from edge_sdk.wire.errors import Reason
 from edge_sdk.wire.protocol import codec, envelope, topics
-from edge_sdk.wire.protocol.messages import ReceiptMessage
+from edge_sdk.wire.protocol.messages import ReceiptMessage, RefusalMessage
 from tests.aggregator.rig import FLEET, START, Desk, Device, ref_of
 
 
@@ -233,3 +233,11 @@ def _until_full(desk, device):
         if answers[0].kind == "refusal":
             return update, answers
     raise AssertionError("the disk never filled")
+
+
+def test_a_device_without_windows_is_counted(desk, device):
+    for _ in range(2):
+        device.say(RefusalMessage(Reason.NO_WINDOWS, 0, id=bytes(16)))
+    device.say(RefusalMessage(Reason.ABORTED, 0, id=bytes(16)))
+    assert desk.intake.counts["NO_WINDOWS_ON_DEVICE"] == 2
+    assert desk.intake.counts["REFUSED_BY_DEVICE"] == 3

@@ -12,8 +12,10 @@ import time
 
 import pytest
 
+from edge_sdk.client import Client
 from edge_sdk.commands.main import main
 from edge_sdk.commands.status import plain
+from edge_sdk.config import Config
 from edge_sdk.wire import keys
 
 TOML = """
@@ -64,6 +66,31 @@ def test_a_device_is_enrolled_checked_and_asked(config, capsys):
     out = said(capsys).out
     assert "fleet = north    (meter.toml)" in out
     assert "no privacy mechanism is active" in out
+
+
+def test_check_names_the_source_of_every_channel(config, capsys):
+    enrolled(config)
+    assert main(["check", str(config)]) == 0
+    table = said(capsys).out.split("channel ", 1)[1].splitlines()
+    rows = {line.split()[0]: line for line in table[1:] if line}
+    assert rows["temperature"].split(None, 2)[1:] == ["weather.temperature", "source[0], csv"]
+    assert rows["slot-of-day"].endswith("the clock")
+    assert rows["floor-area"].endswith("[site] floor-area = 100")
+    assert main(["check", str(config), "--json"]) == 0
+    channels = json.loads(said(capsys).out)["channels"]
+    assert channels["load"] == {"reads": "elec.import.energy", "source": "source[0], csv"}
+    assert len(channels) == 8
+
+
+def test_a_forecast_before_any_reading_says_what_is_missing_and_no_date(config, capsys):
+    enrolled(config)
+    with Client(Config.load(config)) as client:
+        client.tick()
+    assert main(["forecast", str(config)]) == 0
+    out = said(capsys).out
+    assert out.startswith("no forecast yet: no reading of elec.import.energy, ")
+    assert "then 12 readings without a gap (3 hours)" in out
+    assert "1970" not in out
 
 
 def test_the_proof_is_over_fleet_id_and_key(config, capsys):

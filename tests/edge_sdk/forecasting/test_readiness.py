@@ -1,0 +1,89 @@
+"""The count of missing readings equals that of a simulation that adds one reading after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_sdk.bundle import shipped_folder
+from edge_sdk.forecasting.readiness import (
+    MASKED,
+    NEVER,
+    channel_sources,
+    missing_readings,
+    unsupplied,
+)
+from edge_sdk.forecasting.series import Reading, Series
+from edge_sdk.forecasting.windows import ChannelFrame
+from edge_sdk.training.run_role import series_for
+from edge_sdk.wire.contract.manifest import Manifest
+
+LOAD, WARM, WIND = "elec.import.energy", "weather.temperature", "weather.wind_speed"
+START = 473_352 * 3600
+SITE = {"floor-area": 100.0, "wall-area": 80.0, "window-area": 10.0}
+
+
+def manifest_of(name):
+    return Manifest.parse((shipped_folder() / name / "manifest.json").read_bytes())
+
+
+def steps_until_ready(series, manifest, streams):
+    """Add perfect readings until the newest window is complete, and count them."""
+    end = int(series.times()[-1]) + series.step if len(series) else START
+    for added in range(2000):
+        if len(series) and ChannelFrame.of(series, manifest, site=SITE).is_ready:
+            return added
+        for stream in streams:
+            series.add(Reading(stream, end + added * series.step, 1.0 + added % 5))
+    raise AssertionError("never ready")
+
+
+@pytest.mark.parametrize("name", ["load-lstm", "load-lstm-week", "chargers-week-6"])
+def test_an_empty_series_needs_the_whole_window_and_its_lags(name):
+    manifest = manifest_of(name)
+    series = series_for(manifest, 10_000)
+    missing = missing_readings(series, manifest)
+    assert missing.streams == manifest.required_streams
+    lag = max((f.lag_steps or 1 for f in manifest.features), default=1)
+    assert missing.rows == manifest.window.lookback + lag - 1
+    assert missing.rows == steps_until_ready(series, manifest, manifest.required_streams)
+    assert missing_readings(series, manifest).text == ""
+
+
+@given(
+    seen=st.lists(st.booleans(), min_size=1, max_size=260),
+    warm=st.lists(st.booleans(), min_size=1, max_size=260),
+)
+def test_the_count_is_that_of_a_simulation_whatever_is_missing(seen, warm):
+    manifest = manifest_of("load-lstm-week")
+    series = Series(3600, [LOAD, WARM, WIND], capacity=10_000)
+    for stream, rows in ((LOAD, seen), (WARM, warm), (WIND, seen)):
+        for hour in np.flatnonzero(rows):
+            series.add(Reading(stream, START + int(hour) * 3600, 1.0 + hour % 7))
+    missing = missing_readings(series, manifest)
+    expected = steps_until_ready(series, manifest, (LOAD, WARM, WIND))
+    assert missing.rows == expected
+    assert set(missing.streams) == {
+        x for x, rows in ((LOAD, seen), (WARM, warm), (WIND, seen)) if not any(rows)
+    }
+
+
+def test_a_channel_without_a_source_says_what_it_costs():
+    found = channel_sources(manifest_of("load-lstm"), {LOAD: "source[0] csv"}, {"floor-area": 9.0})
+    assert [x.channel for x in unsupplied(found)] == [
+        "temperature",
+        "wind",
+        "wall-area",
+        "window-area",
+    ]
+    assert {x.consequence for x in unsupplied(found)} == {NEVER}
+    by_name = {x.channel: x.text for x in found}
+    assert by_name["load"] == "source[0] csv"
+    assert by_name["slot-of-day"] == "the clock"
+    assert by_name["floor-area"] == "[site] floor-area = 9"
+    assert by_name["wind"] == f"no source: {NEVER}"
+    week = channel_sources(manifest_of("load-lstm-week"), {LOAD: "yours"}, {})
+    assert {x.channel: x.text for x in week}["load-a-week-ago"] == "yours, 6.96 days earlier"
+    assert MASKED != NEVER
