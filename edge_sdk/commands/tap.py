@@ -116,4 +116,4 @@ def _server_tls(section: OcppSection) -> ssl.SSLContext | None:
     try:
         return load(context, cert=section.cert_file, key=section.key_file or None)
     except OSError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"source ocpp: {error}") from error

@@ -27,6 +27,8 @@ from edge_sdk.sources.base import RawFrame
 from edge_sdk.sources.ocpp_redaction import ConversationLog
 from edge_sdk.sources.spool import SpoolWriter
 from edge_sdk.sources.websocket import MessageStream
+from edge_sdk.wire.link.tls_files import File, load, refuse_expired
+from edge_sdk.wire.link.x509_expiry import X509Error
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +60,16 @@ class BackOffice:
         """Parse ``wss://host/path``.
 
         Raises:
-            ConfigError: Anything else, or an authority's certificate that cannot be read.
+            ConfigError: Anything else, or an authority's file that is unreadable or has expired.
         """
         parts = urlsplit(url)
         try:
             port = parts.port or {"ws": 80, "wss": 443}[parts.scheme]
-            tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "wss" else None
         except (KeyError, ValueError):
-            raise ConfigError(f"source ocpp: {url!r} is not a ws:// or wss:// address") from None
-        except OSError as error:
-            raise ConfigError(f"source ocpp: {ca_file}: {error}") from error
-        if not parts.hostname or parts.query:
+            port = 0
+        if not port or not parts.hostname or parts.query:
             raise ConfigError(f"source ocpp: {url!r} is not a ws:// or wss:// address")
+        tls = _client_tls(ca_file) if parts.scheme == "wss" else None
         return cls(parts.hostname, port, parts.path.rstrip("/"), tls)
 
     def request(self, head: bytes) -> bytes | None:
@@ -86,6 +86,17 @@ class BackOffice:
         host = f"Host: {self.host}:{self.port}".encode()
         rest = re.sub(rb"(?im)^host:[^\r]*", lambda _: host, head[found.end() :], count=1)
         return line + rest
+
+
+def _client_tls(ca_file: Path | None) -> ssl.SSLContext:
+    """Return a context that trusts one authority, or without a file those of this machine."""
+    try:
+        if ca_file is None:
+            return load(ssl.create_default_context())
+        refuse_expired([File("ca", ca_file, "source ocpp: ca_file")], time.time())
+        return load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ca_file)
+    except (OSError, X509Error) as error:
+        raise ConfigError(str(error)) from error
 
 
 @dataclass(slots=True)

@@ -386,15 +386,51 @@ def test_a_tap_without_the_key_of_its_certificate_says_so(tmp_path):
         _tls(OcppSection(type="ocpp", cert_file=str(tmp_path / "nowhere.crt")))
 
 
-def self_signed(folder, name):
-    """A certificate that is its own authority, for one host name."""
+def test_a_back_office_over_tls_needs_tls_1_2_and_its_own_authority_alone(tmp_path):
+    certificate, _ = self_signed(tmp_path, "localhost")
+    own = BackOffice.parse("wss://localhost/ocpp", certificate).tls
+    assert [row["subject"] for row in own.get_ca_certs()] == [((("commonName", "localhost"),),)]
+    public = BackOffice.parse("wss://localhost/ocpp").tls
+    for context in (own, public):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert context.check_hostname
+        assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file or directory"),
+        (b"", "no certificate in it: not a PEM file"),
+        (b"-----BEGIN PRIVATE KEY-----\nMC4C\n-----END PRIVATE KEY-----", "but: private key"),
+    ],
+)
+def test_an_unusable_authority_of_the_back_office_is_refused_with_its_key(
+    tmp_path, content, reason
+):
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        BackOffice.parse("wss://localhost/ocpp", file)
+    assert str(refusal.value).startswith(f"source ocpp: ca_file: {file}: ")
+
+
+def test_an_expired_authority_of_the_back_office_is_refused(tmp_path):
+    certificate, _ = self_signed(tmp_path, "localhost", until=timedelta(days=-1, minutes=-1))
+    with pytest.raises(ConfigError, match="office.crt: expired 1 day ago"):
+        BackOffice.parse("wss://localhost/ocpp", certificate)
+
+
+def self_signed(folder, name, until=timedelta(hours=1)):
+    """Make a certificate that is its own authority, for one host name."""
     key = ec.generate_private_key(ec.SECP256R1())
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder(who, who, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now + until)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
