@@ -115,8 +115,8 @@ def verdict(rows: Sequence[DeviceResult], *, tie: float = TIE) -> str:
         ahead = f"{wins(rows, PLFL, arm)} of {len(rows)}"
         ahead = ahead if parts else f"better on {ahead} devices"
         parts.append(f"{abs(share):.1%} {side} {NAMES[arm].split(' (')[0]} ({ahead})")
-    told = ", ".join(parts).replace("%", " %")
-    return f"{head}: mean MASE {own:.3f}, which is {told}.{_saved(rows)}"
+    text = ", ".join(parts).replace("%", " %")
+    return f"{head}: mean MASE {own:.3f}, which is {text}.{_saved(rows)}"
 
 
 def _saved(rows: Sequence[DeviceResult]) -> str:

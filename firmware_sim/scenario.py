@@ -28,7 +28,7 @@ RENAMED: Mapping[str, str] = {
 
 Count = Annotated[int, Between(1, 100_000)]
 
-SUITED: Mapping[str, str] = {"homes": "load-lstm-week", "cells": "cells-mlp-1"}
+DEFAULT_BUNDLES: Mapping[str, str] = {"homes": "load-lstm-week", "cells": "cells-mlp-1"}
 """The default bundle of a shipped set."""
 
 UNPROTECTED: Mapping[str, Any] = {"mechanism": {"name": "none"}}
@@ -141,14 +141,14 @@ class Scenario:
     tuning_notes: str = ""
     renamed: ClassVar[Mapping[str, str]] = RENAMED
 
-    def first_days(self, days: int, samples: SampleSet, judged: int = 7) -> Scenario:
+    def first_days(self, days: int, samples: SampleSet, evaluation_days: int = 7) -> Scenario:
         """Return the scenario with a history of some days from the set's first reading.
 
-        Forecasts are evaluated on the ``judged`` days after them.
+        Forecasts are evaluated on the ``evaluation_days`` days after them.
         """
         times, _ = samples.samples[0].column(samples.target)
         until = datetime.fromtimestamp(int(times[0]) + 86_400 * days, UTC)
-        last = until + timedelta(days=judged)
+        last = until + timedelta(days=evaluation_days)
         return replace(
             self, until=until.isoformat(), evaluation=(until.isoformat(), last.isoformat())
         )
@@ -182,7 +182,7 @@ class Noise:
         return load(cls, path).value
 
 
-PATIENT = RunSettings(deadline="15m")
+LONG_DEADLINE = RunSettings(deadline="15m")
 """Settings for hundreds of devices on one machine: a deadline that no device misses."""
 
 

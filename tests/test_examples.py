@@ -29,7 +29,7 @@ from edge_sdk.commands import main as cli
 from edge_sdk.config import load_with_origins
 from edge_sdk.errors import StoreNewer
 from edge_sdk.wire import keys
-from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
 from tests.broker.authority import Authority
 from tools import docs
@@ -241,8 +241,10 @@ def test_the_station_forecasts_its_traffic_from_dropped_files(tmp_path, monkeypa
     monkeypatch.setenv("GRIDFED_EDGE_BROKER", '{ url = "mqtt://127.0.0.1:1" }')
     truth = tmp_path / "truth.csv"
     begin = int(time.time()) // 86_400 * 86_400 - 4 * 86_400
-    dropper = Dropper(CellSite(7), "site-7", tmp_path / "pm", habits=Habits(broken=0.05, late=0.1))
-    dropper.run(begin, 4 * 96, truth)
+    writer = FileWriter(
+        CellSite(7), "site-7", tmp_path / "pm", faults=FileFaultRates(broken=0.05, late=0.1)
+    )
+    writer.run(begin, 4 * 96, truth)
     assert cli.main(["enrol", str(path)]) == 0
     assert cli.main(["check", str(path)]) == 0
     assert "reads: cell.internet.activity" in capsys.readouterr().out

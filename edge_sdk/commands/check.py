@@ -150,11 +150,11 @@ def compare_clocks(floor: int, wall: int) -> str:
         >>> print(result.split(": ")[0].split("; ")[1])
         stored server time 2027-02-24 08:00 UTC, 40 days ahead
     """
-    here = f"machine's clock {_minute(wall)}"
+    machine = f"machine's clock {_minute(wall)}"
     if not floor:
-        return f"{here}; no server time is stored yet"
+        return f"{machine}; no server time is stored yet"
     days, where = (abs(floor - wall) // DAY, "ahead" if floor > wall else "behind")
-    result = f"{here}; stored server time {_minute(floor)}, {days} days {where}"
+    result = f"{machine}; stored server time {_minute(floor)}, {days} days {where}"
     if floor <= wall + DAY:
         return result
     return (
@@ -193,11 +193,11 @@ def reach_broker(config: Config) -> tuple[str, bool]:
     why, end = "no answer", time.monotonic() + _PATIENCE
     try:
         while time.monotonic() < end:
-            for happening in link.poll(0.2):
-                if isinstance(happening, LinkUp):
+            for event in link.poll(0.2):
+                if isinstance(event, LinkUp):
                     return "reached", True
-                if isinstance(happening, LinkDown):
-                    why = happening.why
+                if isinstance(event, LinkDown):
+                    why = event.why
         return f"not reached: {why}", False
     finally:
         link.close()

@@ -63,14 +63,14 @@ def chosen(config: Config, name: str) -> Source:
         ConfigError: No source, or several, match.
     """
     rows = list(enumerate(config.source))
-    meant = [row for row in rows if name in ("", str(row[0]), str(row[1].get("type")))]
-    if len(meant) != 1:
+    selected = [row for row in rows if name in ("", str(row[0]), str(row[1].get("type")))]
+    if len(selected) != 1:
         has = ", ".join(f"{number} ({row.get('type')})" for number, row in rows) or "none"
         raise ConfigError(
-            f"{len(meant)} sources match {name!r}; configured: {has}",
+            f"{len(selected)} sources match {name!r}; configured: {has}",
             hint="select one by its number: gridfed-edge source test CONFIG 0",
         )
-    number, section = meant[0]
+    number, section = selected[0]
     return open_source(section, f"source[{number}]")
 
 

@@ -68,7 +68,7 @@ def status(config: Config) -> dict[str, Any]:
             "privacy": guarantee(plan),
             "budget": account.summary(one),
             **({"certificate days left": days} if days else {}),
-            **_among(learned),
+            **_peer_exchange(learned),
         }
 
 
@@ -81,7 +81,7 @@ def kept(config: Config, store: DeviceStore, announced: m.BundleMessage | None) 
     return {"days": round(days, 2), **most, "limit": history.limit}
 
 
-def _among(learned: LearnedState | None) -> dict[str, Any]:
+def _peer_exchange(learned: LearnedState | None) -> dict[str, Any]:
     """Return the state of the peer exchange, if there is one."""
     kept = learned.leaves.get("gossip") if learned is not None else None
     if kept is None:

@@ -57,13 +57,13 @@ def section_of(config: Config, number: int | None) -> OcppSection:
         Failure: There is none, or several and none is selected.
     """
     rows = [(n, row) for n, row in enumerate(config.source) if row.get("type") == "ocpp"]
-    meant = [row for n, row in rows if number in (None, n)]
-    if len(meant) != 1:
+    selected = [row for n, row in rows if number in (None, n)]
+    if len(selected) != 1:
         raise ConfigError(
-            f"{len(meant)} [[source]] of type ocpp selected, expected 1; configured: {len(rows)}",
+            f"{len(selected)} [[source]] of type ocpp selected, expected 1; configured: {len(rows)}",
             hint="select one by its number: --source 1",
         )
-    section = from_table(OcppSection, meant[0], "source ocpp")
+    section = from_table(OcppSection, selected[0], "source ocpp")
     if not section.spool or not section.csms:
         raise ConfigError("source ocpp: the proxy needs the keys 'csms' and 'spool'")
     return section
@@ -84,22 +84,25 @@ def forward(section: OcppSection, ready: Callable[[str], object]) -> dict[str, i
     """
     office = BackOffice.parse(section.csms, Path(section.ca_file) if section.ca_file else None)
     tap = OcppProxy(office, SpoolWriter(Path(section.spool), "ocpp", section.spool_bytes))
-    here = SourceAddress.parse(section.listen)
+    address = SourceAddress.parse(section.listen)
     try:
-        asyncio.run(_serve(tap, here, _server_tls(section), ready))
+        asyncio.run(_serve(tap, address, _server_tls(section), ready))
     except OSError as error:
         raise EdgeError(f"{section.listen}: {error.strerror or error}") from error
     return dict(tap.counts)
 
 
 async def _serve(
-    tap: OcppProxy, here: SourceAddress, tls: ssl.SSLContext | None, ready: Callable[[str], object]
+    tap: OcppProxy,
+    address: SourceAddress,
+    tls: ssl.SSLContext | None,
+    ready: Callable[[str], object],
 ) -> None:
     def when_ready(url: str) -> None:
         notify("READY=1", f"STATUS={url}")
         ready(url)
 
-    serving = asyncio.create_task(tap.serve(here.host, here.port, when_ready, tls))
+    serving = asyncio.create_task(tap.serve(address.host, address.port, when_ready, tls))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.cancel)

@@ -105,7 +105,7 @@ class ConformalCalibration:
         upto: Number of the newest row processed: Unix seconds over the step; -1 for none.
         rows: Numbers of the rows at which the waiting intervals were predicted, ``(k,)``.
         ends: Those intervals, as served, ``(k, horizon, 2)``.
-        told: Readings compared with an interval so far, for each step ahead, ``(horizon,)``.
+        compared: Readings compared with an interval so far, for each step ahead, ``(horizon,)``.
         missed: Number of them below and above, ``(horizon, 2)``.
     """
 
@@ -113,7 +113,7 @@ class ConformalCalibration:
     upto: int
     rows: Ints
     ends: NDArray[np.float32]
-    told: Ints
+    compared: Ints
     missed: Ints
 
     @classmethod
@@ -136,13 +136,13 @@ class ConformalCalibration:
     @property
     def tried(self) -> int:
         """Return the number of rows whose interval was compared with a reading."""
-        return int(self.told.max(initial=0))
+        return int(self.compared.max(initial=0))
 
     @property
     def misses(self) -> tuple[float, float]:
         """Return the shares of readings below and above the intervals; NaN before the first."""
-        told = int(self.told.sum())
-        below, above = self.missed.sum(axis=0) / told if told else (np.nan, np.nan)
+        count = int(self.compared.sum())
+        below, above = self.missed.sum(axis=0) / count if count else (np.nan, np.nan)
         return float(below), float(above)
 
     def arrays(self) -> dict[str, Array]:
@@ -152,7 +152,7 @@ class ConformalCalibration:
             "upto": np.array(self.upto),
             "rows": self.rows,
             "ends": self.ends,
-            "told": self.told,
+            "told": self.compared,
             "missed": self.missed,
         }
 
@@ -163,60 +163,60 @@ class ConformalCalibration:
         Raises:
             KeyError: An array is missing.
         """
-        others = {name: arrays[name] for name in ("moved", "rows", "ends", "told", "missed")}
-        return cls(upto=int(arrays["upto"]), **others)
+        others = {name: arrays[name] for name in ("moved", "rows", "ends", "missed")}
+        return cls(upto=int(arrays["upto"]), compared=arrays["told"], **others)
 
-    def served(self, told: Floats, aim: CoverageTarget) -> Floats:
+    def served(self, predicted: Floats, aim: CoverageTarget) -> Floats:
         """Move the ends of intervals.
 
         Args:
-            told: Quantiles in order, ``(..., horizon, levels)``.
+            predicted: Quantiles in order, ``(..., horizon, levels)``.
             aim: Lower bound, and narrowest width.
 
         Returns:
             Lower and upper ends, ``(..., horizon, 2)``.
         """
-        low, high = told[..., 0], told[..., -1]
+        low, high = predicted[..., 0], predicted[..., -1]
         width = np.maximum(high - low, aim.narrowest)
         ends = low - self.moved[:, 0] * width, high + self.moved[:, 1] * width
         return np.maximum(np.stack(ends, axis=-1), aim.least)
 
     def after(
-        self, row: int, value: float, told: Floats | None, aim: CoverageTarget
+        self, row: int, value: float, predicted: Floats | None, aim: CoverageTarget
     ) -> ConformalCalibration:
         """Process one row: its reading settles older intervals, then its own interval waits.
 
         Args:
             row: The row's number; greater than that of any before it.
             value: Its reading; NaN where there was none.
-            told: Quantiles predicted from it, ``(horizon, levels)``; None where no window was
+            predicted: Quantiles predicted from it, ``(horizon, levels)``; None where no window was
                 complete.
             aim: Intended shares of misses.
         """
         settled = self._settled(row, value, aim)
         keep = settled.rows + self.horizon > row
         rows, ends = settled.rows[keep], settled.ends[keep]
-        if told is not None and np.isfinite(told).all():
+        if predicted is not None and np.isfinite(predicted).all():
             rows = np.append(rows, np.int64(row))
-            served = settled.served(told, aim).astype(np.float32)
+            served = settled.served(predicted, aim).astype(np.float32)
             ends = np.concatenate([ends, served[None]])
         return replace(settled, upto=row, rows=rows, ends=ends)
 
-    def waiting(self, told: Floats, aim: CoverageTarget) -> ConformalCalibration:
+    def waiting(self, predicted: Floats, aim: CoverageTarget) -> ConformalCalibration:
         """Add the newest row's interval if it was predicted late; keep one that waits already.
 
         Args:
-            told: Quantiles, ``(horizon, levels)``.
+            predicted: Quantiles, ``(horizon, levels)``.
             aim: Intended shares of misses.
 
-        >>> told, aim = np.array([[0.0, 0.5, 1.0]]), CoverageTarget(0.1, 0.1)
-        >>> one = ConformalCalibration.new(1).after(7, 0.3, None, aim).waiting(told, aim)
-        >>> one.rows.tolist(), one.waiting(told + 1, aim).ends.tolist()
+        >>> predicted, aim = np.array([[0.0, 0.5, 1.0]]), CoverageTarget(0.1, 0.1)
+        >>> one = ConformalCalibration.new(1).after(7, 0.3, None, aim).waiting(predicted, aim)
+        >>> one.rows.tolist(), one.waiting(predicted + 1, aim).ends.tolist()
         ([7], [[[0.0, 1.0]]])
         """
-        if self.upto in self.rows or not np.isfinite(told).all():
+        if self.upto in self.rows or not np.isfinite(predicted).all():
             return self
-        ends = self.served(told, aim).astype(np.float32)[None]
+        ends = self.served(predicted, aim).astype(np.float32)[None]
         rows = np.append(self.rows, np.int64(self.upto))
         return replace(self, rows=rows, ends=np.concatenate([self.ends, ends]))
 
@@ -228,16 +228,20 @@ class ConformalCalibration:
         steps = ahead[due]  # each step ahead at most once: rows differ
         ends = self.ends[due, steps]
         missed = np.stack([value < ends[:, 0], value > ends[:, 1]], axis=1)
-        gain = np.maximum(aim.gain, 1.0 / (EARLY + self.told[steps]))[:, None]
-        moved, told, count = self.moved.copy(), self.told.copy(), self.missed.copy()
+        gain = np.maximum(aim.gain, 1.0 / (EARLY + self.compared[steps]))[:, None]
+        moved, compared, count = self.moved.copy(), self.compared.copy(), self.missed.copy()
         moved[steps] = np.clip(moved[steps] + gain * (missed - aim.misses), *REACH)
-        told[steps] += 1
+        compared[steps] += 1
         count[steps] += missed
-        return replace(self, moved=moved, told=told, missed=count)
+        return replace(self, moved=moved, compared=compared, missed=count)
 
 
 def rolled(
-    calibration: ConformalCalibration, rows: Ints, values: Floats, told: Floats, aim: CoverageTarget
+    calibration: ConformalCalibration,
+    rows: Ints,
+    values: Floats,
+    predicted: Floats,
+    aim: CoverageTarget,
 ) -> tuple[ConformalCalibration, Floats]:
     """Process rows in order, as a device does while they arrive.
 
@@ -245,7 +249,7 @@ def rolled(
         calibration: State before the first of them.
         rows: Their numbers, rising, ``(n,)``.
         values: Their readings, NaN where there was none, ``(n,)``.
-        told: Quantiles predicted from each, ``(n, horizon, levels)``; NaN where no window was
+        predicted: Quantiles predicted from each, ``(n, horizon, levels)``; NaN where no window was
             complete.
         aim: Intended shares of misses.
 
@@ -258,14 +262,15 @@ def rolled(
         the upper end is at the readings, and it stays there.
 
         >>> rows, values = np.arange(400), np.full(400, 3.0)
-        >>> told = np.tile(np.array([0.0, 0.5, 1.0]), (400, 1, 1))
-        >>> after, ends = rolled(ConformalCalibration.new(1), rows, values, told, CoverageTarget(0.1, 0.1, gain=0.05))
+        >>> predicted = np.tile(np.array([0.0, 0.5, 1.0]), (400, 1, 1))
+        >>> aim = CoverageTarget(0.1, 0.1, gain=0.05)
+        >>> after, ends = rolled(ConformalCalibration.new(1), rows, values, predicted, aim)
         >>> ends[0].tolist(), bool((abs(ends[200:, 0, 1] - 3.0) < 0.1).all())
         ([[0.0, 1.0]], True)
     """
     ends = np.full((len(rows), calibration.horizon, 2), np.nan)
     for at, row in enumerate(rows.tolist()):
-        known = told[at] if np.isfinite(told[at]).all() else None
+        known = predicted[at] if np.isfinite(predicted[at]).all() else None
         calibration = calibration.after(row, float(values[at]), known, aim)
         if known is not None:
             ends[at] = calibration.ends[-1]

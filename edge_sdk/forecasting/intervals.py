@@ -24,7 +24,7 @@ from edge_sdk.forecasting.windows import ChannelFrame
 from edge_sdk.wire.contract.method import Array
 from edge_sdk.wire.contract.parameter_layout import Vector
 
-Tell = Callable[[Ints], Floats]
+Predict = Callable[[Ints], Floats]
 """Function from origins ``(n,)`` to quantiles ``(n, horizon, levels)``, in the series' unit."""
 
 
@@ -84,7 +84,7 @@ class IntervalTracker:
     bundle: bytes
 
     def follow(
-        self, kept: SavedCalibration | None, frame: ChannelFrame, vector: Vector, tell: Tell
+        self, kept: SavedCalibration | None, frame: ChannelFrame, vector: Vector, predict: Predict
     ) -> SavedCalibration:
         """Bring a calibration up to the newest row, or start one.
 
@@ -94,7 +94,7 @@ class IntervalTracker:
             kept: Stored calibration; None to start.
             frame: Channels and readings; at least one row.
             vector: Present model.
-            tell: Function that returns its quantiles.
+            predict: Function that returns its quantiles.
         """
         numbers = row_numbers(frame)
         model = hashlib.sha256(vector.tobytes()).digest()
@@ -106,7 +106,7 @@ class IntervalTracker:
             kept = SavedCalibration(fresh, self.bundle, model, int(numbers[-1]), aided)
         first = int(np.searchsorted(numbers, kept.calibration.upto, side="right"))
         rows = np.arange(max(first, len(frame) - self.warm), len(frame), dtype=np.int64)
-        after, _ = self._walk(kept.calibration, frame, rows, tell)
+        after, _ = self._walk(kept.calibration, frame, rows, predict)
         return replace(kept, calibration=after)
 
     def aid(
@@ -133,7 +133,7 @@ class IntervalTracker:
         one, _ = rolled(one, numbers[rows], frame.raw[rows], nothing, self.aim)
         return replace(kept, aided=one if predicted is None else one.waiting(predicted, self.aim))
 
-    def served(self, frame: ChannelFrame, origins: Ints, tell: Tell) -> Floats:
+    def served(self, frame: ChannelFrame, origins: Ints, predict: Predict) -> Floats:
         """Return the intervals that would have been served from origins, ``(n, horizon, 2)``.
 
         The calibration starts ``warm`` rows before the first of them and processes every reading in
@@ -143,7 +143,7 @@ class IntervalTracker:
             return np.empty((0, frame.window.horizon, 2))
         begin = max(int(origins[0]) - self.warm, 0)
         rows = np.arange(begin, int(origins[-1]) + 1, dtype=np.int64)
-        _, ends = self._walk(ConformalCalibration.new(frame.window.horizon), frame, rows, tell)
+        _, ends = self._walk(ConformalCalibration.new(frame.window.horizon), frame, rows, predict)
         return np.asarray(ends[origins - begin])
 
     def _still(self, kept: SavedCalibration | None, numbers: Ints) -> ConformalCalibration | None:
@@ -163,12 +163,12 @@ class IntervalTracker:
         )
 
     def _walk(
-        self, calibration: ConformalCalibration, frame: ChannelFrame, rows: Ints, tell: Tell
+        self, calibration: ConformalCalibration, frame: ChannelFrame, rows: Ints, predict: Predict
     ) -> tuple[ConformalCalibration, Floats]:
         whole = rows[complete(frame)[rows]]
-        some = tell(whole)
-        predicted = np.full((len(rows), *some.shape[1:]), np.nan)
-        predicted[np.searchsorted(rows, whole)] = some
+        quantiles = predict(whole)
+        predicted = np.full((len(rows), *quantiles.shape[1:]), np.nan)
+        predicted[np.searchsorted(rows, whole)] = quantiles
         return rolled(calibration, row_numbers(frame)[rows], frame.raw[rows], predicted, self.aim)
 
 

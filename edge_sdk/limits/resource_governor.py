@@ -47,7 +47,7 @@ class ResourceGovernor:
         self._written = written or bytes_written
         self.flash, self._counted = booked, self._written()
         self._looked, self.held = now - _LOOK_EVERY, ""
-        self.wake, self._lived = woken, now
+        self.wake, self._last_call = woken, now
 
     def look(self, now: float, wall: float, server: int | None) -> str:
         """Observe the machine if due; return why training is forbidden, or an empty string.
@@ -77,8 +77,8 @@ class ResourceGovernor:
             awake: True if it was.
         """
         if awake:
-            self.wake = self.wake.use(round(1000 * max(0.0, now - self._lived)), server)
-        self._lived = now
+            self.wake = self.wake.use(round(1000 * max(0.0, now - self._last_call)), server)
+        self._last_call = now
 
     @property
     def is_flash_spent(self) -> bool:

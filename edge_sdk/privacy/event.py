@@ -45,5 +45,5 @@ class PrivacyCharge:
         return math.isinf(self.multiplier) or not self.count
 
 
-BOUNDLESS = PrivacyCharge(0, "device", "none", "none", 0.0, count=1, releases=2**31)
+UNBOUNDED = PrivacyCharge(0, "device", "none", "none", 0.0, count=1, releases=2**31)
 """Charge for an unreadable line: more than any budget allows."""

@@ -52,12 +52,12 @@ class InputNoise(NoMechanism):
             self.shelf.add_noised(fresh, self.plan.charge(self.clock(), count=len(fresh)))
             known = {**known, **{(row.stream, row.slot): row.value for row in fresh}}
         if self.plan.extra:
-            known = self._looser(known)
+            known = self._noisier(known)
         out = Series(series.step, series.streams, capacity=series.capacity)
         out.load(_rows(series, known, frozenset(self.plan.ranges)))
         return out
 
-    def _looser(self, known: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    def _noisier(self, known: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
         """Return noisier versions while epsilon is rising: they cost nothing, and are stored."""
         lacking = [
             (_EXTRA + stream, slot)

@@ -25,8 +25,8 @@ def _conflicts(plan: NoisePlan, contract: Contract) -> Iterator[tuple[str, str]]
     point, (_, ask) = plan.mechanism.point, answered(contract)
     graphs = {graph for one in contract.values() for graph in one.graphs}
     if point == "gradient" and graphs - {GRADIENT}:
-        strange = ", ".join(sorted(graphs - {GRADIENT}))
-        yield "mechanism.point", f"asks for {strange}, whose result is not clipped per window"
+        unsupported = ", ".join(sorted(graphs - {GRADIENT}))
+        yield "mechanism.point", f"asks for {unsupported}, whose result is not clipped per window"
     if point == "sign" and ask.up != Up.SIGNS:
         yield "mechanism.point", f"answers {ask.up.value!r}, not signs"
     if point == "update" and ask.up == Up.SIGNS:

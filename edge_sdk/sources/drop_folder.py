@@ -53,7 +53,7 @@ class DropFolder:
     wait: Callable[[float], object] = time.sleep
     rejected: Counter[str] = field(default_factory=Counter)
     _next: float = -math.inf
-    _ripe: list[Path] = field(default_factory=list)
+    _complete: list[Path] = field(default_factory=list)
     _before: dict[Path, FileState] = field(default_factory=dict)
     _read: dict[Path, FileState] = field(default_factory=dict)
     _large: set[Path] = field(default_factory=set)
@@ -62,37 +62,37 @@ class DropFolder:
     def frames(self, patience: float) -> list[RawFrame]:
         """Wait up to ``patience`` seconds; return the files that have become complete."""
         pause = self._next - self.clock.monotonic()
-        if not self._ripe and pause > 0:
+        if not self._complete and pause > 0:
             self.wait(min(pause, patience))
             pause = self._next - self.clock.monotonic()
-        if not self._ripe and pause <= 0:
+        if not self._complete and pause <= 0:
             self._look()
             self._next = self.clock.monotonic() + self.every
-        return self._some()
+        return self._oldest()
 
     def close(self) -> None:
         """Do nothing: the feed holds no resource."""
 
     def _look(self) -> None:
         """Find the files that have become complete since the last scan."""
-        now = {one: state for one in self._candidates() if (state := self._state(one))}
-        self._ripe = sorted(
-            (one for one in now if self._before.get(one) == now[one] != self._read.get(one)),
-            key=lambda one: (now[one].changed, one),
+        now = {path: state for path in self._candidates() if (state := self._state(path))}
+        self._complete = sorted(
+            (path for path in now if self._before.get(path) == now[path] != self._read.get(path)),
+            key=lambda path: (now[path].changed, path),
         )
         self._before = now
         self._large.intersection_update(self._listed)
-        self._read = {one: state for one, state in self._read.items() if one in now}
+        self._read = {path: state for path, state in self._read.items() if path in now}
 
-    def _some(self) -> list[RawFrame]:
+    def _oldest(self) -> list[RawFrame]:
         """Read the oldest complete files, up to the size limit of one call."""
         found: list[RawFrame] = []
         room = self.largest
-        while self._ripe and (size := self._before[self._ripe[0]].size) <= room:
-            one, room = self._ripe.pop(0), room - size
-            self._read[one] = self._before[one]
+        while self._complete and (size := self._before[self._complete[0]].size) <= room:
+            path, room = self._complete.pop(0), room - size
+            self._read[path] = self._before[path]
             try:
-                found.append(RawFrame(one.read_bytes(), self.clock.wall() / 1000))
+                found.append(RawFrame(path.read_bytes(), self.clock.wall() / 1000))
             except OSError:
                 self.rejected["unreadable file"] += 1
         return found
@@ -103,22 +103,24 @@ class DropFolder:
         except OSError:
             return []
         self._listed = [
-            one for one in found if not (one.name.startswith(".") or one.name.endswith(UNFINISHED))
+            path
+            for path in found
+            if not (path.name.startswith(".") or path.name.endswith(UNFINISHED))
         ]
         return self._listed
 
-    def _state(self, one: Path) -> FileState | None:
+    def _state(self, path: Path) -> FileState | None:
         """Return the version of a file, or None for one that does not count."""
         try:
-            status = one.stat()
+            status = path.stat()
         except OSError:  # deleted since
             return None
         is_old = status.st_mtime < self.clock.wall() / 1000 - self.history
-        if not stat.S_ISREG(status.st_mode) or (is_old and one not in self._read):
+        if not stat.S_ISREG(status.st_mode) or (is_old and path not in self._read):
             return None
         if status.st_size > self.largest:
-            if one not in self._large:
-                self._large.add(one)
+            if path not in self._large:
+                self._large.add(path)
                 self.rejected["too large"] += 1
             return None
         return FileState(status.st_size, status.st_mtime_ns)

@@ -27,7 +27,7 @@ _TIME = re.compile(
 _MOST = 512  # values in one message
 _TRANSACTIONS = 256  # transactions whose socket is kept
 _REPEATS = 4096  # recent values kept to detect repeats
-_ELSEWHERE = frozenset({"EV", "Cable", "Body"})  # other locations of a measurement
+_OTHER_LOCATIONS = frozenset({"EV", "Cable", "Body"})  # other locations of a measurement
 
 Verify = Callable[[str], list[SourceSample]]
 """Verifies a signed reading and returns its samples; raises ``Rejected``."""
@@ -80,7 +80,7 @@ class OcppDecoder:
         if action == "Started":
             started = self._starting.pop(f"{charger}/{number}", None)
             if started is not None and type(payload.get("transactionId")) is int:
-                self._remember(charger, payload["transactionId"], started[0])
+                self._save_transaction(charger, payload["transactionId"], started[0])
                 self._begin(charger, payload["transactionId"], started[1])
             return []
         if action == "TransactionEvent":
@@ -105,7 +105,7 @@ class OcppDecoder:
             return [*during, ended, *self._session(charger, payload.get("transactionId"), ended)]
         socket = f"{charger}/{_whole(payload.get('connectorId', payload.get('evseId')))}"
         if type(payload.get("transactionId")) is int:
-            self._remember(charger, payload["transactionId"], socket)
+            self._save_transaction(charger, payload["transactionId"], socket)
         return self._values(payload.get("meterValue"), socket)
 
     def _event(self, charger: str, payload: dict[str, Any]) -> list[SourceSample]:
@@ -114,7 +114,7 @@ class OcppDecoder:
         number = about.get("transactionId") if isinstance(about, dict) else None
         if isinstance(evse, dict):
             socket = f"{charger}/{_whole(evse.get('id'))}"
-            self._remember(charger, number, socket)
+            self._save_transaction(charger, number, socket)
         else:
             socket = self._known(charger, number)
         values = self._values(payload.get("meterValue"), socket)
@@ -142,7 +142,7 @@ class OcppDecoder:
             span = ended.time - began.time
             yield SourceSample(_SESSION, began.time, taken, ended.unit, ended.device, 0, span)
 
-    def _remember(self, charger: str, transaction: object, socket: str) -> None:
+    def _save_transaction(self, charger: str, transaction: object, socket: str) -> None:
         self._running[f"{charger}/{transaction}"] = socket
         if len(self._running) > _TRANSACTIONS:
             self._running.popitem(last=False)
@@ -163,7 +163,7 @@ class OcppDecoder:
                 yield from self._signed(value, signed, socket)
             if value.get("format") == "SignedData":
                 continue
-            if value.get("phase") or value.get("location") in _ELSEWHERE:
+            if value.get("phase") or value.get("location") in _OTHER_LOCATIONS:
                 continue
             unit, factor = _unit(value)
             name = value.get("measurand") or _REGISTER

@@ -32,10 +32,10 @@ from edge_sdk.wire.link.x509_expiry import X509Error
 
 logger = logging.getLogger(__name__)
 
-_HEAD = 8192  # bytes of a handshake
-_PATIENCE = 10.0  # seconds for a handshake, and to reach the back office
-_AT_ONCE = 65_536
-_CROWD = 64  # simultaneous connections
+_LONGEST_HANDSHAKE = 8192  # bytes of a handshake
+_TIMEOUT = 10.0  # seconds for a handshake, and to reach the back office
+_READ_BYTES = 65_536
+_MOST_CONNECTIONS = 64  # simultaneous connections
 _REQUEST = re.compile(rb"GET (/[^ ]*) HTTP/1\.1\r\n")
 
 
@@ -108,7 +108,7 @@ class ConversationListener:
     counts: Counter[str]
     _log: ConversationLog = field(init=False)
     _sides: dict[bool, MessageStream] = field(default_factory=dict)
-    _answer: bytes = b""
+    _handshake: bytes = b""
     _is_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -120,17 +120,17 @@ class ConversationListener:
         if self._is_stopped:
             return
         try:
-            self._listen(data, from_charger=from_charger)
+            self._decode(data, from_charger=from_charger)
         except Exception as error:  # noqa: BLE001 - nothing in here may stop a charging session
             self._is_stopped = True
-            self.counts["deaf"] += 1
+            self.counts["decoding stopped"] += 1
             logger.warning("recording stopped %s", fields(charger=self.charger, why=repr(error)))
 
-    def _listen(self, data: bytes, *, from_charger: bool) -> None:
+    def _decode(self, data: bytes, *, from_charger: bool) -> None:
         if not self._sides:
             if from_charger:
                 raise ValueError("data before the end of the handshake")
-            data = self._greeted(data)
+            data = self._after_handshake(data)
         if not self._sides:
             return
         for message in self._sides[from_charger].feed(data):
@@ -142,22 +142,22 @@ class ConversationListener:
                 continue
             if note is not None:
                 self.keep(RawFrame(note, time.time()))
-                self.counts["noted"] += 1
+                self.counts["recorded"] += 1
 
-    def _greeted(self, data: bytes) -> bytes:
+    def _after_handshake(self, data: bytes) -> bytes:
         """Read the back office's reply to the handshake; return what follows it."""
-        self._answer += data
-        head, end, rest = self._answer.partition(b"\r\n\r\n")
+        self._handshake += data
+        head, end, rest = self._handshake.partition(b"\r\n\r\n")
         if not end:
-            if len(self._answer) > _HEAD:
+            if len(self._handshake) > _LONGEST_HANDSHAKE:
                 raise ValueError("handshake too long or cut off")
             return b""
         if b" 101 " not in head.partition(b"\r\n")[0]:
             raise ValueError("the back office refused the handshake")
-        agreed = b" ".join(re.findall(rb"(?im)^sec-websocket-extensions:([^\r]*)", head))
-        is_deflated = b"permessage-deflate" in agreed
-        for from_charger, who in ((True, b"client"), (False, b"server")):
-            forgets = who + b"_no_context_takeover" in agreed
+        extensions = b" ".join(re.findall(rb"(?im)^sec-websocket-extensions:([^\r]*)", head))
+        is_deflated = b"permessage-deflate" in extensions
+        for from_charger, side in ((True, b"client"), (False, b"server")):
+            forgets = side + b"_no_context_takeover" in extensions
             self._sides[from_charger] = MessageStream(is_deflated, forgets, self.counts)
         return rest
 
@@ -175,7 +175,7 @@ class OcppProxy:
     office: BackOffice
     spool: SpoolWriter
     counts: Counter[str] = field(default_factory=Counter)
-    _talking: set[asyncio.Task[None]] = field(default_factory=set)
+    _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(
         self,
@@ -195,53 +195,65 @@ class OcppProxy:
         Raises:
             OSError: The port is taken.
         """
-        server = await asyncio.start_server(self._meet, host, port, limit=_HEAD, ssl=tls)
+        server = await asyncio.start_server(
+            self._accept, host, port, limit=_LONGEST_HANDSHAKE, ssl=tls
+        )
         name = server.sockets[0].getsockname()
         ready(f"{'wss' if tls else 'ws'}://{name[0]}:{name[1]}")
         async with server:
             await server.serve_forever()
 
-    async def _meet(self, charger: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, charger: asyncio.StreamReader, to_charger: asyncio.StreamWriter
+    ) -> None:
         """Connect one charger to the back office."""
-        self.counts["conversations"] += 1
-        with contextlib.closing(back):
-            if len(self._talking) >= _CROWD:
-                self.counts["turned away"] += 1
+        self.counts["connections"] += 1
+        with contextlib.closing(to_charger):
+            if len(self._connections) >= _MOST_CONNECTIONS:
+                self.counts["connections refused"] += 1
                 return
             task = asyncio.current_task()
             assert task is not None
-            self._talking.add(task)
-            task.add_done_callback(self._talking.discard)
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
             try:
-                await self._introduce(charger, back)
+                await self._forward(charger, to_charger)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                self.counts["broken off"] += 1
+                self.counts["connections failed"] += 1
 
-    async def _introduce(self, charger: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_PATIENCE):
+    async def _forward(
+        self, charger: asyncio.StreamReader, to_charger: asyncio.StreamWriter
+    ) -> None:
+        async with asyncio.timeout(_TIMEOUT):
             head = await charger.readuntil(b"\r\n\r\n")
             request = self.office.request(head)
             if request is None:
-                back.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-                await back.drain()
+                to_charger.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+                await to_charger.drain()
                 return
-            office, forth = await asyncio.open_connection(
+            office, to_office = await asyncio.open_connection(
                 self.office.host, self.office.port, ssl=self.office.tls
             )
         path = head.split(b" ", 2)[1].rstrip(b"/").rpartition(b"/")[2]
-        ear = ConversationListener(path.decode("ascii", "replace")[:64], self._keep, self.counts)
-        with contextlib.closing(forth):
-            forth.write(request)
-            await forth.drain()
-            there = _pump(charger, forth, lambda data: ear.feed(data, from_charger=True))
-            here = _pump(office, back, lambda data: ear.feed(data, from_charger=False))
-            await asyncio.gather(there, here)
+        listener = ConversationListener(
+            path.decode("ascii", "replace")[:64], self._keep, self.counts
+        )
+        with contextlib.closing(to_office):
+            to_office.write(request)
+            await to_office.drain()
+            upstream = _pump(
+                charger, to_office, lambda data: listener.feed(data, from_charger=True)
+            )
+            downstream = _pump(
+                office, to_charger, lambda data: listener.feed(data, from_charger=False)
+            )
+            await asyncio.gather(upstream, downstream)
 
     def _keep(self, frame: RawFrame) -> None:
         try:
             self.spool.write(frame)
         except OSError:  # no space: charging matters more than the record
-            self.counts["not kept"] += 1
+            self.counts["not stored"] += 1
             self.spool.close()
 
 
@@ -250,7 +262,7 @@ async def _pump(
 ) -> None:
     """Forward one direction to its end, and decode each piece after it was forwarded."""
     try:
-        while data := await reader.read(_AT_ONCE):
+        while data := await reader.read(_READ_BYTES):
             writer.write(data)
             await writer.drain()
             feed(data)

@@ -86,13 +86,14 @@ def decoder(counters: Mapping[str, bool], subjects: str = "*") -> Decoder:
                 key = (one.counter, one.begin, one.seconds)
                 parts.setdefault(key, {})[one.subject] = one  # written twice: the last one counts
         return [
-            _together(list(some.values()), adds=counters[key[0]]) for key, some in parts.items()
+            _combined(list(parts_of.values()), adds=counters[key[0]])
+            for key, parts_of in parts.items()
         ]
 
     return decode
 
 
-def _together(parts: Sequence[CounterMeasurement], *, adds: bool) -> SourceSample:
+def _combined(parts: Sequence[CounterMeasurement], *, adds: bool) -> SourceSample:
     """Combine several objects' values of one counter and period."""
     known = [one.value for one in parts if not math.isnan(one.value)]
     total = math.fsum(known) if known else math.nan
@@ -122,13 +123,13 @@ def measured(data: bytes, counters: Container[str]) -> list[CounterMeasurement]:
     Reference:
         3GPP TS 32.435 section 4 and annex A; 3GPP TS 28.532 section 11.3.2.
     """
-    walk = _Walk(counters)
+    document = _DocumentParser(counters)
     parser = expat.ParserCreate(namespace_separator="}")
     parser.buffer_text = True
     parser.StartDoctypeDeclHandler = _no_doctype
-    parser.StartElementHandler = walk.start
-    parser.EndElementHandler = walk.end
-    parser.CharacterDataHandler = walk.text
+    parser.StartElementHandler = document.start
+    parser.EndElementHandler = document.end
+    parser.CharacterDataHandler = document.text
     is_first = True
     try:
         for piece in _unpacked(data):
@@ -139,11 +140,11 @@ def measured(data: bytes, counters: Container[str]) -> list[CounterMeasurement]:
         raise Rejected(_BROKEN.get(error.code, "not xml")) from error
     except (LookupError, ValueError) as error:
         raise Rejected("unknown encoding") from error
-    if not walk.is_known:
+    if not document.is_known:
         raise Rejected("not a file of measurements")
-    if walk.is_lost and not walk.found:
+    if document.is_lost and not document.found:
         raise Rejected("no period")
-    return walk.found
+    return document.found
 
 
 def period(text: str) -> float:
@@ -188,7 +189,7 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _DocumentParser:
     """The parser state at one position of a document."""
 
     counters: Container[str]

@@ -53,10 +53,10 @@ class SpoolWriter:
 
     def _turn_page(self) -> None:
         self.close()
-        there = self._private()
-        while there and sum(path.stat().st_size for path in there) > self.most - _SEGMENT:
-            there.pop(0).unlink()
-        number = int(there[-1].stem) + 1 if there else 1
+        files = self._private()
+        while files and sum(path.stat().st_size for path in files) > self.most - _SEGMENT:
+            files.pop(0).unlink()
+        number = int(files[-1].stem) + 1 if files else 1
         path = self.folder / f"{number:010d}{_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
@@ -66,11 +66,11 @@ class SpoolWriter:
         """Create the folder, or tighten it and its files; return its recordings."""
         try:
             make_private_folder(self.folder)
-            for old in (there := segments(self.folder)):
+            for old in (files := segments(self.folder)):
                 tighten(old)
         except PermissionsError as error:
             raise PermissionError(errno.EPERM, str(error)) from error
-        return there
+        return files
 
     def close(self) -> None:
         """Close the current file."""
@@ -97,7 +97,7 @@ class SpoolReader:
 
     def frames(self, patience: float) -> list[RawFrame]:
         """Return the frames written since; wait briefly if there are none."""
-        later = self._later()  # looked up before reading: the current file is then complete
+        later = self._next_file()  # looked up before reading: the current file is then complete
         frame = None if self._file is None else self._next(self._file)
         if frame is not None:
             return [frame]
@@ -115,7 +115,7 @@ class SpoolReader:
             file.seek(0, os.SEEK_END)
             return None
 
-    def _later(self) -> Path | None:
+    def _next_file(self) -> Path | None:
         """Return the next file, if the writer has begun one."""
         before = "" if self._path is None else self._path.name
         return next((path for path in segments(self.folder) if path.name > before), None)

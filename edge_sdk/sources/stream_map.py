@@ -72,8 +72,8 @@ class StreamName:
         if self.stream not in STREAMS:
             return value * self.scale
         wanted = STREAMS[self.stream].unit
-        ours, factor = UNITS.get(named, (named, 1.0)) if named else (wanted, 1.0)
-        if ours != wanted:
+        own_unit, factor = UNITS.get(named, (named, 1.0)) if named else (wanted, 1.0)
+        if own_unit != wanted:
             raise ValueError(f"{self.stream} is in {wanted}, not in {named!r}")
         return value * factor * self.scale
 

@@ -13,7 +13,7 @@ from typing import Any
 from edge_sdk.app import sqlite_file
 from edge_sdk.app.permissions import make_private_file, make_private_folder
 from edge_sdk.errors import StoreBusy, StoreError, StoreNewer
-from edge_sdk.privacy.event import BOUNDLESS, PrivacyCharge
+from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
 from edge_sdk.wire.protocol.messages import LARGEST, LIFE_LEAP, RELEASES_LIMIT, TIME_LIMIT
 
 FILE = "device.db"
@@ -163,7 +163,7 @@ def charges(db: sqlite3.Connection, ignored: int) -> Iterator[PrivacyCharge]:
         if charge is not None:
             yield charge
         elif number > ignored:
-            yield BOUNDLESS
+            yield UNBOUNDED
 
 
 def unusable_lines(db: sqlite3.Connection) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Self
 from edge_sdk.app import sqlite_file
 from edge_sdk.errors import StoreError, StoreFull
 from edge_sdk.forecasting.series import SeriesRow
-from edge_sdk.privacy.event import BOUNDLESS, PrivacyCharge
+from edge_sdk.privacy.event import UNBOUNDED, PrivacyCharge
 from edge_sdk.store.schema import (
     SCHEMA,
     SET_ASIDE,
@@ -214,7 +214,7 @@ class DeviceStore:
         if self._schema() < SCHEMA:
             row = self._db.execute("SELECT spent FROM numbers").fetchone()
             before = before_the_ledger(row[0] if row else 0)
-            yield from (usable_charge(astuple(charge)) or BOUNDLESS for charge in before)
+            yield from (usable_charge(astuple(charge)) or UNBOUNDED for charge in before)
             return
         yield from charges(self._db, self.fact("ledger set aside"))
 

@@ -47,7 +47,7 @@ class Attack:
         name: Name on a command line.
         kind: Target, which fixes the signature of ``act``.
         act: The pure function; its keyword-only parameters are its options.
-        says: Its definition, in one line.
+        definition: Its definition, in one line.
         space: Space of a model attack by default (``target=``).
         is_omniscient: True if it receives the honest updates of the round.
         labels_only: True if a data attack leaves the inputs unchanged.
@@ -56,7 +56,7 @@ class Attack:
     name: str
     kind: Kind
     act: Callable[..., Any]
-    says: str
+    definition: str
     space: Space = "sent"
     is_omniscient: bool = False
     labels_only: bool = False
@@ -201,8 +201,8 @@ def options_of(attack: Attack) -> str:
     >>> options_of(ATTACKS["alie"]), options_of(ATTACKS["nan"])
     ('; z=auto floor=0.3 ddof=1', '')
     """
-    told = (f"{k}={'auto' if v is None else f'{v:g}'}" for k, v in attack.options.items())
-    text = " ".join(told)
+    parts = (f"{k}={'auto' if v is None else f'{v:g}'}" for k, v in attack.options.items())
+    text = " ".join(parts)
     return f"; {text}" if text else ""
 
 

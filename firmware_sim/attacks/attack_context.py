@@ -37,7 +37,7 @@ class AttackContext:
         past: Its own honest updates of earlier rounds, oldest first.
         models: The models that it received in each of them.
         devices: Number of devices, Byzantine ones included.
-        liars: Number of colluding Byzantine devices.
+        byzantine: Number of colluding Byzantine devices.
         rng: Generator of attacks with noise; keyed, so that a repeat draws the same.
     """
 
@@ -47,7 +47,7 @@ class AttackContext:
     past: tuple[Row, ...] = ()
     models: tuple[Row, ...] = ()
     devices: int = 1
-    liars: int = 1
+    byzantine: int = 1
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @classmethod
@@ -57,10 +57,12 @@ class AttackContext:
         return cls(own, own[None], base)
 
     @classmethod
-    def among(cls, honest: NDArray[np.float64], liars: int = 1) -> AttackContext:
+    def among(cls, honest: NDArray[np.float64], byzantine: int = 1) -> AttackContext:
         """Return the context of devices that receive ``honest`` rows, whose mean is their own."""
         own = honest.mean(axis=0)
-        return cls(own, honest, np.zeros_like(own), devices=len(honest) + liars, liars=liars)
+        return cls(
+            own, honest, np.zeros_like(own), devices=len(honest) + byzantine, byzantine=byzantine
+        )
 
 
 def in_space(
@@ -106,10 +108,10 @@ def _turned(scene: AttackContext) -> AttackContext:
     )
 
 
-def sendable(lie: Row) -> Row:
+def sendable(row: Row) -> Row:
     """Return a vector clamped to float32's range; everything else is a fault of the protocol.
 
     >>> sendable(np.array([1e40, -np.inf, 2.0])).tolist()
     [3e+38, -3e+38, 2.0]
     """
-    return np.clip(np.nan_to_num(lie, nan=0.0, posinf=LARGEST, neginf=-LARGEST), -LARGEST, LARGEST)
+    return np.clip(np.nan_to_num(row, nan=0.0, posinf=LARGEST, neginf=-LARGEST), -LARGEST, LARGEST)

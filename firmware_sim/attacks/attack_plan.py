@@ -52,7 +52,7 @@ class AttackPlan:
         kind = ATTACKS[self.attack].kind if self.attack in ATTACKS else None
         if self.start_round > 1 and kind in {"link", "twin"}:
             raise ValueError(
-                f"start_round: {self.attack} is there from the beginning or not at all"
+                f"start_round: must be 1 for {self.attack}, which cannot observe rounds"
             )
 
     @property
@@ -107,70 +107,70 @@ class AttackRole:
     Attributes:
         make: Makes its client.
         around: Wraps its link in one that tampers with messages.
-        twins: Names under which further processes claim its identity.
+        clones: Names under which further processes claim its identity.
     """
 
     make: Make = Client
     around: Callable[[Any], Any] = lambda link: link
-    twins: tuple[str, ...] = ()
+    clones: tuple[str, ...] = ()
 
 
 HONEST = AttackRole()
 
 
 @dataclass(frozen=True, slots=True)
-class AttackCast:
+class AttackRoles:
     """Roles of all devices under one attack.
 
     Attributes:
-        assault: Settings of the attack.
+        plan: Settings of the attack.
         bound: The attack with its options.
         coalition: Shared knowledge of the Byzantine devices.
     """
 
-    assault: AttackPlan
+    plan: AttackPlan
     bound: BoundAttack
     coalition: Coalition
 
     @classmethod
-    def of(cls, assault: AttackPlan, ids: Sequence[str], clock: Callable[[], float]) -> AttackCast:
+    def of(cls, plan: AttackPlan, ids: Sequence[str], clock: Callable[[], float]) -> AttackRoles:
         """Return the roles of these devices under an attack.
 
         Raises:
             UnknownAttack: The attack or option does not exist.
         """
-        liars = assault.malicious(ids)
-        patience = seconds(assault.timeout)
-        coalition = Coalition(frozenset(ids) - liars, liars, patience, clock)
-        return cls(assault, assault.bound, coalition)
+        byzantine = plan.malicious(ids)
+        patience = seconds(plan.timeout)
+        coalition = Coalition(frozenset(ids) - byzantine, byzantine, patience, clock)
+        return cls(plan, plan.bound, coalition)
 
     def role(self, device: str) -> AttackRole:
         """Return the role of a device: a plain client if it is honest."""
-        if not self.coalition.liars:
+        if not self.coalition.byzantine:
             return HONEST
-        if device not in self.coalition.liars:
-            is_heard = self.bound.attack.is_omniscient
-            heard = partial(Client, methods=recorded(self.coalition, device))
-            return AttackRole(heard) if is_heard else HONEST
+        if device not in self.coalition.byzantine:
+            is_recorded = self.bound.attack.is_omniscient
+            recorder = partial(Client, methods=recorded(self.coalition, device))
+            return AttackRole(recorder) if is_recorded else HONEST
         match self.bound.attack.kind:
             case "link":
-                return AttackRole(around=self._spoilt(device))
+                return AttackRole(around=self._tampering(device))
             case "twin":
                 names = protocol.twin([device])
-                return AttackRole(twins=tuple(name for _, name in names))
-        return AttackRole(partial(byzantine_client, liar=self._liar(device)))
+                return AttackRole(clones=tuple(name for _, name in names))
+        return AttackRole(partial(byzantine_client, attacker=self._attacker(device)))
 
-    def _liar(self, device: str) -> ByzantineHalves:
+    def _attacker(self, device: str) -> ByzantineHalves:
         return ByzantineHalves(
             device,
             self.bound,
             self.coalition,
-            start_round=self.assault.start_round,
-            is_colluding=self.assault.colluding,
-            seed=self.assault.seed,
+            start_round=self.plan.start_round,
+            is_colluding=self.plan.colluding,
+            seed=self.plan.seed,
         )
 
-    def _spoilt(self, device: str) -> Callable[[Any], Any]:
-        number = sorted(self.coalition.liars).index(device)
-        rng = np.random.default_rng([self.assault.seed, number])
+    def _tampering(self, device: str) -> Callable[[Any], Any]:
+        number = sorted(self.coalition.byzantine).index(device)
+        rng = np.random.default_rng([self.plan.seed, number])
         return partial(TamperingLink, bound=self.bound, clock=self.coalition.clock, rng=rng)

@@ -23,26 +23,26 @@ from edge_sdk.wire.protocol.outbox import OutboxEntry, UplinkCounters
 from firmware_sim.attacks import BoundAttack
 from firmware_sim.attacks.byzantine_halves import ByzantineHalves
 
-SPOILT = frozenset({"update", "offer", "chunk"})
+TAMPERED = frozenset({"update", "offer", "chunk"})
 """Kinds of message that a tampering link changes: those of an upload."""
 
 
-def byzantine_client(config: Config, *, liar: ByzantineHalves, **options: Any) -> Client:  # noqa: ANN401 - the SDK's own
+def byzantine_client(config: Config, *, attacker: ByzantineHalves, **options: Any) -> Client:  # noqa: ANN401 - the SDK's own
     """Return a real client of a Byzantine device: it may delay its update, and change its body.
 
     Args:
         config: As for any client.
-        liar: Halves of the attack.
+        attacker: Halves of the attack.
         options: As for any client, except ``methods``, ``sealer`` and ``may_answer``.
     """
     client = Client(
         config,
-        methods=liar.methods(),
-        sealer=ByzantineSealer(config, load_signer(config.keys.device), liar),
-        may_answer=liar.may_answer,
+        methods=attacker.methods(),
+        sealer=ByzantineSealer(config, load_signer(config.keys.device), attacker),
+        may_answer=attacker.may_answer,
         **options,
     )
-    liar.read_features(lambda: client.learner.manifest.features)
+    attacker.read_features(lambda: client.learner.manifest.features)
     return client
 
 
@@ -52,12 +52,12 @@ class ByzantineSealer:
     Args:
         config: Configuration of the device.
         signer: Signing key of the device.
-        liar: Halves of the attack.
+        attacker: Halves of the attack.
     """
 
-    def __init__(self, config: Config, signer: Signer, liar: ByzantineHalves) -> None:
-        self._config, self._signer, self._liar = config, signer, liar
-        self._honest = SignedSealer(config, signer)
+    def __init__(self, config: Config, signer: Signer, attacker: ByzantineHalves) -> None:
+        self._config, self._signer, self._attacker = config, signer, attacker
+        self._sealer = SignedSealer(config, signer)
 
     def seal(
         self,
@@ -69,10 +69,12 @@ class ByzantineSealer:
         learner: ModelRuntime,
     ) -> OutboxEntry:
         """Seal an update; the entry keeps the honest numbers, whatever its body says."""
-        honest = self._honest.seal(update, task, numbers, run=run, learner=learner)
-        if self._liar.bound.attack.kind != "body" or not self._liar.is_lying(honest.round):
+        honest = self._sealer.seal(update, task, numbers, run=run, learner=learner)
+        if self._attacker.bound.attack.kind != "body" or not self._attacker.is_attacking(
+            honest.round
+        ):
             return honest
-        changed: UpdateMessage = self._liar.bound.act(decode(UpdateMessage, honest.body))
+        changed: UpdateMessage = self._attacker.bound.act(decode(UpdateMessage, honest.body))
         body, proof = signed(changed, config=self._config, signer=self._signer)
         return replace(honest, body=body, proof=proof, base=changed.base)
 
@@ -140,13 +142,13 @@ class TamperingLink:
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
         """Tamper with an upload, or publish any other message unchanged."""
         where = topics.parse(topic)
-        if where is None or where.direction != "up" or where.kind not in SPOILT:
+        if where is None or where.direction != "up" or where.kind not in TAMPERED:
             return self._link.publish(topic, payload, **options)
         if self._link.room() <= 0:
             return False
-        for wait, spoilt in self._bound.act(payload, self._rng):
+        for wait, changed_payload in self._bound.act(payload, self._rng):
             self._count += 1
-            held = _Held(self._clock() + wait, self._count, topic, spoilt, options)
+            held = _Held(self._clock() + wait, self._count, topic, changed_payload, options)
             heapq.heappush(self._held, held)
         return True
 

@@ -81,34 +81,36 @@ class ByzantineHalves:
 
     def methods(self) -> Mapping[str, Factory]:
         """Return the device halves with the attack applied."""
-        return {name: self._lying(name, factory) for name, factory in METHODS.items()}
+        return {name: self._attacking(name, factory) for name, factory in METHODS.items()}
 
     def read_features(self, features: Callable[[], Any]) -> None:
         """Read the inputs of the bundle in use with this function: its client exists only now."""
         self.features = features
 
-    def is_lying(self, of_round: int) -> bool:
+    def is_attacking(self, of_round: int) -> bool:
         """Return True if the attack has begun; a device's own local rounds are excluded."""
         return self.start_round <= of_round < ALONE
 
     def may_answer(self, task: Task) -> bool:
         """Return True if this device has what it needs for an attack on a task."""
-        is_asked = task.ask != END and self.is_lying(task.round)
+        is_asked = task.ask != END and self.is_attacking(task.round)
         return not (is_asked and self.bound.attack.is_omniscient) or self.coalition.may_answer(
             self.device, task
         )
 
-    def _lying(self, method: str, factory: Factory) -> Factory:
+    def _attacking(self, method: str, factory: Factory) -> Factory:
         def made(local: Any, *given: Any) -> Half[Any]:  # noqa: ANN401 - the SDK's own
             half = factory(self._poisoned(local), *given)
 
             def apply(state: Any, event: Any) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
                 if not isinstance(event, Task):
                     state, effects = half.apply(state, event)
-                    return state, tuple(self._hinted(effect) for effect in effects)
+                    return state, tuple(self._attacked_signal(effect) for effect in effects)
                 self._at = event.round or self._at  # a task without a round changes none
                 state, effects = half.apply(state, event)
-                return state, tuple(self._twisted(method, event, effect) for effect in effects)
+                return state, tuple(
+                    self._attacked_update(method, event, effect) for effect in effects
+                )
 
             return half._replace(apply=apply)
 
@@ -121,56 +123,59 @@ class ByzantineHalves:
         poisoner, honest = DataPoisoner(self.bound, self.features, self._key(0)), local.windows
 
         def windows() -> Any:  # noqa: ANN401 - as above
-            return poisoner.windows(honest()) if self.is_lying(self._at) else honest()
+            return poisoner.windows(honest()) if self.is_attacking(self._at) else honest()
 
         return replace(local, windows=windows)
 
-    def _twisted(self, method: str, task: Task, effect: Effect) -> Effect:
+    def _attacked_update(self, method: str, task: Task, effect: Effect) -> Effect:
         if isinstance(effect, Signal):
-            return self._hinted(effect)
+            return self._attacked_signal(effect)
         if not isinstance(effect, Update) or task.round >= ALONE:
             return effect
         own, ask = np.asarray(effect.vector, np.float64), CONTRACTS[method][task.ask]
         received, part = _received(task, ask, own), ask.up
-        text = self._said(part, task, own, received) if self.is_lying(task.round) else None
-        self._remember(task.round, own, received)
-        return effect if text is None else replace(effect, vector=_fit(text, part, effect.vector))
+        is_on = self.is_attacking(task.round)
+        changed = self._attack_vector(part, task, own, received) if is_on else None
+        self._save_round(task.round, own, received)
+        if changed is None:
+            return effect
+        return replace(effect, vector=_fitted(changed, part, effect.vector))
 
-    def _hinted(self, effect: Effect) -> Effect:
+    def _attacked_signal(self, effect: Effect) -> Effect:
         """Change a signal, one without a round as well: it enters other devices' forecasts."""
-        is_on = self.bound.attack.kind == "signal" and self.is_lying(self._at)
+        is_on = self.bound.attack.kind == "signal" and self.is_attacking(self._at)
         if not (is_on and isinstance(effect, Signal) and effect.array.size):
             return effect
         return replace(effect, array=self.bound.act(effect.array))
 
-    def _said(self, part: Up, task: Task, own: Row, received: Row) -> Row | None:
+    def _attack_vector(self, part: Up, task: Task, own: Row, received: Row) -> Row | None:
         """Return the attack's vector for this round; None if updates are not its target."""
 
-        def lie() -> Row:
+        def vector() -> Row:
             if self.bound.attack.kind != "model":
                 return own
             return self.bound.on(part)(self._scene(task, own, received))
 
         if self.is_colluding:
-            return self.coalition.agree(task.round, lie)
-        return lie() if self.bound.attack.kind == "model" else None
+            return self.coalition.shared_vector(task.round, vector)
+        return vector() if self.bound.attack.kind == "model" else None
 
     def _scene(self, task: Task, own: Row, received: Row) -> AttackContext:
         rows = self.coalition.rows(task) if self.bound.attack.is_omniscient else None
         past = [self._past[number] for number in sorted(self._past) if number < task.round]
-        liars = len(self.coalition.liars)
+        byzantine = len(self.coalition.byzantine)
         return AttackContext(
             own=own,
             honest=own[None] if rows is None else rows,
             received=received,
             past=tuple(sent for sent, _ in past),
             models=tuple(model for _, model in past),
-            devices=liars + len(self.coalition.honest),
-            liars=liars,
+            devices=byzantine + len(self.coalition.honest),
+            byzantine=byzantine,
             rng=np.random.default_rng(self._key(task.round)),
         )
 
-    def _remember(self, of_round: int, own: Row, received: Row) -> None:
+    def _save_round(self, of_round: int, own: Row, received: Row) -> None:
         """Keep as many rounds as the attack needs."""
         self._past[of_round] = own, received
         reach = max(1, int(getattr(self.bound.act, "keywords", {}).get("rounds", 5)))
@@ -191,8 +196,8 @@ def _received(task: Task, ask: Ask, own: Row) -> Row:
     return np.zeros_like(own)
 
 
-def _fit(lie: Row, part: Up, honest: Any) -> Any:  # noqa: ANN401 - an array of the honest type
+def _fitted(vector: Row, part: Up, honest: Any) -> Any:  # noqa: ANN401 - an array of the honest type
     """Return a vector in the update's own range: signs have three values, or two."""
     if part is Up.SIGNS:
-        lie = np.where(np.sign(lie) == 0, np.sign(honest), np.sign(lie))
-    return sendable(lie).astype(np.asarray(honest).dtype)
+        vector = np.where(np.sign(vector) == 0, np.sign(honest), np.sign(vector))
+    return sendable(vector).astype(np.asarray(honest).dtype)

@@ -31,31 +31,31 @@ class Coalition:
 
     Attributes:
         honest: Ids of the honest devices.
-        liars: Ids of the Byzantine devices.
+        byzantine: Ids of the Byzantine devices.
         patience: Seconds that a Byzantine device waits for the honest updates of a round.
         clock: Monotonic seconds.
     """
 
     honest: frozenset[str]
-    liars: frozenset[str]
+    byzantine: frozenset[str]
     patience: float
     clock: Callable[[], float]
-    _told: dict[str, dict[int, Row]] = field(default_factory=dict)
-    _asked: dict[tuple[str, int], float] = field(default_factory=dict)
-    _agreed: dict[int, Row] = field(default_factory=dict)
+    _updates: dict[str, dict[int, Row]] = field(default_factory=dict)
+    _wait_begun: dict[tuple[str, int], float] = field(default_factory=dict)
+    _colluding: dict[int, Row] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
 
     def record(self, device: str, of_round: int, vector: Row) -> None:
         """Record an honest update."""
         if of_round >= ALONE:
             return
-        rounds = self._told.setdefault(device, {})
+        rounds = self._updates.setdefault(device, {})
         rounds[of_round] = np.array(vector, np.float64)
         for old in sorted(rounds)[:-KEPT]:
             del rounds[old]
         self._silent.discard(device)
 
-    def may_answer(self, liar: str, task: Task) -> bool:
+    def may_answer(self, device: str, task: Task) -> bool:
         """Return True if the awaited updates are recorded, or the wait has timed out.
 
         A device whose updates timed out is not waited for again until its next update.
@@ -63,7 +63,7 @@ class Coalition:
         missing = self._missing(task)
         if not missing:
             return True
-        begun = self._asked.setdefault((liar, task.round), self.clock())
+        begun = self._wait_begun.setdefault((device, task.round), self.clock())
         if self.clock() - begun < self.patience:
             return False
         self._silent |= missing
@@ -75,19 +75,19 @@ class Coalition:
         known_rows = [row for row in known if row is not None]
         return np.stack(known_rows) if known_rows else None
 
-    def agree(self, of_round: int, lie: Callable[[], Row]) -> Row:
+    def shared_vector(self, of_round: int, vector: Callable[[], Row]) -> Row:
         """Return the one vector of a round; the first caller computes it."""
-        if of_round not in self._agreed:
-            self._agreed[of_round] = lie()
-            for old in sorted(self._agreed)[:-KEPT]:
-                del self._agreed[old]
-        return self._agreed[of_round]
+        if of_round not in self._colluding:
+            self._colluding[of_round] = vector()
+            for old in sorted(self._colluding)[:-KEPT]:
+                del self._colluding[old]
+        return self._colluding[of_round]
 
     def _missing(self, task: Task) -> set[str]:
         return {x for x in self.honest - self._silent if self._of(x, task) is None}
 
     def _of(self, device: str, task: Task) -> Row | None:
-        rounds = self._told.get(device, {})
+        rounds = self._updates.get(device, {})
         if task.to == ALL:
             return rounds.get(task.round)
         return rounds[max(rounds)] if rounds else None

@@ -26,20 +26,20 @@ def poisoned(frame: Any, features: Iterable[Any], bound: BoundAttack, seed: int)
         seed: Seed of its draws; the same for every channel, so that all change alike.
     """
 
-    def spoil(y: Scaled) -> Scaled:
-        spoilt: Scaled = bound.act(y, np.random.default_rng(seed))
-        return spoilt
+    def poison(y: Scaled) -> Scaled:
+        changed: Scaled = bound.act(y, np.random.default_rng(seed))
+        return changed
 
     low, width = frame.scale.low, frame.scale.width
-    raw = low + width * spoil(frame.scale.shrink(frame.raw))
+    raw = low + width * poison(frame.scale.shrink(frame.raw))
     if bound.attack.labels_only:
         return replace(frame, raw=raw)
-    last = low + width * spoil(frame.scale.shrink(frame.last))
+    last = low + width * poison(frame.scale.shrink(frame.last))
     channels = frame.channels.copy()
     for column, feature in enumerate(features):
         if feature.kind in {"target", "lag"}:
             behind = feature.lag_steps - 1 if feature.kind == "lag" else 0
-            channels[:, column] = _later(spoil(frame.scale.shrink(frame.last)), behind)
+            channels[:, column] = _later(poison(frame.scale.shrink(frame.last)), behind)
     return replace(frame, raw=raw, last=last, channels=channels)
 
 

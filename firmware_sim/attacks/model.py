@@ -35,8 +35,8 @@ def gaussian(scene: AttackContext, *, variance: float = 1.0) -> Row:
     """Return noise ``N(0, variance I)`` that *replaces* the update; it is not added to it.
 
     Example:
-        >>> lie = gaussian(AttackContext.alone(np.full(100_000, 1e6)), variance=4.0)
-        >>> bool(abs(lie.mean()) < 0.05), round(float(lie.std()), 1)
+        >>> row = gaussian(AttackContext.alone(np.full(100_000, 1e6)), variance=4.0)
+        >>> bool(abs(row.mean()) < 0.05), round(float(row.std()), 1)
         (True, 2.0)
     """
     return scene.rng.normal(0.0, math.sqrt(variance), scene.own.shape)
@@ -47,7 +47,7 @@ def constant(scene: AttackContext, *, value: float = 1e3) -> Row:
     return np.full(scene.own.shape, value)
 
 
-def z_max(devices: int, liars: int) -> float:
+def z_max(devices: int, byzantine: int) -> float:
     """Return the largest offset in deviations that still has a majority behind it.
 
     With ``s = floor(n/2) + 1 - f`` supporters needed among the honest, ``z`` is the quantile
@@ -62,8 +62,8 @@ def z_max(devices: int, liars: int) -> float:
         Baruch, Baruch, Goldberg: A Little Is Enough: Circumventing Defenses For Distributed
         Learning, NeurIPS 2019, algorithm 3.
     """
-    honest = devices - liars
-    supporters = max(devices // 2 + 1 - liars, 1)
+    honest = devices - byzantine
+    supporters = max(devices // 2 + 1 - byzantine, 1)
     share = (honest - supporters) / honest if honest else 0.0
     return NormalDist().inv_cdf(share) if share > 0 else -math.inf
 
@@ -87,7 +87,7 @@ def alie(
     Reference:
         Baruch, Baruch, Goldberg: A Little Is Enough, NeurIPS 2019.
     """
-    used = max(z_max(scene.devices, scene.liars), floor) if z is None else z
+    used = max(z_max(scene.devices, scene.byzantine), floor) if z is None else z
     mean, count = scene.honest.mean(axis=0), len(scene.honest)
     spread = scene.honest.std(axis=0, ddof=ddof) if count > ddof else np.zeros_like(mean)
     return np.asarray(mean - used * spread)

@@ -21,12 +21,12 @@ def run(_: Namespace) -> CommandResult:
     for kind, where in KINDS.items():
         lines.append(f"on {where}:")
         for row in (row for row in ATTACKS.values() if row.kind == kind):
-            sees = " (reads the honest updates)" if row.is_omniscient else ""
-            lines.append(f"  {row.name:14} {row.says}{sees}{options_of(row)}")
+            note = " (reads the honest updates)" if row.is_omniscient else ""
+            lines.append(f"  {row.name:14} {row.definition}{note}{options_of(row)}")
     data = {
         name: {
             "kind": row.kind,
-            "definition": row.says,
+            "definition": row.definition,
             "options": dict(row.options),
             "target": row.space,
             "omniscient": row.is_omniscient,

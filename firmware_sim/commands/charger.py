@@ -49,7 +49,7 @@ def run(args: Namespace) -> CommandResult:
     """Simulate the device; return its counters."""
     faults = {key: value_of(text) for key, text in pairs(args.fault, "--fault").items()}
     password = args.password_file.read_text("utf-8").strip() if args.password_file else ""
-    order = ChargerSettings(
+    settings = ChargerSettings(
         args.url,
         moment(args.start),
         duration(args.length, "--for"),
@@ -67,8 +67,10 @@ def run(args: Namespace) -> CommandResult:
         args.like,
     )
     with stoppable():
-        told = simulate(order)
-    late = f", {told.queued} of them delivered late" if told.queued else ""
-    owed = f", {told.owed} not delivered" if told.owed else ""
-    text = f"{told.sessions} sessions, {told.wh} Wh, {told.messages} messages{late}{owed}"
-    return CommandResult(asdict(told), text)
+        counts = simulate(settings)
+    late = f", {counts.queued} of them delivered late" if counts.queued else ""
+    undelivered = f", {counts.undelivered} not delivered" if counts.undelivered else ""
+    text = (
+        f"{counts.sessions} sessions, {counts.wh} Wh, {counts.messages} messages{late}{undelivered}"
+    )
+    return CommandResult(asdict(counts), text)

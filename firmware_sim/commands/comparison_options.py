@@ -26,7 +26,7 @@ def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:
     names = words(args.attack)
     if args.byzantine is not None and not names:
         raise SettingsError("--byzantine needs --attack", hint="gridfed-sim attacks lists them")
-    told = {
+    given_options = {
         "byzantine": args.byzantine,
         "start_round": args.start_round,
         "selection": args.malicious,
@@ -34,7 +34,7 @@ def attacks_of(args: Namespace) -> tuple[AttackPlan, ...]:
         "colluding": args.colluding or None,
     }
     options = pairs(args.attack_option, "--attack-option")
-    table = {key: value for key, value in told.items() if value is not None}
+    table = {key: value for key, value in given_options.items() if value is not None}
     table |= {"options": options, "seed": args.seed}
     try:
         found = tuple(build(AttackPlan, {"attack": name, **table}) for name in names)
@@ -73,24 +73,24 @@ def with_trial(chosen: Scenario, args: Namespace) -> Scenario:
     return replace(chosen, run=ways[0], comparisons=ways[1:], attacks=given)
 
 
-def _check(method: str, assault: AttackPlan) -> None:
+def _check(method: str, plan: AttackPlan) -> None:
     """Refuse an attack on a message that a method never sends; the aggregator checks the method."""
     if method not in CONTRACTS:
         return
     kinds = {ask.up for ask in CONTRACTS[method].values()}
-    if assault.bound.attack.kind == "signal" and Up.SIGNAL not in kinds:
-        raise SettingsError(f"--attack {assault.attack}: devices of {method} send no activations")
+    if plan.bound.attack.kind == "signal" and Up.SIGNAL not in kinds:
+        raise SettingsError(f"--attack {plan.attack}: devices of {method} send no activations")
     try:
         for part in kinds - {Up.SIGNAL, Up.NOTHING}:
-            assault.bound.on(part)
+            plan.bound.on(part)
     except ValueError as error:
         raise SettingsError(f"--attack-option target: {method}: {error}") from error
 
 
 def _check_signs(method: str, chosen: Scenario) -> None:
     """Refuse noisy signs from devices without a sign mechanism: they would send no updates."""
-    tells = {ask.enc for ask in CONTRACTS.get(method, {}).values()}
-    if "b1" in tells and dict(chosen.privacy.get("mechanism", {})).get("point") != "sign":
+    encodings = {ask.enc for ask in CONTRACTS.get(method, {}).values()}
+    if "b1" in encodings and dict(chosen.privacy.get("mechanism", {})).get("point") != "sign":
         raise SettingsError(
             f"--method {method}: its devices must make their signs noisy",
             hint="--privacy FILE with a mechanism at point 'sign'; docs/privacy.md has one",

@@ -31,7 +31,7 @@ from firmware_sim.fleet.federation import (
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, stoppable
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.reports import html_page
-from firmware_sim.reports.evaluation import judge, traffic_of
+from firmware_sim.reports.evaluation import evaluate, traffic_of
 from firmware_sim.reports.progress_display import Display, display
 from firmware_sim.results import (
     FEDERATED,
@@ -173,9 +173,12 @@ class Demo:
             self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
             fleets = {arm: self._learn(family, url, samples, arm) for arm in RUNS}
         self.shown.note("judging forecasts on readings that no device learned from")
-        judged = time.monotonic()
-        rows, panels = judge(fleets, samples, self.scenario.span, self.traffic)
-        self.seconds |= {"judging": time.monotonic() - judged, "all": time.monotonic() - begun}
+        evaluation_begun = time.monotonic()
+        rows, panels = evaluate(fleets, samples, self.scenario.span, self.traffic)
+        self.seconds |= {
+            "judging": time.monotonic() - evaluation_begun,
+            "all": time.monotonic() - begun,
+        }
         return Outcome(
             self.scenario, samples, rows, panels, self.seconds, self.rounds, self.cpu, self.peak_kb
         )
@@ -268,9 +271,9 @@ def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
         ("Largest device process", short(outcome.peak_kb * 1024)),
     )
     png = html_page.picture(outcome.panels, samples.unit)
-    story = html_page.Story(scenario.title, outcome.verdict, samples.unit, facts)
+    page_text = html_page.PageText(scenario.title, outcome.verdict, samples.unit, facts)
     made = {"page": out / "index.html", "numbers": out / "results.json"}
-    made["page"].write_text(html_page.page(story, outcome.rows, png), encoding="utf-8")
+    made["page"].write_text(html_page.page(page_text, outcome.rows, png), encoding="utf-8")
     numbers = json.dumps(outcome.as_json(), indent=1) + "\n"
     made["numbers"].write_text(numbers, encoding="utf-8")
     if png is not None:
@@ -279,7 +282,7 @@ def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
     return made
 
 
-class InTheWay(Failure):
+class OutputFolderError(Failure):
     """The output folder holds something that the demo must not overwrite."""
 
     exit_code = 2
@@ -289,14 +292,14 @@ def clear(out: Path) -> None:
     """Empty the folder of an earlier demo; refuse any other.
 
     Raises:
-        InTheWay: The folder holds something else.
+        OutputFolderError: The folder holds something else.
     """
     import shutil  # noqa: PLC0415 - only to replace an earlier demo
 
     mark = out / ".gridfed-sim"
     if out.exists() and any(out.iterdir()):
         if not mark.exists():
-            raise InTheWay(f"{out} is not empty", hint="name another folder with --out")
+            raise OutputFolderError(f"{out} is not empty", hint="name another folder with --out")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     mark.touch()

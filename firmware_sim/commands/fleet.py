@@ -26,9 +26,9 @@ from firmware_sim.fleet.power_failures import a_minute
 from firmware_sim.fleet.processes import stoppable
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import SampleSet, sample_set
-from firmware_sim.scenario import PATIENT, SUITED, Noise, Scenario, scenario
+from firmware_sim.scenario import DEFAULT_BUNDLES, LONG_DEADLINE, Noise, Scenario, scenario
 
-_APART = "--processes, and at most 16 devices or so"
+_PROCESSES_HINT = "--processes, and at most 16 devices or so"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -105,7 +105,9 @@ def run(args: Namespace) -> CommandResult:
     inside = chosen.devices > MOST_PROCESSES if args.is_inside is None else args.is_inside
     outages = a_minute({k: value_of(v) for k, v in pairs(args.fault, "--fault").items()})
     if outages and inside:
-        raise SettingsError("--fault brownouts: only a process can lose its power", hint=_APART)
+        raise SettingsError(
+            "--fault brownouts: only a process can lose its power", hint=_PROCESSES_HINT
+        )
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
         with stoppable(), display(is_quiet=args.json) as shown:
@@ -127,10 +129,10 @@ def run(args: Namespace) -> CommandResult:
         "devices": cost.devices,
         "rounds": cost.rounds,
         "in_process": inside,
-        "brownouts": fleet_run.struck,
+        "brownouts": fleet_run.power_failures,
         "seconds": cost.wall,
         "per_device_and_round": cost.each,
-        "device_process": fleet_run.weighed,
+        "device_process": fleet_run.device_process,
         "refused": fleet_run.refused,
     }
     return CommandResult(data, cost.text())
@@ -159,7 +161,7 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
             rows = trial.run()
     data = {
         "devices": chosen.devices,
-        "judged": list(trial.judged),
+        "evaluated": list(trial.evaluated),
         "unit": samples.unit,
         "runs": [row.as_json() for row in rows],
         "verdicts": verdicts(rows),
@@ -169,9 +171,9 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
 
 def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
     """Return the scenario with the options applied."""
-    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", run=PATIENT)
+    base = scenario(args.scenario) if args.scenario else Scenario("a fleet", run=LONG_DEADLINE)
     if not args.scenario:
-        base = replace(base, bundle=SUITED.get(args.like or base.samples, base.bundle))
+        base = replace(base, bundle=DEFAULT_BUNDLES.get(args.like or base.samples, base.bundle))
     options = {"samples": args.like, "devices": args.devices, "bundle": args.bundle}
     learned = {"quorum": args.quorum, "rounds": args.rounds, "shared": args.shared}
     settings = {"steps": args.steps, "rate": args.rate}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan, AttackRole
+from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRole, AttackRoles
 from firmware_sim.fleet.federation import (
     CLOSING,
     Federation,
@@ -24,7 +24,7 @@ from firmware_sim.fleet.in_process import Cost, Fleet, over_mqtt, populate, proc
 from firmware_sim.fleet.power_failures import PowerFailures
 from firmware_sim.fleet.processes import ProcessGroup
 from firmware_sim.fleet.run_files import Prepared, join, prepare
-from firmware_sim.reports.credit_report import CreditReport, trust
+from firmware_sim.reports.credit_report import CreditReport, read_credit
 from firmware_sim.reports.evaluation import traffic_of
 from firmware_sim.reports.forecast_errors import Errors, errors
 from firmware_sim.reports.progress_display import Display
@@ -52,14 +52,17 @@ class FleetRun:
         seed: Seed of the fleet's own draws.
         name: Name of the run in the progress.
         fleet: Name of the fleet, in topics and signatures.
-        assault: Attack on the run; None without one.
-        judged: Ids of the devices whose forecasts are evaluated at the end; none in a run with
+        attack_plan: Attack on the run; None without one.
+        evaluated: Ids of the devices whose forecasts are evaluated at the end; none in a run with
             separate processes.
         errors: Errors of the evaluated devices.
-        trust: Credit report, where the method weighs models for one another.
+        credit: Credit report, where the method weighs models for one another.
         counts: Counters of the devices of this process, summed.
         stall: Seconds without a moved model after which the run ends.
         outages: Power failures of any device a minute, where each is a process.
+        power_failures: Number of power failures.
+        moved: Version of the model at the last look.
+        device_process: Peak memory and processor seconds of one device's process, as medians.
     """
 
     scenario: Scenario
@@ -74,17 +77,17 @@ class FleetRun:
     seed: int = 0
     name: str = "fleet"
     fleet: str = "sim"
-    assault: AttackPlan | None = None
-    judged: tuple[str, ...] = ()
+    attack_plan: AttackPlan | None = None
+    evaluated: tuple[str, ...] = ()
     errors: Errors | None = None
-    trust: CreditReport | None = None
+    credit: CreditReport | None = None
     counts: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
     stall: float = math.inf
     outages: float = 0.0
-    struck: int = 0  # number of power failures
-    moved: int = 0  # version of the model at the last look
-    weighed: dict[str, float] = field(default_factory=dict)  # of one device process, as a median
+    power_failures: int = 0
+    moved: int = 0
+    device_process: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Cost:
         """Start the missing programs, run, stop them, and return the cost.
@@ -130,22 +133,24 @@ class FleetRun:
                 while time.monotonic() < until and not self._is_over(fleet):
                     fleet.turn(0.02)  # each takes the final model over: bytes of a whole run
             finally:
-                if self.judged:
-                    self.errors = errors(fleet, devices, self.judged, self.samples, self.scenario)
-                    self.trust = trust(run.prepared.aggregator, self.out)
+                if self.evaluated:
+                    self.errors = errors(
+                        fleet, devices, self.evaluated, self.samples, self.scenario
+                    )
+                    self.credit = read_credit(run.prepared.aggregator, self.out)
             for client in fleet.clients:
                 self.counts.update(client.status()["counts"])
             return meter.cost(fleet.traffic())
 
     def _roles(self, ids: Sequence[str]) -> Callable[[str], AttackRole]:
         """Return the roles of the attack, if there is one."""
-        if self.assault is None:
+        if self.attack_plan is None:
             return lambda _device: HONEST
-        return AttackCast.of(self.assault, ids, time.monotonic).role
+        return AttackRoles.of(self.attack_plan, ids, time.monotonic).role
 
     def _is_over(self, fleet: Fleet) -> bool:
         """Return True if every counted device has the final model (Byzantine ones may not)."""
-        wanted = set(self.judged) or {client.config.id for client in fleet.clients}
+        wanted = set(self.evaluated) or {client.config.id for client in fleet.clients}
         return all(client.is_done for client in fleet.clients if client.config.id in wanted)
 
     def _outside(self, run: Federation) -> Cost:
@@ -154,12 +159,12 @@ class FleetRun:
         meter = RoundCosts(run, lambda: sum(one.measure() for one in run.devices))
         power = PowerFailures(run, self.outages, self.seed)
         self._watch(run, meter, power.tend)
-        self.struck = power.met
+        self.power_failures = power.count
         until = time.monotonic() + CLOSING
         for device in run.devices:
             device.wait(max(0.0, until - time.monotonic()))
         run.family.stop(run.devices)
-        self.weighed = {
+        self.device_process = {
             "peak_mib": median(device.peak_kb / 1024 for device in run.devices),
             "cpu_s": median(device.cpu for device in run.devices),
         }

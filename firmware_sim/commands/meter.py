@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> CommandResult:
     """Simulate the device; return its counters."""
     faults = {key: value_of(text) for key, text in pairs(args.fault, "--fault").items()}
-    order = MeterSettings(
+    settings = MeterSettings(
         moment(args.start),
         duration(args.length, "--for"),
         duration(args.every, "--every"),
@@ -66,8 +66,8 @@ def run(args: Namespace) -> CommandResult:
         args.like,
     )
     with stoppable():
-        told = simulate(order, announce)
-    data = asdict(told)
-    lost = f", {told.dropped} without a reader" if told.dropped else ""
-    wrong = "".join(f", {count} {name}" for name, count in told.faults.items())
-    return CommandResult(data, f"{told.telegrams} telegrams, {told.wh:.0f} Wh{lost}{wrong}")
+        counts = simulate(settings, announce)
+    data = asdict(counts)
+    lost = f", {counts.dropped} without a reader" if counts.dropped else ""
+    wrong = "".join(f", {count} {name}" for name, count in counts.faults.items())
+    return CommandResult(data, f"{counts.telegrams} telegrams, {counts.wh:.0f} Wh{lost}{wrong}")

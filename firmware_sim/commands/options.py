@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_sdk.app.settings import SettingsError
 
-BELIEVES = "mean"
+MEAN = "mean"
 """The rule without robustness: it has no parameter ``f``."""
 
 
@@ -60,7 +60,7 @@ def rule(text: str, options: Mapping[str, str], f: int) -> dict[str, Any]:
     *steps, name = text.split("+")
     own = {key: value_of(value) for key, value in options.items() if "." not in key}
     table: dict[str, Any] = {"name": name}
-    if f and (steps or name != BELIEVES):
+    if f and (steps or name != MEAN):
         table["f"] = f
     table |= own
     if steps:

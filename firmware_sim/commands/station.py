@@ -21,7 +21,7 @@ from firmware_sim.commands.device_options import (
     zone_of,
 )
 from firmware_sim.commands.options import pairs, value_of
-from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.fleet.processes import stoppable
 from firmware_sim.profiles.station import CellSite
 
@@ -62,20 +62,20 @@ def run(args: Namespace) -> CommandResult:
     period = int(duration(args.every, "--every"))
     if period < 1 or DAY % period:
         raise SettingsError(f"--every {args.every}: does not divide a day")
-    dropper = Dropper(
+    writer = FileWriter(
         station,
         f"site-{args.seed}",
         args.folder,
         args.standard,
         period,
         not args.plain,
-        Habits.of(faults),
+        FileFaultRates.of(faults),
         args.speed,
     )
     announce({"folder": str(args.folder), "standard": args.standard})
     begin = int(moment(args.start) // period) * period
     with stoppable():
-        counts = dropper.run(begin, int(duration(args.length, "--for") // period), args.truth)
+        counts = writer.run(begin, int(duration(args.length, "--for") // period), args.truth)
     wrong = "".join(
         f", {count} {name}" for name, count in sorted(counts.items()) if name != "files"
     )

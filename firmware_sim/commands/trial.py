@@ -45,25 +45,25 @@ class TrialRow:
 
     Attributes:
         run: Settings of the run.
-        assault: Attack on the run; None for the run without.
+        attack_plan: Attack on the run; None for the run without.
         errors: Errors of the devices that are Byzantine in no run.
         refused: Number of refusals by the aggregator, by reason.
         rounds: Number of times the model moved.
         clean: RMSE of the same run without an attack; None in that row itself.
         devices: Number of devices.
-        trust: Credit report, where the method weighs models for one another.
-        liars: Ids of the Byzantine devices.
+        credit: Credit report, where the method weighs models for one another.
+        byzantine: Ids of the Byzantine devices.
     """
 
     run: RunSettings
-    assault: AttackPlan | None
+    attack_plan: AttackPlan | None
     errors: Errors
     refused: dict[str, int]
     rounds: int
     clean: float | None = None
     devices: int = 0
-    trust: CreditReport | None = None
-    liars: frozenset[str] = frozenset()
+    credit: CreditReport | None = None
+    byzantine: frozenset[str] = frozenset()
 
     @property
     def rise(self) -> float | None:
@@ -76,14 +76,14 @@ class TrialRow:
         return self.rounds < self.run.rounds
 
     @property
-    def says(self) -> str:
+    def outcome(self) -> str:
         """Return holds, suffers, doubles or diverges for the rise; stalled without a number.
 
         >>> from firmware_sim.reports.forecast_errors import Error
         >>> def row(rmse):
         ...     off = Errors({"a": Error(1.0, rmse, 9)})
         ...     return TrialRow(RunSettings(), AttackPlan("alie"), off, {}, 20, clean=2.0)
-        >>> [row(rmse).says for rmse in (2.3, 2.4, 4.0, float("inf"))]
+        >>> [row(rmse).outcome for rmse in (2.3, 2.4, 4.0, float("inf"))]
         ['holds', 'suffers', 'doubles', 'diverges']
         """
         if self.rise is None:
@@ -101,40 +101,42 @@ class TrialRow:
         return {
             "method": self.run.method,
             "rule": self.run.rule_name,
-            "attack": self.assault.attack if self.assault else None,
+            "attack": self.attack_plan.attack if self.attack_plan else None,
             "mae": _number(self.errors.mae),
             "rmse": _number(self.errors.rmse),
             "rise": None if self.rise is None else _number(self.rise),
-            "says": self.says,
+            "outcome": self.outcome,
             "windows": self.errors.windows,
             "rounds": self.rounds,
             "refused": self.refused,
-            "liars": sorted(self.liars),
+            "byzantine": sorted(self.byzantine),
             "devices": {
                 name: {"mae": _number(one.mae), "rmse": _number(one.rmse)}
                 for name, one in self.errors.each.items()
             },
-            "intervals": {name: asdict(one) for name, one in self.errors.held.items()},
-            "credit": self.trust.credit if self.trust else {},
+            "intervals": {
+                name: asdict(one) for name, one in self.errors.coverage_by_device.items()
+            },
+            "credit": self.credit.credit if self.credit else {},
             "outcast_since": {
-                name: self.trust.since(name) for name in sorted(self.liars) if self.trust
+                name: self.credit.since(name) for name in sorted(self.byzantine) if self.credit
             },
         }
 
-    def story(self, unit: str) -> str:
+    def details_text(self, unit: str) -> str:
         """Return the credit report and the interval scores as text.
 
         Empty where the method weighs no models and the model has no intervals.
         """
-        against = f"under {self.assault.attack}" if self.assault else "without an attack"
+        against = f"under {self.attack_plan.attack}" if self.attack_plan else "without an attack"
         head = f"{self.run.method}, {against}"
         parts = []
-        if self.trust is not None:
-            parts.append(f"{head}: {self.trust.marked(self.liars)}")
-        if self.errors.held:
-            fared = interval_scores.table(self.errors.held, unit)
-            parts.append(f"{head}: readings outside of the intervals that were served\n{fared}")
-            parts.append(self.errors.glimpses[0].text(unit))
+        if self.credit is not None:
+            parts.append(f"{head}: {self.credit.marked(self.byzantine)}")
+        if self.errors.coverage_by_device:
+            coverage = interval_scores.table(self.errors.coverage_by_device, unit)
+            parts.append(f"{head}: readings outside of the intervals that were served\n{coverage}")
+            parts.append(self.errors.examples[0].text(unit))
         return "\n\n".join(parts)
 
 
@@ -179,44 +181,46 @@ class Trial:
             for number, learning in enumerate((self.scenario.run, *self.scenario.comparisons)):
                 clean = self._one(url, f"{number}-{learning.method}", learning, None)
                 self.rows.append(clean)
-                for attack, assault in enumerate(self.scenario.attacks):
-                    where = f"{number}-{learning.method}-{attack}-{assault.attack}"
-                    row = self._one(url, where, learning, assault)
+                for attack, attack_plan in enumerate(self.scenario.attacks):
+                    where = f"{number}-{learning.method}-{attack}-{attack_plan.attack}"
+                    row = self._one(url, where, learning, attack_plan)
                     self.rows.append(replace(row, clean=clean.errors.rmse))
         return self.rows
 
     @property
-    def judged(self) -> tuple[str, ...]:
+    def evaluated(self) -> tuple[str, ...]:
         """Return the ids of the devices that are honest under all attacks of this trial."""
         ids = [name for name, _ in assigned(self.samples.samples, self.scenario.devices)]
-        liars = {name for one in self.scenario.attacks for name in one.malicious(ids)}
-        return tuple(name for name in ids if name not in liars)
+        byzantine = {name for one in self.scenario.attacks for name in one.malicious(ids)}
+        return tuple(name for name in ids if name not in byzantine)
 
     def _one(
-        self, url: str, where: str, learning: RunSettings, assault: AttackPlan | None
+        self, url: str, where: str, learning: RunSettings, attack_plan: AttackPlan | None
     ) -> TrialRow:
         """Execute one run; one that does not end in time is evaluated as it is."""
-        heard = replace(learning, quorum=learning.awaits(heard_of(self.scenario, assault)))
+        run_settings = replace(
+            learning, quorum=learning.awaits(available_updates(self.scenario, attack_plan))
+        )
         run = FleetRun(
-            replace(self.scenario, run=heard),
+            replace(self.scenario, run=run_settings),
             self.samples,
             self.out / where,
             self.shown,
             is_in_process=True,
-            name=f"{learning.method} {learning.rule_name}, {assault.attack if assault else 'none'}",
+            name=f"{learning.method} {learning.rule_name}, {attack_plan.attack if attack_plan else 'none'}",
             broker=url,
             limit=self.limit,
             seed=self.seed,
             fleet=f"trial-{len(self.rows)}",
-            stall=STALL if assault else math.inf,
-            assault=assault,
-            judged=self.judged,
+            stall=STALL if attack_plan else math.inf,
+            attack_plan=attack_plan,
+            evaluated=self.evaluated,
         )
         rounds = learning.rounds
         try:
             run.run()
         except TooSlow as slow:
-            if assault is None:
+            if attack_plan is None:
                 raise
             self.shown.note(f"{where}: {slow}")
             rounds = run.moved
@@ -226,21 +230,21 @@ class Trial:
         ids = [name for name, _ in assigned(self.samples.samples, devices)]
         return TrialRow(
             learning,
-            assault,
+            attack_plan,
             run.errors,
             run.refused,
             rounds,
             devices=devices,
-            trust=run.trust,
-            liars=assault.malicious(ids) if assault else frozenset(),
+            credit=run.credit,
+            byzantine=attack_plan.malicious(ids) if attack_plan else frozenset(),
         )
 
 
-def heard_of(chosen: Scenario, assault: AttackPlan | None) -> int:
+def available_updates(chosen: Scenario, attack_plan: AttackPlan | None) -> int:
     """Return the number of updates that a round can get: some never arrive or are refused."""
-    if assault is None or not assault.is_silenced:
+    if attack_plan is None or not attack_plan.is_silenced:
         return chosen.devices
-    return chosen.devices - assault.count(chosen.devices)
+    return chosen.devices - attack_plan.count(chosen.devices)
 
 
 def table(rows: Sequence[TrialRow], unit: str) -> str:
@@ -250,16 +254,18 @@ def table(rows: Sequence[TrialRow], unit: str) -> str:
     head = f"{'method':{wide[0]}}{'rule':{wide[1]}}{'attack':16}"
     lines = [f"{head}{'MAE':>10}{'RMSE':>10}{'rise':>12}{'refused':>9}  "]
     for (method, rule), row in zip(names, rows, strict=True):
-        attack = row.assault.attack if row.assault else "none"
+        attack = row.attack_plan.attack if row.attack_plan else "none"
         lines.append(
             f"{method:{wide[0]}}{rule:{wide[1]}}{attack:16}{row.errors.mae:10.4g}"
-            f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}  {row.says}"
+            f"{row.errors.rmse:10.4g}{_rise(row.rise):>12}{sum(row.refused.values()):9}  {row.outcome}"
         )
-    judged = len(rows[0].errors.each) if rows else 0
-    lines += [f"means over the {judged} devices that never lie, {unit}", ""]
-    told = "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
-    stories = [row.story(unit) for row in rows if row.assault is not None or len(rows) == 1]
-    return "\n\n".join([told, *filter(None, stories)])
+    evaluated = len(rows[0].errors.each) if rows else 0
+    lines += [f"means over the {evaluated} devices that are honest in every run, {unit}", ""]
+    text = "\n".join([*map(str.rstrip, lines), *verdicts(rows)])
+    details = [
+        row.details_text(unit) for row in rows if row.attack_plan is not None or len(rows) == 1
+    ]
+    return "\n\n".join([text, *filter(None, details)])
 
 
 def _rise(share: float | None) -> str:
@@ -283,15 +289,17 @@ def verdicts(rows: Sequence[TrialRow]) -> list[str]:
     >>> verdicts([row("alie", 2.1), row("flipping", 4.5), row("ipm", 1.9)])
     ['fedavg with mean: doubles under 25 % flipping; holds under 25 % alie, ipm']
     """
-    said: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
+    outcomes: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
     for row in rows:
-        if row.assault is not None:
-            share = f"{row.assault.share(row.devices):.0%}".replace("%", " %")
-            words = said.setdefault((row.run.method, row.run.rule_name), {})
-            words.setdefault((row.says, share), []).append(row.assault.attack)
-    return [f"{method} with {rule}: {_told(words)}" for (method, rule), words in said.items()]
+        if row.attack_plan is not None:
+            share = f"{row.attack_plan.share(row.devices):.0%}".replace("%", " %")
+            words = outcomes.setdefault((row.run.method, row.run.rule_name), {})
+            words.setdefault((row.outcome, share), []).append(row.attack_plan.attack)
+    return [f"{method} with {rule}: {_joined(words)}" for (method, rule), words in outcomes.items()]
 
 
-def _told(words: Mapping[tuple[str, str], Sequence[str]]) -> str:
+def _joined(words: Mapping[tuple[str, str], Sequence[str]]) -> str:
     parts = sorted(words.items(), key=lambda part: WORST_FIRST.index(part[0][0]))
-    return "; ".join(f"{says} under {share} {', '.join(names)}" for (says, share), names in parts)
+    return "; ".join(
+        f"{outcome} under {share} {', '.join(names)}" for (outcome, share), names in parts
+    )

@@ -33,7 +33,7 @@ def _sleep(seconds: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class FileFaultRates:
     """Rates of the faults of files, as fractions of the files; 0 by default.
 
     Attributes:
@@ -55,13 +55,13 @@ class Habits:
     slow: float = 0.0
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Habits:
+    def of(cls, options: Mapping[str, Any]) -> FileFaultRates:
         """Read ``--fault`` options.
 
         Raises:
             SettingsError: An unknown fault, or a rate out of range.
 
-        >>> Habits.of({"late": 0.1}).late
+        >>> FileFaultRates.of({"late": 0.1}).late
         0.1
         """
         known = [one.name for one in fields(cls)]
@@ -74,7 +74,7 @@ class Habits:
 
 
 @dataclass(slots=True)
-class Dropper:
+class FileWriter:
     """Writes the measurements of a station, a period at a time.
 
     Attributes:
@@ -84,7 +84,7 @@ class Dropper:
         standard: File format.
         seconds: Length of a period.
         is_packed: True compresses the files.
-        habits: Rates of faults.
+        faults: Rates of faults.
         speed: Seconds of the files' time in one real second; 0 is as fast as possible.
         wait: Waits for real seconds; returns False to stop.
         counts: Numbers of files and faults, by kind.
@@ -96,7 +96,7 @@ class Dropper:
     standard: Standard = "32.435"
     seconds: int = 900
     is_packed: bool = True
-    habits: Habits = field(default_factory=Habits)
+    faults: FileFaultRates = field(default_factory=FileFaultRates)
     speed: float = 0.0
     wait: Callable[[float], bool] = _sleep
     counts: Counter[str] = field(default_factory=Counter)
@@ -116,63 +116,63 @@ class Dropper:
         rng = draw("files", self.station.seed, begin)
         loads = load(self.station, begin, periods, self.seconds)
         if truth is not None:
-            _tell(truth, loads, begin, self.seconds)
+            _write_truth(truth, loads, begin, self.seconds)
         self._now = float(begin)
         for i in range(periods):
             start = begin + i * self.seconds
             one = Load(*(array[i : i + 1] for array in loads))
             self._plan(rng, start, one)
-            if not self._until(start + 2 * self.seconds if i == periods - 1 else start):
+            if not self._write_until(start + 2 * self.seconds if i == periods - 1 else start):
                 break
-        self._until(float("inf") if self.speed == 0 else self._now + 600)
+        self._write_until(float("inf") if self.speed == 0 else self._now + 600)
         return self.counts
 
     def _plan(self, rng: np.random.Generator, start: int, one: Load) -> None:
         """Draw the faults of a period's file, and schedule it."""
-        chance, cells, habits = rng.random(7), self.station.cells, self.habits
-        if chance[0] < habits.lost:
+        chance, cells, faults = rng.random(7), self.station.cells, self.faults
+        if chance[0] < faults.lost:
             self.counts["lost"] += 1
             return
-        doubted = frozenset({int(rng.integers(cells))} if chance[1] < habits.suspect else ())
-        lacking = frozenset({int(rng.integers(cells))} if chance[2] < habits.missing else ())
+        suspect = frozenset({int(rng.integers(cells))} if chance[1] < faults.suspect else ())
+        missing = frozenset({int(rng.integers(cells))} if chance[2] < faults.missing else ())
         report = MeasurementReport(
-            self.name, start, self.seconds, one, self.station.zone, doubted, lacking
+            self.name, start, self.seconds, one, self.station.zone, suspect, missing
         )
         data = written(report, self.standard)
         path = self.folder / report.name
         if self.is_packed:
             data, path = gzip.compress(data, mtime=0), path.with_name(path.name + ".gz")
         due = start + self.seconds + 5.0
-        self.counts.update(["suspect"] * len(doubted) + ["missing"] * len(lacking))
-        if chance[3] < habits.late:
+        self.counts.update(["suspect"] * len(suspect) + ["missing"] * len(missing))
+        if chance[3] < faults.late:
             self.counts["late"] += 1
             due += 60 + 540 * rng.random()
-        if chance[4] < habits.broken:
+        if chance[4] < faults.broken:
             self.counts["broken"] += 1
             self._push(due, path, data[: len(data) // 2], is_slow=False)
             due += self.seconds
-        self._push(due, path, data, is_slow=bool(chance[6] < habits.slow))
-        if chance[5] < habits.twice:
+        self._push(due, path, data, is_slow=bool(chance[6] < faults.slow))
+        if chance[5] < faults.twice:
             self.counts["twice"] += 1
             self._push(due + self.seconds, path.with_name(f"copy_{path.name}"), data, is_slow=False)
 
     def _push(self, due: float, path: Path, data: bytes, *, is_slow: bool) -> None:
         heapq.heappush(self._due, (due, next(self._order), path, data, is_slow))
 
-    def _until(self, moment: float) -> bool:
+    def _write_until(self, moment: float) -> bool:
         """Wait until a moment and write the files that are due; return False to stop."""
         while self._due and self._due[0][0] <= moment:
             due, _, path, data, is_slow = heapq.heappop(self._due)
-            if not self._pass(due):
+            if not self._wait_until(due):
                 return False
-            self._drop(path, data, is_slow=is_slow)
-        return moment == float("inf") or self._pass(moment)
+            self._write(path, data, is_slow=is_slow)
+        return moment == float("inf") or self._wait_until(moment)
 
-    def _pass(self, moment: float) -> bool:
+    def _wait_until(self, moment: float) -> bool:
         seconds, self._now = moment - self._now, max(self._now, moment)
         return self.speed == 0 or seconds <= 0 or self.wait(seconds / self.speed)
 
-    def _drop(self, path: Path, data: bytes, *, is_slow: bool) -> None:
+    def _write(self, path: Path, data: bytes, *, is_slow: bool) -> None:
         self.counts["files"] += 1
         if not is_slow:
             part = path.with_name(f"{path.name}.part")
@@ -188,7 +188,7 @@ class Dropper:
             file.write(data[len(data) // 2 :])
 
 
-def _tell(path: Path, loads: Load, begin: int, seconds: int) -> None:
+def _write_truth(path: Path, loads: Load, begin: int, seconds: int) -> None:
     with path.open("w", encoding="utf-8", newline="") as text:
         out = csv.writer(text)
         out.writerow(["time", "dl_mbit", "ul_mbit", "dl_blocks_percent", "power_w"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from firmware_sim.devices.faults import FaultRates, FaultSequence
 from firmware_sim.ports.ocpp import SUBPROTOCOL, CallMessage, OcppVersion, SocketSample, Version
-from firmware_sim.ports.websocket import Conversation
+from firmware_sim.ports.websocket import WebSocketConnection
 from firmware_sim.profiles.charging import ChargingSession, Site, recorded, sessions
 from firmware_sim.profiles.weather import DAY
 
@@ -73,7 +73,7 @@ class ChargerCounts:
         messages: Answered messages.
         queued: Messages that were sent later than scheduled.
         connections: Number of connections made.
-        owed: Messages without an answer at the end.
+        undelivered: Messages without an answer at the end.
         faults: Faults, by name.
         wh: Delivered energy, whole Wh of all sockets: the true value.
     """
@@ -82,7 +82,7 @@ class ChargerCounts:
     messages: int = 0
     queued: int = 0
     connections: int = 0
-    owed: int = 0
+    undelivered: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     wh: int = 0
 
@@ -92,47 +92,47 @@ class ChargingSocket:
     """The meter of one socket: its register rises over all sessions.
 
     Attributes:
-        order: Settings of the charge point.
+        settings: Settings of the charge point.
         number: Number of the socket, from 1.
     """
 
-    order: ChargerSettings
+    settings: ChargerSettings
     number: int
     cars: list[ChargingSession] = field(init=False)
 
     def __post_init__(self) -> None:
         """Draw the sessions, with those of the day before: one may still be open."""
-        first = int(self.order.start // DAY)
-        last = int((self.order.start + self.order.seconds) // DAY)
+        first = int(self.settings.start // DAY)
+        last = int((self.settings.start + self.settings.seconds) // DAY)
         found = (car for day in range(first, last + 1) for car in self._day(day))
-        end = self.order.start + self.order.seconds
-        self.cars = [car for car in found if self.order.start <= car.arrival < end]
+        end = self.settings.start + self.settings.seconds
+        self.cars = [car for car in found if self.settings.start <= car.arrival < end]
 
     def _day(self, day: int) -> list[ChargingSession]:
-        order = self.order
-        if order.like:
-            return recorded(order.like, 1 / order.sockets, day)
-        seed, region, zone = order.seed, order.region, order.zone
-        return sessions(seed, self.number, order.site, day, region=region, zone=zone)
+        settings = self.settings
+        if settings.like:
+            return recorded(settings.like, 1 / settings.sockets, day)
+        seed, region, zone = settings.seed, settings.region, settings.zone
+        return sessions(seed, self.number, settings.site, day, region=region, zone=zone)
 
     def wh(self, moment: float) -> float:
         """Return the register in Wh."""
-        base = 100_000.0 * self.number + 1000 * self.order.seed
+        base = 100_000.0 * self.number + 1000 * self.settings.seed
         return base + sum(car.delivered(moment) for car in self.cars if car.arrival < moment)
 
-    def seen(self, moment: float, shown: float) -> SocketSample:
+    def sample(self, moment: float, shown: float) -> SocketSample:
         """Return the meter's values, with the charge point's clock."""
         watts = sum(car.power(moment) for car in self.cars)
         return SocketSample(shown, self.number, int(self.wh(moment)), round(watts))
 
 
-def happenings(
+def events(
     socket: ChargingSocket, every: float
 ) -> Iterator[tuple[float, int, str, ChargingSession | None]]:
     """Yield moment, order among equals, kind of event, and its session, unsorted."""
-    order = socket.order
-    end = order.start + order.seconds
-    quarter = -(-order.start // _QUARTER) * _QUARTER
+    settings = socket.settings
+    end = settings.start + settings.seconds
+    quarter = -(-settings.start // _QUARTER) * _QUARTER
     while quarter <= end:
         yield quarter, 2, "clock", None
         quarter += _QUARTER
@@ -151,145 +151,147 @@ class BackOfficeLink:
     """The connection to the back office, and the queue of messages while there is none.
 
     Attributes:
-        order: Settings of the charge point.
-        speaker: Messages of the version.
-        told: Counters.
+        settings: Settings of the charge point.
+        protocol: Messages of the version.
+        counts: Counters.
     """
 
-    order: ChargerSettings
-    speaker: OcppVersion
-    told: ChargerCounts
-    _talk: Conversation | None = None
-    _owed: deque[tuple[CallMessage, bool]] = field(default_factory=deque)
+    settings: ChargerSettings
+    protocol: OcppVersion
+    counts: ChargerCounts
+    _connection: WebSocketConnection | None = None
+    _queue: deque[tuple[CallMessage, bool]] = field(default_factory=deque)
     _numbers: dict[str, int] = field(default_factory=dict)
     _count: int = 0
     _again_at: float = 0.0
     _wait: float = _AGAIN
 
-    def send(self, ask: CallMessage) -> None:
+    def send(self, message: CallMessage) -> None:
         """Queue a message, and send the queue if connected."""
-        self._owed.append((ask, False))
+        self._queue.append((message, False))
         self.flush()
 
     def flush(self) -> None:
         """Send the queue, oldest first, until a message has no answer."""
-        while self._owed:
-            if self._talk is None and not self._connected():
+        while self._queue:
+            if self._connection is None and not self._connected():
                 break
-            ask, was_late = self._owed[0]
+            message, was_late = self._queue[0]
             try:
-                self._asked(ask, was_late=was_late)
+                self._call(message, was_late=was_late)
             except OSError:
-                self.hang_up()
+                self.disconnect()
                 break
-            self._owed.popleft()
-            self.told.messages += 1
-            self.told.queued += was_late
-        self._owed = deque((ask, True) for ask, _ in self._owed)
-        self.told.owed = len(self._owed)
+            self._queue.popleft()
+            self.counts.messages += 1
+            self.counts.queued += was_late
+        self._queue = deque((message, True) for message, _ in self._queue)
+        self.counts.undelivered = len(self._queue)
 
     def _connected(self) -> bool:
         if time.monotonic() < self._again_at:
             return False
-        protocol = SUBPROTOCOL[self.order.version]
+        protocol = SUBPROTOCOL[self.settings.version]
         try:
-            self._talk = Conversation(self.order.url, protocol, self.order.password)
-            self._asked(self.speaker.boot(), was_late=False)
+            self._connection = WebSocketConnection(
+                self.settings.url, protocol, self.settings.password
+            )
+            self._call(self.protocol.boot(), was_late=False)
         except OSError:
-            self.hang_up()
+            self.disconnect()
             self._again_at = time.monotonic() + self._wait
             self._wait = min(2 * self._wait, 10 * _AGAIN)
             return False
-        self.told.connections += 1
+        self.counts.connections += 1
         self._wait = _AGAIN
         return True
 
-    def _asked(self, ask: CallMessage, *, was_late: bool) -> None:
+    def _call(self, message: CallMessage, *, was_late: bool) -> None:
         """Send one message and wait for its answer.
 
         Raises:
             OSError: No answer in time, or no connection.
         """
-        assert self._talk is not None
+        assert self._connection is not None
         self._count += 1
-        number = f"{self.order.seed}-{self._count}"
-        is_numbered = self.order.version == "1.6" and ask.session and not ask.is_start
-        transaction = self._numbers.get(ask.session, 0) if is_numbered else None
-        self._talk.send(ask.text(number, transaction, is_offline=was_late))
-        answer = self._answer(self._talk, number)
-        if ask.is_start:
-            self._numbers[ask.session] = int(answer.get("transactionId", 0))
+        number = f"{self.settings.seed}-{self._count}"
+        is_numbered = self.settings.version == "1.6" and message.session and not message.is_start
+        transaction = self._numbers.get(message.session, 0) if is_numbered else None
+        self._connection.send(message.text(number, transaction, is_offline=was_late))
+        answer = self._answer(self._connection, number)
+        if message.is_start:
+            self._numbers[message.session] = int(answer.get("transactionId", 0))
 
-    def _answer(self, talk: Conversation, number: str) -> dict[str, Any]:
+    def _answer(self, connection: WebSocketConnection, number: str) -> dict[str, Any]:
         end = time.monotonic() + _ANSWER
         while (left := end - time.monotonic()) > 0:
-            text = talk.receive(left)
+            text = connection.receive(left)
             if text is None:
                 break
             match json.loads(text):
-                case [3, str(told), dict(payload)] if told == number:
+                case [3, str(answered), dict(payload)] if answered == number:
                     return payload
-                case [4, str(told), *_] if told == number:
+                case [4, str(answered), *_] if answered == number:
                     return {}
-                case [2, str(asked), *_]:
-                    talk.send(json.dumps([4, asked, "NotImplemented", "", {}]))
+                case [2, str(call), *_]:
+                    connection.send(json.dumps([4, call, "NotImplemented", "", {}]))
         raise TimeoutError("no answer")
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Drop the connection; the queue stays."""
-        if self._talk is not None:
-            self._talk.close()
-            self._talk = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def finish(self) -> None:
         """Send the rest of the queue, for a limited time."""
         end = time.monotonic() + _LINGER
         self.flush()
-        while self._owed and time.monotonic() < end:
+        while self._queue and time.monotonic() < end:
             time.sleep(0.05)
             self.flush()
-        self.hang_up()
+        self.disconnect()
 
 
-def run(order: ChargerSettings, speaker: OcppVersion | None = None) -> ChargerCounts:
+def run(settings: ChargerSettings, protocol: OcppVersion | None = None) -> ChargerCounts:
     """Run a charge point until its time is over, or it is interrupted."""
-    told = ChargerCounts()
-    link = BackOfficeLink(order, speaker or OcppVersion(order.version), told)
-    trouble = FaultSequence(order.faults, order.seed)
-    sockets = [ChargingSocket(order, number + 1) for number in range(order.sockets)]
+    counts = ChargerCounts()
+    link = BackOfficeLink(settings, protocol or OcppVersion(settings.version), counts)
+    faults = FaultSequence(settings.faults, settings.seed)
+    sockets = [ChargingSocket(settings, number + 1) for number in range(settings.sockets)]
     plan = sorted(
-        (moment, rank, socket.number, what, car)
+        (moment, rank, socket.number, event, car)
         for socket in sockets
-        for moment, rank, what, car in happenings(socket, order.every)
+        for moment, rank, event, car in events(socket, settings.every)
     )
-    began, said = time.monotonic(), dict[str, list[SocketSample]]()
-    for moment, _, number, what, car in plan:
-        if order.speed > 0:
-            _wait_until(began + (moment - order.start) / order.speed, link)
-        shown = trouble.clock(moment, order.start)
-        if shown is None or trouble.browns():
-            link.hang_up()  # it reboots; its register can still be sent later
-        seen = sockets[number - 1].seen(moment, moment if shown is None else shown)
-        told.sessions += what == "start"
-        for ask in _words(link.speaker, what, seen, car, said):
-            _say(link, ask, trouble)
+    began, samples = time.monotonic(), dict[str, list[SocketSample]]()
+    for moment, _, number, event, car in plan:
+        if settings.speed > 0:
+            _wait_until(began + (moment - settings.start) / settings.speed, link)
+        shown = faults.clock(moment, settings.start)
+        if shown is None or faults.power_fails():
+            link.disconnect()  # it reboots; its register can still be sent later
+        sample = sockets[number - 1].sample(moment, moment if shown is None else shown)
+        counts.sessions += event == "start"
+        for message in _messages(link.protocol, event, sample, car, samples):
+            _send(link, message, faults)
     link.finish()
-    end = order.start + order.seconds
-    told.faults = dict(trouble.counts)
-    told.wh = sum(int(s.wh(end)) - int(s.wh(order.start)) for s in sockets)
-    _write_truth(order, sockets)
-    return told
+    end = settings.start + settings.seconds
+    counts.faults = dict(faults.counts)
+    counts.wh = sum(int(s.wh(end)) - int(s.wh(settings.start)) for s in sockets)
+    _write_truth(settings, sockets)
+    return counts
 
 
-def _say(link: BackOfficeLink, ask: CallMessage, trouble: FaultSequence) -> None:
+def _send(link: BackOfficeLink, message: CallMessage, faults: FaultSequence) -> None:
     """Send one message, subject to faults. A message that a session requires is never dropped."""
-    if ask.action == "MeterValues" and trouble.happens("gap"):
+    if message.action == "MeterValues" and faults.happens("gap"):
         return
-    link.send(ask)
-    if not ask.is_start and trouble.happens("duplicate"):
-        link.send(ask)
-    if trouble.happens("flap"):
-        link.hang_up()
+    link.send(message)
+    if not message.is_start and faults.happens("duplicate"):
+        link.send(message)
+    if faults.happens("flap"):
+        link.disconnect()
 
 
 def _wait_until(moment: float, link: BackOfficeLink) -> None:
@@ -299,35 +301,35 @@ def _wait_until(moment: float, link: BackOfficeLink) -> None:
         link.flush()
 
 
-def _words(
-    speaker: OcppVersion,
-    what: str,
-    seen: SocketSample,
+def _messages(
+    protocol: OcppVersion,
+    event: str,
+    sample: SocketSample,
     car: ChargingSession | None,
-    said: dict[str, list[SocketSample]],
+    samples: dict[str, list[SocketSample]],
 ) -> list[CallMessage]:
     """Return the messages of one event; a session keeps its values."""
     if car is None:
-        return [speaker.on_the_clock(seen)]
-    session = f"{seen.socket}-{car.arrival}"
-    before = said.setdefault(session, [])
-    if what == "start":
-        return [speaker.started(seen, session)]
-    if what == "stop":
-        return [speaker.stopped(seen, session, len(before) + 1, said.pop(session)[-20:])]
-    before.append(seen)
-    return [speaker.sampled(seen, session, len(before))]
+        return [protocol.clock_aligned(sample)]
+    session = f"{sample.socket}-{car.arrival}"
+    before = samples.setdefault(session, [])
+    if event == "start":
+        return [protocol.started(sample, session)]
+    if event == "stop":
+        return [protocol.stopped(sample, session, len(before) + 1, samples.pop(session)[-20:])]
+    before.append(sample)
+    return [protocol.sampled(sample, session, len(before))]
 
 
-def _write_truth(order: ChargerSettings, sockets: list[ChargingSocket]) -> None:
-    if order.truth is None:
+def _write_truth(settings: ChargerSettings, sockets: list[ChargingSocket]) -> None:
+    if settings.truth is None:
         return
     with ExitStack() as opened:
-        file = opened.enter_context(order.truth.open("w", newline="", encoding="utf-8"))
+        file = opened.enter_context(settings.truth.open("w", newline="", encoding="utf-8"))
         rows = csv.writer(file)
         rows.writerow(("time", "socket", "wh"))
-        quarter = -(-order.start // _QUARTER) * _QUARTER
-        while quarter <= order.start + order.seconds:
+        quarter = -(-settings.start // _QUARTER) * _QUARTER
+        while quarter <= settings.start + settings.seconds:
             for socket in sockets:
                 rows.writerow((int(quarter), socket.number, f"{socket.wh(quarter):.3f}"))
             quarter += _QUARTER

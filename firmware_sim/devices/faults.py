@@ -13,8 +13,8 @@ from edge_sdk.app.settings import SettingsError
 from firmware_sim.profiles.weather import draw
 
 _DAY = 86_400
-_DOWN, _ASTRAY = 60, 300  # seconds of a reboot, and that a clock stands at 1970 after it
-_NO_SHARES = ("drift", "reboots", "brownouts")
+_DOWN, _WRONG_CLOCK = 60, 300  # seconds of a reboot, and that a clock stands at 1970 after it
+_NOT_FRACTIONS = ("drift", "reboots", "brownouts")
 
 LINE = ("duplicate", "reorder", "gap", "noise", "flip", "cut", "flap")
 """Faults of telegrams on a line."""
@@ -68,7 +68,7 @@ class FaultRates:
         for name, value in options.items():
             if name not in known:
                 raise SettingsError(f"--fault {name}: unknown; known: {', '.join(known)}")
-            is_rate = name not in _NO_SHARES
+            is_rate = name not in _NOT_FRACTIONS
             if not isinstance(value, int | float) or value < 0 or (is_rate and value > 1):
                 raise SettingsError(f"--fault {name}: {value!r} is not a rate")
         return cls(**{name: float(value) for name, value in options.items()})
@@ -95,8 +95,8 @@ class FaultSequence:
     _held: bytes | None = None
     _down_until: float = 0.0
     _no_clock_until: float = 0.0
-    _told: float | None = None
-    _is_browning: bool = False
+    _last_time: float | None = None
+    _is_failing: bool = False
     _chance: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,25 +105,25 @@ class FaultSequence:
 
     def clock(self, time: float, start: float) -> float | None:
         """Return the time of the device's clock at a true time; None while it reboots."""
-        before, self._told = self._told, time
+        before, self._last_time = self._last_time, time
         days = 0.0 if before is None else (time - before) / _DAY
         for name in ("reboots", "brownouts"):
             if self._hits(getattr(self.faults, name) * days, name):
-                self._is_browning |= name == "brownouts"
+                self._is_failing |= name == "brownouts"
                 self._down_until = time + _DOWN
                 if self._hits(self.faults.lost_clock, "lost_clock"):
-                    self._no_clock_until = time + _DOWN + _ASTRAY
-        if time < self._down_until and not self._is_browning:
+                    self._no_clock_until = time + _DOWN + _WRONG_CLOCK
+        if time < self._down_until and not self._is_failing:
             return None
-        if self._is_browning:
+        if self._is_failing:
             return time
         if time < self._no_clock_until:
             return time - self._down_until
         return time + (time - start) * self.faults.drift * 1e-6
 
-    def browns(self) -> bool:
+    def power_fails(self) -> bool:
         """Return True if the power fails now; a call with True consumes the failure."""
-        failed, self._is_browning = self._is_browning, False
+        failed, self._is_failing = self._is_failing, False
         return failed
 
     def happens(self, name: str) -> bool:
@@ -132,7 +132,7 @@ class FaultSequence:
 
     def sent(self, message: bytes) -> Iterator[bytes]:
         """Yield the bytes that are sent instead of a message."""
-        if self.browns():
+        if self.power_fails():
             self._held = None
             yield message[: int(self._chance.integers(len(message)))]
             return

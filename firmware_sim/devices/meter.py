@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from firmware_sim.ports.p1 import Face
+from firmware_sim.ports.p1 import MeterDisplay
 from firmware_sim.profiles.premises import MINUTES, is_free
 from firmware_sim.profiles.weather import DAY, draw
 
@@ -95,7 +95,7 @@ class Meter:
         """Return the total Wh so far: the true value, before a register is cut to whole ones."""
         return float(self.registers(time)[:2].sum())
 
-    def face(self, time: float, shown: float | None = None) -> Face:
+    def display(self, time: float, shown: float | None = None) -> MeterDisplay:
         """Return the display of the meter.
 
         Args:
@@ -103,12 +103,12 @@ class Meter:
             shown: Time on its clock; the true time if None.
         """
         low, normal, fed_low, fed_normal = (int(wh) for wh in self.registers(time))
-        told = time if shown is None else shown
+        clock_time = time if shown is None else shown
         minute = int((time % DAY) // 60)
         hour = time - time % 3600
-        gas = (int(1_000_000 + 350 * (hour - self.start) / 3600), told - told % 3600)
-        return Face(
-            told,
+        gas = (int(1_000_000 + 350 * (hour - self.start) / 3600), clock_time - clock_time % 3600)
+        return MeterDisplay(
+            clock_time,
             (low, normal),
             (fed_low, fed_normal),
             round(self._power[minute] * 1000),

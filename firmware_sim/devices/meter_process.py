@@ -17,7 +17,7 @@ from firmware_sim.devices.faults import FaultRates, FaultSequence
 from firmware_sim.devices.meter import Meter
 from firmware_sim.ports.line import Line, open_line
 from firmware_sim.ports.modbus import Registers
-from firmware_sim.ports.p1 import Face, telegram
+from firmware_sim.ports.p1 import MeterDisplay, telegram
 from firmware_sim.profiles.premises import Premises
 from firmware_sim.profiles.recorded import Recorded
 from firmware_sim.profiles.weather import DAY, Weather
@@ -96,73 +96,75 @@ class MeterCounts:
     shown: int = 0
 
 
-def run(order: MeterSettings, say: Callable[[dict[str, Any]], object]) -> MeterCounts:
+def run(settings: MeterSettings, announce: Callable[[dict[str, Any]], object]) -> MeterCounts:
     """Run a meter until its time is over, or it is interrupted.
 
     Args:
-        order: Settings of the meter.
-        say: Called once with the meter's addresses, before the first telegram.
+        settings: Settings of the meter.
+        announce: Called once with the meter's addresses, before the first telegram.
 
     Raises:
         SettingsError: An invalid address.
     """
-    meter, told = order.meter(), MeterCounts()
-    now: list[Face] = [meter.face(order.start)]
+    meter, counts = settings.meter(), MeterCounts()
+    now: list[MeterDisplay] = [meter.display(settings.start)]
     with ExitStack() as opened:
-        line = open_line(order.p1) if order.p1 else None
+        line = open_line(settings.p1) if settings.p1 else None
         addresses: dict[str, Any] = {}
         if line is not None:
             opened.callback(line.close)
             addresses["p1"] = line.url
-        if order.modbus:
-            host, port = _endpoint(order.modbus)
+        if settings.modbus:
+            host, port = _endpoint(settings.modbus)
             server = Registers(host, port, lambda: now[0])
             opened.callback(server.close)
             addresses["modbus"] = server.url
-        say(addresses)
-        first, shown = meter.wh(order.start), sum(now[0].imported)
-        for moment, face, messages, breaks in _life(order, meter, told):
-            now[0] = face
-            told.telegrams += 1
-            told.wh = meter.wh(moment) - first
-            told.shown = sum(face.imported) - shown
-            _send(line, messages, told, waits=order.speed == 0)
+        announce(addresses)
+        first, shown = meter.wh(settings.start), sum(now[0].imported)
+        for moment, display, messages, breaks in _steps(settings, meter, counts):
+            now[0] = display
+            counts.telegrams += 1
+            counts.wh = meter.wh(moment) - first
+            counts.shown = sum(display.imported) - shown
+            _send(line, messages, counts, waits=settings.speed == 0)
             if line is not None and breaks:
-                line.break_off()
-        if line is not None and order.speed == 0:
+                line.disconnect()
+        if line is not None and settings.speed == 0:
             line.drain(_LINGER)
-    return told
+    return counts
 
 
-def _life(
-    order: MeterSettings, meter: Meter, told: MeterCounts
-) -> Iterator[tuple[float, Face, list[bytes], bool]]:
+def _steps(
+    settings: MeterSettings, meter: Meter, counts: MeterCounts
+) -> Iterator[tuple[float, MeterDisplay, list[bytes], bool]]:
     """Yield true time, display, bytes for the line, and True if the line breaks."""
-    trouble = FaultSequence(order.faults, order.seed)
-    began, zone = time.monotonic(), ZoneInfo(order.zone)
+    faults = FaultSequence(settings.faults, settings.seed)
+    began, zone = time.monotonic(), ZoneInfo(settings.zone)
     with ExitStack() as opened:
-        truth = _Truth.open(order.truth, opened)
-        for number in range(int(order.seconds // order.every) + 1):
-            moment = order.start + number * order.every
-            if order.speed > 0:
-                time.sleep(max(0.0, began + number * order.every / order.speed - time.monotonic()))
+        truth = _Truth.open(settings.truth, opened)
+        for number in range(int(settings.seconds // settings.every) + 1):
+            moment = settings.start + number * settings.every
+            if settings.speed > 0:
+                time.sleep(
+                    max(0.0, began + number * settings.every / settings.speed - time.monotonic())
+                )
             truth.note(meter, moment)
-            shown = trouble.clock(moment, order.start)
-            told.faults = dict(trouble.counts)
+            shown = faults.clock(moment, settings.start)
+            counts.faults = dict(faults.counts)
             if shown is None:
                 continue
-            face = meter.face(moment, shown)
-            messages = list(trouble.sent(telegram(face, zone)))
-            yield moment, face, messages, trouble.happens("flap")
-            told.faults = dict(trouble.counts)
+            display = meter.display(moment, shown)
+            messages = list(faults.sent(telegram(display, zone)))
+            yield moment, display, messages, faults.happens("flap")
+            counts.faults = dict(faults.counts)
 
 
-def _send(line: Line | None, messages: list[bytes], told: MeterCounts, *, waits: bool) -> None:
+def _send(line: Line | None, messages: list[bytes], counts: MeterCounts, *, waits: bool) -> None:
     if line is None:
         return
     for message in messages:
         if not line.send(message, waits=waits):
-            told.dropped += 1
+            counts.dropped += 1
 
 
 class _Truth:
@@ -181,7 +183,7 @@ class _Truth:
 
     def note(self, meter: Meter, moment: float) -> None:
         if self._rows is not None and moment % _TRUTH_EVERY == 0:
-            shown = sum(meter.face(moment).imported)
+            shown = sum(meter.display(moment).imported)
             self._rows.writerow((int(moment), f"{meter.wh(moment):.3f}", shown))
 
 

@@ -144,7 +144,7 @@ def enlist(
         return link
 
     client = fleet.add(config, history(), connect=linked, clock=clock, make=role.make)
-    for name in role.twins:
+    for name in role.clones:
         double = replace(config, state=config.state.with_name(name))
         named = replace(config, id=name)  # for the broker, which would disconnect the other one
         at = partial(_as, named, linked)

@@ -45,9 +45,9 @@ class LinkRecord:
         self._pieces = os.open(pieces, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._outgoing = PublishedBodies(lambda _sender, _kid: device)
         self.of_aggregator: KeyOf = lambda _sender, _kid: aggregator
-        self._recall(pieces.read_bytes())
+        self._restore_parts(pieces.read_bytes())
 
-    def _recall(self, text: bytes) -> None:
+    def _restore_parts(self, text: bytes) -> None:
         """Read the parts of a body that earlier processes sent; a truncated line is dropped."""
         whole = text[: text.rfind(b"\n") + 1]
         os.ftruncate(self._pieces, len(whole))
@@ -55,7 +55,7 @@ class LinkRecord:
             topic, payload = json.loads(line)
             self._outgoing.left(topic, bytes.fromhex(payload), 0.0)
 
-    def leaves(self, topic: str, payload: bytes, at: float) -> None:
+    def record_publish(self, topic: str, payload: bytes, at: float) -> None:
         """Record a message before it is published, if it is a release or a part of one.
 
         Args:
@@ -90,10 +90,10 @@ class RecordedLink:
     """A link with a record. All messages pass unchanged."""
 
     def __init__(
-        self, link: Transport, diary: LinkRecord, *, clock: Callable[[], float] = time.time
+        self, link: Transport, record: LinkRecord, *, clock: Callable[[], float] = time.time
     ) -> None:
         """Wrap a link; this wrapper should be the outermost, next to the device."""
-        self._link, self._diary, self._clock = link, diary, clock
+        self._link, self._record, self._clock = link, record, clock
 
     @property
     def is_up(self) -> bool:
@@ -106,14 +106,14 @@ class RecordedLink:
 
     def poll(self, timeout: float) -> Sequence[Happening]:
         """Serve the link, and record the receipts among the received messages."""
-        happened = self._link.poll(timeout)
-        for one in happened:
-            if isinstance(one, Message):
-                said = came(
-                    one.topic, one.payload, key_of=self._diary.of_aggregator, at=self._clock()
+        events = self._link.poll(timeout)
+        for event in events:
+            if isinstance(event, Message):
+                line = came(
+                    event.topic, event.payload, key_of=self._record.of_aggregator, at=self._clock()
                 )
-                self._diary.note(said)
-        return happened
+                self._record.note(line)
+        return events
 
     def subscribe(self, *filters: str) -> None:
         """Subscribe to these topics."""
@@ -125,7 +125,7 @@ class RecordedLink:
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:  # noqa: ANN401 - as the link's
         """Record a release, then publish it."""
-        self._diary.leaves(topic, payload, self._clock())
+        self._record.record_publish(topic, payload, self._clock())
         return self._link.publish(topic, payload, **options)
 
     def room(self) -> int:
@@ -139,4 +139,4 @@ class RecordedLink:
     def close(self) -> None:
         """Close the link and the record."""
         self._link.close()
-        self._diary.close()
+        self._record.close()

@@ -44,14 +44,14 @@ class PowerFailures:
         rate: Number a minute, over all devices.
         seed: Seed of the times and the devices.
         clock: Seconds.
-        met: Number of power failures so far.
+        count: Number of power failures so far.
     """
 
     run: Federation
     rate: float
     seed: int = 0
     clock: Callable[[], float] = time.monotonic
-    met: int = 0
+    count: int = 0
     _next: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,15 +64,15 @@ class PowerFailures:
         if self.clock() < self._next or not running:
             return
         self._next = self.clock() + self._pause()
-        number = running[int(draw("whom", self.seed, self.met).integers(len(running)))]
-        self.met += 1
-        struck = self.run.devices[number]
-        struck.signal(signal.SIGKILL)
-        struck.wait(_PATIENCE)
-        self.run.family.members.remove(struck)
+        number = running[int(draw("whom", self.seed, self.count).integers(len(running)))]
+        self.count += 1
+        device = self.run.devices[number]
+        device.signal(signal.SIGKILL)
+        device.wait(_PATIENCE)
+        self.run.family.members.remove(device)
         self.run.devices[number] = self.run.start_device(self.run.prepared.devices[number])
 
     def _pause(self) -> float:
         if not self.rate:
             return float("inf")
-        return float(draw("when", self.seed, self.met).exponential(60.0 / self.rate))
+        return float(draw("when", self.seed, self.count).exponential(60.0 / self.rate))

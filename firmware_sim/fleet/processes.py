@@ -181,12 +181,12 @@ class ProcessGroup:
 
     def stop(self, members: Iterable[RunningProgram], grace: float = GRACE) -> None:
         """Send SIGTERM to all, then SIGKILL. Every member is reaped, and so measured."""
-        doomed = [member for member in reversed(list(members)) if member.poll() is None]
-        with _deaf():
-            for member in doomed:
+        running = [member for member in reversed(list(members)) if member.poll() is None]
+        with _ignore_interrupts():
+            for member in running:
                 member.signal(signal.SIGTERM)
             until = time.monotonic() + grace
-            for member in doomed:
+            for member in running:
                 if member.wait(until - time.monotonic()) is None:
                     member.signal(signal.SIGKILL)
                     member.wait(grace)
@@ -196,10 +196,10 @@ class ProcessGroup:
 def stoppable() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does, so that everything started in it is stopped."""
 
-    def heard(_number: int, _frame: FrameType | None) -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, heard)
+    before = signal.signal(signal.SIGTERM, on_signal)
     try:
         yield
     finally:
@@ -207,7 +207,7 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C during cleanup: a second one must not leave programs running."""
     with ExitStack() as stack:
         try:
@@ -243,6 +243,6 @@ def run(arguments: Sequence[str], *, timeout: float = 60.0) -> str:
         sentence, _, hint = words.partition("\n  hint: ")
         raise ProgramRefused(sentence, hint=hint)
     if done.returncode:
-        said = words.replace("\n  hint: ", "; ")
-        raise ProgramDied(f"{name} ended with code {done.returncode}", hint=said)
+        output = words.replace("\n  hint: ", "; ")
+        raise ProgramDied(f"{name} ended with code {done.returncode}", hint=output)
     return done.stdout.decode()

@@ -18,7 +18,7 @@ from firmware_sim.scenario import UNPROTECTED, RunSettings, Scenario
 FAST = {"reply": "2s", "retained_model": "2s"}
 """Short timeouts of a simulated device beside its broker."""
 
-FEW = 16
+MOST_FAST = 16
 """Largest number of devices with short timeouts. More share one thread, and need the defaults."""
 
 
@@ -129,8 +129,8 @@ def join(
     Raises:
         Died: The aggregator's own commands refused; the hint is their output.
     """
-    said = json.loads(run(command("gridfed-aggregator", "check", str(config), "--json")))
-    settings = {row["key"]: row["value"] for row in said["settings"]}
+    checked = json.loads(run(command("gridfed-aggregator", "check", str(config), "--json")))
+    settings = {row["key"]: row["value"] for row in checked["settings"]}
     root = Path(settings.get("keys.root") or "")
     root = root if root.is_file() else Path(settings["state"]) / "root.pub"
     common = _common(settings["fleet"], chosen, broker, root)
@@ -191,7 +191,7 @@ def _common(fleet: str, chosen: Scenario, broker: str, root: Path) -> dict[str, 
         "broker": {"url": broker, "reconnect_max": "5s"},
         "root": root.absolute(),
         "accept": {"max_steps": max(64, steps)},
-        "timeouts": FAST if chosen.devices <= FEW else {},
+        "timeouts": FAST if chosen.devices <= MOST_FAST else {},
         "local_rounds": local if chosen.run.shared == () else {},
         "privacy": dict(chosen.privacy),
     }

@@ -37,7 +37,7 @@ class Line(Protocol):
     def drain(self, patience: float) -> None:
         """Wait until the written bytes have been read, at most ``patience`` seconds."""
 
-    def break_off(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect the reader, and listen again at once under the same address."""
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Pty:
             quiet = 0 if self._unread() else quiet + 1
             time.sleep(0.01)
 
-    def break_off(self) -> None:
+    def disconnect(self) -> None:
         """Reopen the terminal; without a lasting name, unread bytes are lost."""
         if self._link is None:
             termios.tcflush(self._slave, termios.TCIOFLUSH)
@@ -146,21 +146,21 @@ class Port:
     def send(self, data: bytes, *, waits: bool) -> bool:
         """Write to all readers; without one, wait if ``waits``."""
         while True:
-            self._greet(_TURN if waits and not self._readers else 0.0)
+            self._accept(_TURN if waits and not self._readers else 0.0)
             if self._readers or not waits:
                 break
-        took = False
+        is_sent = False
         for reader in list(self._readers):
             try:
                 reader.settimeout(60.0 if waits else 0.05)
                 reader.sendall(data)
-                took = True
+                is_sent = True
             except OSError:
                 self._readers.remove(reader)
                 reader.close()
-        return took
+        return is_sent
 
-    def _greet(self, patience: float) -> None:
+    def _accept(self, patience: float) -> None:
         while select.select([self._server], [], [], patience)[0]:
             reader, _ = self._server.accept()
             self._readers.append(reader)
@@ -178,7 +178,7 @@ class Port:
             except OSError:
                 continue
 
-    def break_off(self) -> None:
+    def disconnect(self) -> None:
         """Reset all connections: unread bytes are lost."""
         for reader in self._readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping
 
-from firmware_sim.ports.p1 import Face
+from firmware_sim.ports.p1 import MeterDisplay
 
 _HEAD = struct.Struct(">HHHB")
 _ILLEGAL_FUNCTION, _ILLEGAL_ADDRESS = 1, 2
@@ -20,24 +20,24 @@ VENDOR = 1_000
 power, temperature (never implemented: 0x8000)."""
 
 
-def registers(face: Face) -> dict[str, dict[int, int]]:
-    """Return the registers for the display ``face`` of a meter.
+def registers(display: MeterDisplay) -> dict[str, dict[int, int]]:
+    """Return the registers for a meter that shows ``display``.
 
-    >>> held = registers(Face(0.0, (1, 2), power=-5))
+    >>> held = registers(MeterDisplay(0.0, (1, 2), power=-5))
     >>> held["holding"][SUNSPEC], held["input"][VENDOR + 1], held["input"][VENDOR + 4]
     (21365, 3, 65531)
     """
-    imported, exported = sum(face.imported), sum(face.exported)
+    imported, exported = sum(display.imported), sum(display.exported)
     meter = [0xFFFF] * 107
     meter[0:2] = 203, 105
-    meter[18], meter[22] = _words(">h", max(-32_767, min(32_767, face.power)))[0], 0
+    meter[18], meter[22] = _words(">h", max(-32_767, min(32_767, display.power)))[0], 0
     meter[38:40], meter[46:48], meter[54] = _words(">I", exported), _words(">I", imported), 0
     chain = [*_text("SunS", 2), 1, 66, *_text("gridfed", 16), *_text("sim", 16), *[0] * 34]
     chain += [*meter, 0xFFFF, 0]
     vendor = [
         *_words(">I", imported),
         *reversed(_words(">I", exported)),
-        *_words(">i", face.power)[1:],
+        *_words(">i", display.power)[1:],
         0x8000,
     ]
     return {
@@ -73,21 +73,21 @@ class Registers:
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        face: Returns the present display of the meter.
+        display: Returns the present display of the meter.
     """
 
-    def __init__(self, host: str, port: int, face: Callable[[], Face]) -> None:
-        outer_face = face
+    def __init__(self, host: str, port: int, display: Callable[[], MeterDisplay]) -> None:
+        current_display = display
 
-        class Talk(socketserver.BaseRequestHandler):
+        class MasterConnection(socketserver.BaseRequestHandler):
             """One master's connection."""
 
             def handle(self) -> None:
                 """Answer requests until the master disconnects."""
                 while (request := _request(self.request)) is not None:
                     number, unit, body = request
-                    said = answer(body, registers(outer_face()))
-                    self.request.sendall(_HEAD.pack(number, 0, 1 + len(said), unit) + said)
+                    response = answer(body, registers(current_display()))
+                    self.request.sendall(_HEAD.pack(number, 0, 1 + len(response), unit) + response)
 
         class Server(socketserver.ThreadingTCPServer):
             """A server for several masters, with daemon threads."""
@@ -95,7 +95,7 @@ class Registers:
             allow_reuse_address = True
             daemon_threads = True
 
-        self._server = Server((host, port), Talk)
+        self._server = Server((host, port), MasterConnection)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

@@ -127,7 +127,7 @@ class OcppVersion:
             return CallMessage("StopTransaction", payload, session)
         return self._event("Ended", seen, session, number, "Transaction.End", {})
 
-    def on_the_clock(self, seen: SocketSample) -> CallMessage:
+    def clock_aligned(self, seen: SocketSample) -> CallMessage:
         """Return the register of a quarter of an hour, with or without a session."""
         key = "connectorId" if self.version == "1.6" else "evseId"
         values = [self._values(seen, "Sample.Clock")]

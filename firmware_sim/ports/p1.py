@@ -21,7 +21,7 @@ def checksum(data: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class MeterDisplay:
     """Display of a meter at one moment.
 
     Attributes:
@@ -52,35 +52,35 @@ def clock(time: float, zone: tzinfo) -> str:
     return f"{local:%y%m%d%H%M%S}{'S' if local.dst() else 'W'}"
 
 
-def telegram(face: Face, zone: tzinfo, serial: str = "E0000000000000001") -> bytes:
+def telegram(display: MeterDisplay, zone: tzinfo, serial: str = "E0000000000000001") -> bytes:
     r"""Return one telegram, with checksum and end of line.
 
-    >>> telegram(Face(1698541199, (1500, 2000)), UTC)[-7:-6]
+    >>> telegram(MeterDisplay(1698541199, (1500, 2000)), UTC)[-7:-6]
     b'!'
     """
-    low, normal = face.imported
-    fed_low, fed_normal = face.exported
+    low, normal = display.imported
+    fed_low, fed_normal = display.exported
     lines = [
         "/GFD5\\253gridfed-sim",
         "",
         "1-3:0.2.8(50)",
-        f"0-0:1.0.0({clock(face.time, zone)})",
+        f"0-0:1.0.0({clock(display.time, zone)})",
         f"0-0:96.1.1({serial.encode().hex().upper()})",
         f"1-0:1.8.1({_kilo(low, 6)}*kWh)",
         f"1-0:1.8.2({_kilo(normal, 6)}*kWh)",
         f"1-0:2.8.1({_kilo(fed_low, 6)}*kWh)",
         f"1-0:2.8.2({_kilo(fed_normal, 6)}*kWh)",
-        f"0-0:96.14.0({face.tariff:04d})",
-        f"1-0:1.7.0({_kilo(max(face.power, 0), 2)}*kW)",
-        f"1-0:2.7.0({_kilo(max(-face.power, 0), 2)}*kW)",
+        f"0-0:96.14.0({display.tariff:04d})",
+        f"1-0:1.7.0({_kilo(max(display.power, 0), 2)}*kW)",
+        f"1-0:2.7.0({_kilo(max(-display.power, 0), 2)}*kW)",
         "0-0:96.7.21(00002)",
         "0-0:96.7.9(00001)",
         "1-0:99.97.0()",
         "0-0:96.13.0()",
-        f"1-0:32.7.0({230 + face.time % 3:.1f}*V)",
+        f"1-0:32.7.0({230 + display.time % 3:.1f}*V)",
     ]
-    if face.gas is not None:
-        litres, read = face.gas
+    if display.gas is not None:
+        litres, read = display.gas
         lines += [
             "0-1:24.1.0(003)",
             f"0-1:96.1.0({serial.encode()[::-1].hex().upper()})",

@@ -79,8 +79,8 @@ class MeasurementReport:
         rows = []
         for cell in range(self.load.dl.shape[1]):
             exact = [repr(float(getattr(self.load, field)[0, cell])) for _, field in COUNTERS]
-            told = ["NIL"] * len(exact) if cell in self.missing else exact
-            rows.append((f"GNBDUFunction=1,NRCellDU={cell + 1}", told, cell in self.suspect))
+            values = ["NIL"] * len(exact) if cell in self.missing else exact
+            rows.append((f"GNBDUFunction=1,NRCellDU={cell + 1}", values, cell in self.suspect))
         return rows
 
 
@@ -94,9 +94,9 @@ def _collected(report: MeasurementReport) -> str:
     end = report.stamp(report.begin + report.seconds)
     period = f'<granPeriod duration="PT{report.seconds}S" endTime="{end}"/>'
     values = "\n".join(
-        f"<measValue measObjLdn={quoteattr(name)}><measResults>{' '.join(told)}</measResults>"
-        f"{'<suspect>true</suspect>' if doubted else ''}</measValue>"
-        for name, told, doubted in report.rows()
+        f"<measValue measObjLdn={quoteattr(name)}><measResults>{' '.join(values)}</measResults>"
+        f"{'<suspect>true</suspect>' if is_suspect else ''}</measValue>"
+        for name, values, is_suspect in report.rows()
     )
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <?xml-stylesheet type="text/xsl" href="MeasDataCollection.xsl"?>
@@ -127,9 +127,9 @@ def _streamed(report: MeasurementReport) -> str:
         for place, (counter, _) in enumerate(COUNTERS, 1)
     )
     values = "\n".join(
-        f"<measValue measObjLdn={quoteattr(name)}>{_results(told)}"
-        f"<suspect>{str(doubted).lower()}</suspect></measValue>"
-        for name, told, doubted in report.rows()
+        f"<measValue measObjLdn={quoteattr(name)}>{_results(values)}"
+        f"<suspect>{str(is_suspect).lower()}</suspect></measValue>"
+        for name, values, is_suspect in report.rows()
     )
     return f"""<?gridfed-sim made up?>
 <?xml version="1.0" encoding="UTF-8"?>
@@ -149,8 +149,8 @@ def _streamed(report: MeasurementReport) -> str:
 """
 
 
-def _results(told: Sequence[str]) -> str:
+def _results(values: Sequence[str]) -> str:
     return "".join(
         f'<r p="{place}">{"" if value == "NIL" else value}</r>'
-        for place, value in enumerate(told, 1)
+        for place, value in enumerate(values, 1)
     )

@@ -16,7 +16,7 @@ _PATIENCE = 10.0
 _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
 
 
-class Conversation:
+class WebSocketConnection:
     """One connection, from handshake to close.
 
     Args:

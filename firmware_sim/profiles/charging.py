@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from firmware_sim.profiles.premises import is_free, mood
+from firmware_sim.profiles.premises import is_free, regional_factor
 from firmware_sim.profiles.recorded import Recorded
 from firmware_sim.profiles.weather import DAY, draw
 
@@ -137,7 +137,7 @@ def sessions(
     chance = draw("cars", seed, socket, day)
     often, hour, spread = _ARRIVALS[site]
     free = is_free(date(1970, 1, 1) + timedelta(day))
-    often *= mood(region, day)
+    often *= regional_factor(region, day)
     count = int(chance.poisson(often * (0.3 if free and site != "public" else 1.0)))
     begin, next_day = _midnight(day, zone), _midnight(day + 1, zone)
     hours = sorted(float(h) for h in chance.normal(hour, spread, count))

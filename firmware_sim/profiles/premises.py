@@ -54,7 +54,7 @@ def easter(year: int) -> date:
     return date(year, 3, 1) + timedelta(full + 7 - (full - sunday) % 7 - 1)
 
 
-def mood(region: str, day: int) -> float:
+def regional_factor(region: str, day: int) -> float:
     """Return the factor of a region's energy on a day, which neighbours share.
 
     The dark season adds a sixth, the light one subtracts it.
@@ -118,7 +118,7 @@ class Premises:
         clock = (np.arange(MINUTES) + ahead) % MINUTES
         fridge = ((clock + int(home.integers(60))) % 60) < 20
         load: NDArray[np.float64] = np.asarray(base + 0.1 * fridge, np.float64)
-        busy = (1.25 if is_free(local) else 1.0) * mood(self.weather.region, day)
+        busy = (1.25 if is_free(local) else 1.0) * regional_factor(self.weather.region, day)
         for kw, minutes, often, (first, last) in _EVENTS:
             for _ in range(int(today.poisson(often * busy))):
                 hour = today.triangular(first, (first + last) / 2, last)

@@ -28,20 +28,20 @@ class CreditReport:
     text: str
     picture: Path
 
-    def marked(self, liars: Collection[str]) -> str:
+    def marked(self, byzantine: Collection[str]) -> str:
         r"""Return the table with the Byzantine devices marked.
 
         >>> print(CreditReport({}, "version  1\na      .50\nb        0", Path("x")).marked({"b"}))
         version  1
         a      .50
-        b        0  lies
+        b        0  Byzantine
         """
         return "\n".join(
-            f"{line}  lies" if line.split(" ", 1)[0] in liars else line
+            f"{line}  Byzantine" if line.split(" ", 1)[0] in byzantine else line
             for line in self.text.splitlines()
         )
 
-    def since(self, liar: str) -> int | None:
+    def since(self, device: str) -> int | None:
         """Return the version from which most others gave a device no weight; None for never.
 
         >>> rounds = {1: {"a": {"b": 0.5}, "b": {}}, 2: {"a": {}, "b": {"b": 1.0}}, 3: {"a": {}}}
@@ -51,14 +51,14 @@ class CreditReport:
         found = None
         for version in sorted(self.credit, reverse=True):
             rows = self.credit[version]
-            others = [row.get(liar, 0.0) for name, row in rows.items() if name != liar]
+            others = [row.get(device, 0.0) for name, row in rows.items() if name != device]
             if others and median(others) > 0.0:
                 return found
             found = version
         return found
 
 
-def trust(config: Path, out: Path) -> CreditReport | None:
+def read_credit(config: Path, out: Path) -> CreditReport | None:
     """Return the credit in the aggregator's database, beside the daemon or after it.
 
     Returns:
@@ -68,12 +68,12 @@ def trust(config: Path, out: Path) -> CreditReport | None:
         Died: The command failed.
     """
     picture = out / PICTURE
-    asked = ("credit", str(config), "--out", str(picture))
+    arguments = ("credit", str(config), "--out", str(picture))
     try:
-        found: dict[str, Any] = json.loads(run(command("gridfed-aggregator", *asked, "--json")))
+        found: dict[str, Any] = json.loads(run(command("gridfed-aggregator", *arguments, "--json")))
     except ProgramRefused:
         return None
-    text = run(command("gridfed-aggregator", *asked))
+    text = run(command("gridfed-aggregator", *arguments))
     credit = {int(version): rows for version, rows in found["credit"].items()}
     table = [line for line in text.splitlines() if not line.startswith("heat map:")]
     return CreditReport(credit, "\n".join(table), picture)

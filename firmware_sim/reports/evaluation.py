@@ -51,7 +51,7 @@ def rolling(device: Device, span: tuple[float, float], out: Path) -> tuple[Times
     return np.array(times, np.int64), np.array(values, np.float64)
 
 
-def judge(
+def evaluate(
     fleets: Mapping[str, Prepared],
     samples: SampleSet,
     span: tuple[float, float],
@@ -66,12 +66,12 @@ def judge(
         traffic: Bytes of each device, by arm.
     """
     devices = next(iter(fleets.values())).devices
-    told = _all_rolling(fleets, span)
+    rolled = _all_rolling(fleets, span)
     rows, panels = [], []
     for device in devices:
         times, truth, last = _truth(device, samples, span)
         forecasts = {PERSISTENCE: last} | {
-            arm: _placed(times, *told[arm, device.id]) for arm in fleets
+            arm: _placed(times, *rolled[arm, device.id]) for arm in fleets
         }
         scores = {arm: score(truth, values) for arm, values in forecasts.items()}
         moved = {arm: counts[device.id] for arm, counts in traffic.items() if device.id in counts}
@@ -103,11 +103,11 @@ def _truth(
     return times[part], values[part], before[part]
 
 
-def _placed(times: Times, told: Times, values: Series) -> Series:
+def _placed(times: Times, known: Times, values: Series) -> Series:
     """Return forecasts at the span's instants; NaN where there is none."""
     out = np.full(len(times), np.nan)
-    at = np.searchsorted(times, told)
-    fits = (at < len(times)) & (times[np.minimum(at, len(times) - 1)] == told)
+    at = np.searchsorted(times, known)
+    fits = (at < len(times)) & (times[np.minimum(at, len(times) - 1)] == known)
     out[at[fits]] = values[fits]
     return out
 
@@ -123,8 +123,8 @@ def last_status(device: RunningProgram) -> dict[str, Any]:
 
 def traffic_of(devices: Sequence[Device], ended: Iterable[RunningProgram]) -> dict[str, Traffic]:
     """Return each device's bytes, from the counters of its link."""
-    told = {device.id: last_status(one) for device, one in zip(devices, ended, strict=True)}
-    counts = {name: found.get("counts", {}) for name, found in told.items()}
+    statuses = {device.id: last_status(one) for device, one in zip(devices, ended, strict=True)}
+    counts = {name: found.get("counts", {}) for name, found in statuses.items()}
     return {
         name: Traffic(int(n.get("bytes_up", 0)), int(n.get("bytes_down", 0)))
         for name, n in counts.items()

@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from edge_sdk import Client, Reading
 from firmware_sim.fleet.in_process import Fleet, readings
 from firmware_sim.fleet.run_files import Device
-from firmware_sim.reports.interval_scores import ForecastExample, IntervalCoverage, held
+from firmware_sim.reports.interval_scores import (
+    ForecastExample,
+    IntervalCoverage,
+    score_intervals,
+)
 from firmware_sim.samples import SampleSet
 from firmware_sim.scenario import Scenario
 
@@ -31,7 +35,7 @@ class Error:
     windows: int
 
     @classmethod
-    def of(cls, told: NDArray[np.float64], truth: NDArray[np.float64]) -> Error:
+    def of(cls, predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> Error:
         """Score forecasts, shape ``(n, horizon)``, where the truth was observed.
 
         A non-finite forecast has an infinite error.
@@ -44,10 +48,10 @@ class Error:
         known = np.isfinite(truth)
         if not known.any():
             return cls(np.inf, np.inf, 0)
-        off = np.abs(np.nan_to_num(told[known] - truth[known], nan=np.inf))
+        off = np.abs(np.nan_to_num(predicted[known] - truth[known], nan=np.inf))
         with np.errstate(over="ignore"):
             rmse = float(np.sqrt(np.mean(off**2)))
-        return cls(float(off.mean()), rmse, len(told))
+        return cls(float(off.mean()), rmse, len(predicted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,13 @@ class Errors:
 
     Attributes:
         each: Errors by device id.
-        held: Coverage of intervals, by device id; empty where models have none.
-        glimpses: One forecast of each, beside the readings.
+        coverage_by_device: Coverage of intervals, by device id; empty where models have none.
+        examples: One forecast of each, beside the readings.
     """
 
     each: Mapping[str, Error]
-    held: Mapping[str, IntervalCoverage] = field(default_factory=dict)
-    glimpses: tuple[ForecastExample, ...] = ()
+    coverage_by_device: Mapping[str, IntervalCoverage] = field(default_factory=dict)
+    examples: tuple[ForecastExample, ...] = ()
 
     @property
     def mae(self) -> float:
@@ -83,7 +87,7 @@ class Errors:
 def errors(
     fleet: Fleet,
     devices: Sequence[Device],
-    judged: Collection[str],
+    evaluated: Collection[str],
     samples: SampleSet,
     chosen: Scenario,
 ) -> Errors:
@@ -92,7 +96,7 @@ def errors(
     Args:
         fleet: Fleet after its run: the later readings must not be trained on.
         devices: Devices with their readings.
-        judged: Ids of the evaluated devices.
+        evaluated: Ids of the evaluated devices.
         samples: Set of readings.
         chosen: Scenario with the evaluated span.
     """
@@ -100,21 +104,21 @@ def errors(
         chosen, start=chosen.until, until=chosen.evaluation[1], evaluation=chosen.evaluation
     )
     clients = {client.config.id: client for client in reversed(fleet.clients)}
-    found, around = {}, {}
+    found, scored = {}, {}
     for device in devices:
-        if device.id in judged:
+        if device.id in evaluated:
             client = clients[device.id]
             history = readings(device.sample, samples, later)
-            found[device.id] = judge(client, history, chosen.span)
-            if (one := held(client, chosen.span)) is not None:
-                around[device.id] = one
-    fared = {name: one for name, (one, _) in around.items()}
-    return Errors(found, fared, tuple(glimpse for _, glimpse in around.values()))
+            found[device.id] = evaluate(client, history, chosen.span)
+            if (one := score_intervals(client, chosen.span)) is not None:
+                scored[device.id] = one
+    coverage = {name: one for name, (one, _) in scored.items()}
+    return Errors(found, coverage, tuple(example for _, example in scored.values()))
 
 
-def judge(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:
+def evaluate(client: Client, later: Iterable[Reading], span: tuple[float, float]) -> Error:
     """Score one device's rolling forecasts of a span of time."""
     for reading in later:
         client.observe(reading)
-    _, told, truth = client.learner.rolling(client.state, *span)
-    return Error.of(np.asarray(told), np.asarray(truth))
+    _, predicted, truth = client.learner.rolling(client.state, *span)
+    return Error.of(np.asarray(predicted), np.asarray(truth))

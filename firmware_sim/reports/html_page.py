@@ -42,7 +42,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class PageText:
     """Text of the page."""
 
     title: str
@@ -84,18 +84,18 @@ def _draw(axis: Any, panel: Panel, unit: str) -> None:  # noqa: ANN401 - matplot
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def page(story: Story, rows: Sequence[DeviceResult], png: bytes | None) -> str:
+def page(page_text: PageText, rows: Sequence[DeviceResult], png: bytes | None) -> str:
     """Return the whole page as HTML."""
     facts = "".join(
         f"<tr><th>{html.escape(what)}</th><td>{html.escape(value)}</td></tr>"
-        for what, value in story.facts
+        for what, value in page_text.facts
     )
     drawn = base64.b64encode(png or b"").decode()
     image = f'<img alt="forecasts against readings" src="data:image/png;base64,{drawn}">'
     return _PAGE.format(
-        title=html.escape(story.title),
-        verdict=html.escape(story.verdict),
-        errors=_errors(rows, story.unit),
+        title=html.escape(page_text.title),
+        verdict=html.escape(page_text.verdict),
+        errors=_errors(rows, page_text.unit),
         traffic=_traffic(rows),
         facts=facts,
         image=image if png else "<p>No picture: matplotlib is not installed.</p>",

@@ -73,8 +73,8 @@ class ForecastExample:
             self.times.tolist(), self.median, self.ends, self.truth, strict=True
         ):
             where = "" if low <= seen <= high or np.isnan(seen) else "  outside"
-            told = f"{middle:10.2f}{low:10.2f} to {high:<8.2f}{seen:10.2f}{where}"
-            lines.append(f"  {_moment(time):%H:%M}{told}")
+            numbers = f"{middle:10.2f}{low:10.2f} to {high:<8.2f}{seen:10.2f}{where}"
+            lines.append(f"  {_moment(time):%H:%M}{numbers}")
         return "\n".join(lines)
 
 
@@ -82,7 +82,7 @@ def _moment(time: int) -> datetime:
     return datetime.fromtimestamp(time, UTC)
 
 
-def held(
+def score_intervals(
     client: Client, span: tuple[float, float]
 ) -> tuple[IntervalCoverage, ForecastExample] | None:
     """Score a device's intervals in a span; None where its model has none.
@@ -93,11 +93,11 @@ def held(
     ends = learner.intervals(client.state, *span)
     if ends is None or not len(ends):
         return None
-    times, told, truth = learner.rolling(client.state, *span)
+    times, predicted, truth = learner.rolling(client.state, *span)
     coverage = learner.config.forecast.coverage or learner.levels[-1] - learner.levels[0]
     at = int(np.argmax(np.nan_to_num(truth).sum(axis=1)))
     horizon = np.arange(truth.shape[1], dtype=np.int64) * learner.series.step
-    one = ForecastExample(client.config.id, times[at] + horizon, told[at], ends[at], truth[at])
+    one = ForecastExample(client.config.id, times[at] + horizon, predicted[at], ends[at], truth[at])
     return IntervalCoverage.of(ends, truth, coverage), one
 
 

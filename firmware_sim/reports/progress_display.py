@@ -63,7 +63,7 @@ class PlainDisplay:
     def __init__(self, out: TextIO | None = None, *, every: float = EVERY) -> None:
         """Write to ``out``; to the present standard error if left out."""
         self._out, self._every = sys.stderr if out is None else out, every
-        self._said: dict[str, tuple[str, float]] = {}
+        self._printed: dict[str, tuple[str, float]] = {}
 
     def note(self, text: str) -> None:
         """Write the text unchanged."""
@@ -71,11 +71,11 @@ class PlainDisplay:
 
     def update(self, run: str, state: str, progress: Progress) -> None:
         """Write a line if the state changed or the last line is older than the interval."""
-        before, when = self._said.get(run, ("", 0.0))
+        before, when = self._printed.get(run, ("", 0.0))
         now = time.monotonic()
         if state == before and now - when < self._every:
             return
-        self._said[run] = (state, now)
+        self._printed[run] = (state, now)
         pairs = zip(HEAD[2:], cells(run, state, progress)[2:], strict=True)
         known = (f"{name} {value}" for name, value in pairs if value)  # a loss may be withheld
         self.note(f"{run}: {state}; " + ", ".join(known))

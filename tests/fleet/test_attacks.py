@@ -7,14 +7,14 @@ import pytest
 
 from edge_sdk.wire.contract.method import ALL, Task
 from edge_sdk.wire.errors import Reason
-from firmware_sim.attacks.attack_plan import AttackCast, AttackPlan
+from firmware_sim.attacks.attack_plan import AttackPlan, AttackRoles
 
 
-def begin(world, assault, *, hours=400, liar_reads=0):
+def begin(world, plan, *, hours=400, liar_reads=0):
     """Start a fleet in which an assault is played; ``home-0`` is the first to lie."""
     world.start_daemon()
     ids = [f"home-{number}" for number in range(world.devices)]
-    cast = AttackCast.of(assault, ids, world.clock.monotonic)
+    cast = AttackRoles.of(plan, ids, world.clock.monotonic)
     for number, name in enumerate(ids):
         source = number or liar_reads
         world.start(number, cast.role(name), source=source, hours=hours)
@@ -123,7 +123,9 @@ def test_patience_ends(world):
     one = world(run={"quorum": 2})
     one.start_daemon()
     ids = ["home-0", "home-1", "home-2"]
-    cast = AttackCast.of(AttackPlan("mimic", byzantine=0.4, timeout="5s"), ids, one.clock.monotonic)
+    cast = AttackRoles.of(
+        AttackPlan("mimic", byzantine=0.4, timeout="5s"), ids, one.clock.monotonic
+    )
     for number, hours in enumerate((400, 400, 0)):
         one.start(number, cast.role(ids[number]), hours=hours)
     one.until(lambda: one.version == 1)

@@ -12,7 +12,7 @@ import pytest
 from aggregator.audit.recompute import recompute
 from aggregator.commands import main as cli
 from edge_sdk.app.settings import SettingsError
-from firmware_sim.attacks.attack_plan import AttackCast, AttackPlan
+from firmware_sim.attacks.attack_plan import AttackPlan, AttackRoles
 from firmware_sim.fleet.run_files import toml
 
 ROUNDS = 4
@@ -117,7 +117,7 @@ def test_the_fleet_chooses_a_round(world):
 def test_liars_count_nothing_from_the_second_round_on(world):
     one = personal(world, devices=5, rounds=5)
     ids = [f"home-{number}" for number in range(5)]
-    cast = AttackCast.of(AttackPlan("flipping", byzantine=0.2), ids, one.clock.monotonic)
+    cast = AttackRoles.of(AttackPlan("flipping", byzantine=0.2), ids, one.clock.monotonic)
     one.start_daemon()
     for number, name in enumerate(ids):
         one.start(number, cast.role(name))
@@ -224,7 +224,7 @@ def test_status_and_metrics_tell_what_everybody_makes_of_the_others(world, capsy
 def test_a_liar_turns_red_on_the_heat_map_of_all_rounds(world, capsys, tmp_path):
     one = personal(world)
     ids = [f"home-{number}" for number in range(4)]
-    cast = AttackCast.of(AttackPlan("flipping", byzantine=0.25), ids, one.clock.monotonic)
+    cast = AttackRoles.of(AttackPlan("flipping", byzantine=0.25), ids, one.clock.monotonic)
     one.start_daemon()
     for number, name in enumerate(ids):
         one.start(number, cast.role(name))

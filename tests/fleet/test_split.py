@@ -17,7 +17,7 @@ from aggregator.methods.split.split_draws import drawn
 from edge_sdk import Config, Reading
 from edge_sdk.shared_math.optim import adam, optimiser_step
 from edge_sdk.wire.link.loopback import LinkFaults
-from firmware_sim.attacks.attack_plan import HONEST, AttackCast, AttackPlan
+from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRoles
 from firmware_sim.fleet.in_process import enlist
 from firmware_sim.fleet.run_files import toml
 
@@ -366,8 +366,8 @@ def lied(world, attack, *, options=None, guard=3.0, rounds=2):
     """A fleet of four in which the first one lies; its state and reports at the end."""
     one = sites(world, devices=4, rounds=rounds, turns={"guard": guard})
     ids = [f"home-{number}" for number in range(4)]
-    assault = AttackPlan(attack, byzantine=0.25 if attack else 0.0, options=options or {})
-    cast = AttackCast.of(assault, ids, one.clock.monotonic) if attack else None
+    plan = AttackPlan(attack, byzantine=0.25 if attack else 0.0, options=options or {})
+    cast = AttackRoles.of(plan, ids, one.clock.monotonic) if attack else None
     one.start_daemon()
     for number, name in enumerate(ids):
         start(one, number, HONEST if cast is None else cast.role(name))

@@ -55,7 +55,7 @@ class Liar:
             past=tuple(self.past),
             models=tuple(self.models),
             devices=self.devices,
-            liars=self.count,
+            byzantine=self.count,
             rng=key(self.seed, self.name, "attack", task.round),
         )
         lie = self._lie(scene, ask.up)

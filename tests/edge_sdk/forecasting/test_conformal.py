@@ -20,11 +20,11 @@ def told_of(ends, n):
     return np.tile(np.array([low, (low + high) / 2, high]), (n, 1, 1))
 
 
-def run(values, ends=(0.0, 1.0), aim=AIM, told=None):
+def run(values, ends=(0.0, 1.0), aim=AIM, compared=None):
     rows = np.arange(len(values))
-    told = told_of(ends, len(values)) if told is None else told
+    compared = told_of(ends, len(values)) if compared is None else compared
     return rolled(
-        ConformalCalibration.new(told.shape[1]), rows, np.asarray(values, float), told, aim
+        ConformalCalibration.new(compared.shape[1]), rows, np.asarray(values, float), compared, aim
     )
 
 
@@ -38,7 +38,7 @@ def test_no_sequence_misses_more_than_the_law_allows(values, share, gain):
     """Against an adversary: what the ends moved accounts for every miss beyond the share."""
     aim = CoverageTarget(share, share, gain)
     after, _ = run(values, aim=aim)
-    allowed = share * after.told[:, None] + after.moved / gain
+    allowed = share * after.compared[:, None] + after.moved / gain
     assert (after.missed <= allowed + 1e-9).all()
 
 
@@ -87,9 +87,9 @@ def test_an_interval_without_width_can_be_moved():
 
 def test_an_interval_is_judged_as_it_was_served_and_when_its_reading_comes():
     """Three steps ahead: the first reading settles one step, and the last one three."""
-    told = np.tile(np.array([0.0, 0.5, 1.0]), (5, 3, 1))
-    after, ends = run([0.5, 9.0, 9.0, 9.0, 9.0], told=told)
-    assert after.told.tolist() == [4, 3, 2]
+    compared = np.tile(np.array([0.0, 0.5, 1.0]), (5, 3, 1))
+    after, ends = run([0.5, 9.0, 9.0, 9.0, 9.0], compared=compared)
+    assert after.compared.tolist() == [4, 3, 2]
     assert after.missed.tolist() == [[0, 4], [0, 3], [0, 2]]
     assert ends[0].tolist() == [[0.0, 1.0]] * 3
     assert ends[1, 0, 1] > 1.0
@@ -98,23 +98,23 @@ def test_an_interval_is_judged_as_it_was_served_and_when_its_reading_comes():
 
 
 def test_gaps_and_rows_without_a_window_settle_nothing():
-    told = told_of((0.0, 1.0), 4)
-    told[1] = np.nan
-    after, ends = run([9.0, np.nan, 9.0, 9.0], told=told)
-    assert after.told.tolist() == [1]  # the reading of row 3, told from row 2
+    compared = told_of((0.0, 1.0), 4)
+    compared[1] = np.nan
+    after, ends = run([9.0, np.nan, 9.0, 9.0], compared=compared)
+    assert after.compared.tolist() == [1]  # the reading of row 3, told from row 2
     assert np.isnan(ends[1]).all()
 
 
 def test_a_walk_in_parts_is_the_walk_in_one():
     rng = np.random.default_rng(4)
-    values, told = rng.exponential(size=200), np.sort(rng.exponential(size=(200, 2, 3)), axis=2)
+    values, compared = rng.exponential(size=200), np.sort(rng.exponential(size=(200, 2, 3)), axis=2)
     rows = np.arange(200)
-    whole, ends = rolled(ConformalCalibration.new(2), rows, values, told, AIM)
+    whole, ends = rolled(ConformalCalibration.new(2), rows, values, compared, AIM)
     part = ConformalCalibration.new(2)
     for cut in np.split(rows, [1, 2, 50, 51, 130]):
         kept = unpack_leaves(pack_leaves(part.arrays()))  # a restart between any two rows
         part, some = rolled(
-            ConformalCalibration.from_arrays(kept), cut, values[cut], told[cut], AIM
+            ConformalCalibration.from_arrays(kept), cut, values[cut], compared[cut], AIM
         )
         assert np.array_equal(some, ends[cut])
     assert all(np.array_equal(v, part.arrays()[k]) for k, v in whole.arrays().items())
@@ -122,8 +122,8 @@ def test_a_walk_in_parts_is_the_walk_in_one():
 
 @pytest.mark.parametrize(("horizon", "most"), [(1, 1000), (6, 2048), (24, 8192)])
 def test_what_is_remembered_is_a_few_kilobytes_at_most(horizon, most):
-    told = np.tile(np.array([0.0, 0.5, 1.0]), (400, horizon, 1))
-    after, _ = run(np.ones(400), told=told)
+    compared = np.tile(np.array([0.0, 0.5, 1.0]), (400, horizon, 1))
+    after, _ = run(np.ones(400), compared=compared)
     assert len(pack_leaves(after.arrays())) < most
 
 

@@ -17,7 +17,9 @@ from edge_sdk.sources.p1 import LONGEST, TelegramFramer, crc16, telegram
 from firmware_sim.ports import p1 as port
 
 HOME = ZoneInfo("Europe/Amsterdam")
-FACE = port.Face(1_698_500_000.0, (1_234_567, 2_345_678), (12, 34), 512, (4_321, 1_698_498_000.0))
+FACE = port.MeterDisplay(
+    1_698_500_000.0, (1_234_567, 2_345_678), (12, 34), 512, (4_321, 1_698_498_000.0)
+)
 
 
 def sealed(lines):

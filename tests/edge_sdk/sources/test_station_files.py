@@ -12,7 +12,7 @@ import pytest
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import STREAMS, Flag, Reading
 from edge_sdk.sources import ThreadedSource, open_source
-from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
 
 BEGIN = 1_767_571_200
@@ -43,9 +43,9 @@ def _listen(source: ThreadedSource, count: int) -> list[Reading]:
 
 @pytest.mark.parametrize("standard", ["32.435", "28.532"])
 def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> None:
-    habits = Habits(late=0.2, twice=0.1, suspect=0.1, missing=0.1)
-    dropper = Dropper(CellSite(2), "a", tmp_path / "pm", standard, habits=habits)  # type: ignore[arg-type]
-    counts = dropper.run(BEGIN, 96, tmp_path / "truth.csv")
+    faults = FileFaultRates(late=0.2, twice=0.1, suspect=0.1, missing=0.1)
+    writer = FileWriter(CellSite(2), "a", tmp_path / "pm", standard, faults=faults)  # type: ignore[arg-type]
+    counts = writer.run(BEGIN, 96, tmp_path / "truth.csv")
     with (tmp_path / "truth.csv").open(newline="") as text:
         truth = {float(row["time"]): float(row["dl_mbit"]) for row in csv.DictReader(text)}
 
@@ -65,8 +65,8 @@ def test_what_was_dropped_is_what_happened(tmp_path: Path, standard: str) -> Non
 
 
 def test_a_broken_file_is_counted_and_read_when_it_is_whole(tmp_path: Path) -> None:
-    dropper = Dropper(CellSite(2), "a", tmp_path / "pm")
-    dropper.run(BEGIN, 1)
+    writer = FileWriter(CellSite(2), "a", tmp_path / "pm")
+    writer.run(BEGIN, 1)
     (path,) = (tmp_path / "pm").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

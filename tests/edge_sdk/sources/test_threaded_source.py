@@ -32,14 +32,14 @@ from edge_sdk.wire import keys
 from firmware_sim.devices.meter_process import MeterSettings, run
 from firmware_sim.ports.line import Port
 from firmware_sim.ports.modbus import answer, registers
-from firmware_sim.ports.p1 import Face, checksum, telegram
+from firmware_sim.ports.p1 import MeterDisplay, checksum, telegram
 
 HOME = ZoneInfo("Europe/Amsterdam")
 BEGIN = 1_700_006_400
 
 
-def face(n, wh):
-    return telegram(Face(BEGIN + n * 900.0, (wh, 0)), HOME)
+def display(n, wh):
+    return telegram(MeterDisplay(BEGIN + n * 900.0, (wh, 0)), HOME)
 
 
 def until(condition, patience=120.0):
@@ -57,13 +57,13 @@ def test_a_link_that_is_lost_is_opened_again():
     port = int(first.url.rpartition(":")[2])
     source = SOURCES["p1"]({"type": "p1", "url": first.url})
     source.start()
-    first.send(face(0, 1000)[:100], waits=True)
+    first.send(display(0, 1000)[:100], waits=True)
     first.close()
     until(lambda: source.lost)
     second = Port("127.0.0.1", port)
     readings = []
-    second.send(face(0, 1000), waits=True)
-    second.send(face(1, 1500), waits=True)
+    second.send(display(0, 1000), waits=True)
+    second.send(display(1, 1500), waits=True)
     until(lambda: readings.extend(source.poll()) or len(readings) >= 5)
     source.close()
     second.close()
@@ -79,7 +79,7 @@ def test_a_pty_that_appears_later_is_waited_for(tmp_path):
     master, slave = os.openpty()
     tty.setraw(slave)
     link.symlink_to(os.ttyname(slave))
-    os.write(master, face(0, 1000))
+    os.write(master, display(0, 1000))
     until(lambda: list(source.poll()))
     source.close()
     os.close(master)
@@ -116,7 +116,7 @@ def test_a_section_that_cannot_be_meant_is_refused(section):
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_what_was_recorded_is_replayed(tmp_path, is_plain):
     path = tmp_path / "p1.rec"
-    telegrams = [face(n, 1000 + 250 * n) for n in range(5)]
+    telegrams = [display(n, 1000 + 250 * n) for n in range(5)]
     if is_plain:
         path.write_bytes(b"noise" + b"".join(telegrams))
     else:
@@ -131,7 +131,7 @@ def test_what_was_recorded_is_replayed(tmp_path, is_plain):
 @pytest.mark.slow
 def test_ten_thousand_damaged_telegrams_leave_the_link_open_and_memory_flat():
     """Their checksums are right; between them there is noise. Every one is accounted for."""
-    chance, good = random.Random(7), face(0, 1000)
+    chance, good = random.Random(7), display(0, 1000)
     port = Port("127.0.0.1", 0)
     source = SOURCES["p1"]({"type": "p1", "url": port.url})
     stream = [spoilt(good, chance) + chance.randbytes(chance.randrange(60)) for _ in range(10_000)]
@@ -199,7 +199,7 @@ class Wire:
         pass
 
 
-HELD = registers(Face(0.0, (1000, 2000), (5, 6), -7))
+HELD = registers(MeterDisplay(0.0, (1000, 2000), (5, 6), -7))
 
 
 def serial(data):

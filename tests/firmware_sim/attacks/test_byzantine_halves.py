@@ -27,13 +27,13 @@ def honest(_local):
     return Half(lambda _w: 0, apply, model=lambda _state: {})
 
 
-def liar(attack, *, options=None, **given):
+def attacker(attack, *, options=None, **given):
     coalition = Coalition(frozenset("b"), frozenset("a"), 1.0, lambda: 0.0)
     return ByzantineHalves("a", bind(attack, options or {}), coalition, **given)
 
 
 def said(one, of_round, method="fedavg"):
-    half = one._lying(method, honest)(None)
+    half = one._attacking(method, honest)(None)
     task = Task(ALL, of_round, "train", arrays={"w": RECEIVED})
     state, effects = half.apply(0, task)
     assert state == 1, "its own state is that of an honest device"
@@ -41,7 +41,7 @@ def said(one, of_round, method="fedavg"):
 
 
 def test_an_answer_is_twisted_and_its_numbers_are_not():
-    signal, update = said(liar("flipping", options={"target": "update"}), 1)
+    signal, update = said(attacker("flipping", options={"target": "update"}), 1)
     assert update.vector.tolist() == [-2.0, 0.0]
     assert update.vector.dtype == np.float32
     assert update.values == {"loss": 0.5}
@@ -49,7 +49,7 @@ def test_an_answer_is_twisted_and_its_numbers_are_not():
 
 
 def test_signals_are_twisted_by_attacks_on_signals_only():
-    signal, update = said(liar("signal_scale", options={"factor": "-3"}), 1)
+    signal, update = said(attacker("signal_scale", options={"factor": "-3"}), 1)
     assert signal.array.tolist() == [-3, -3]
     assert update.vector.tolist() == [2.0, 0.0]
 
@@ -57,34 +57,34 @@ def test_signals_are_twisted_by_attacks_on_signals_only():
 @pytest.mark.parametrize("attack", ["flipping", "signal_flip"])
 @pytest.mark.parametrize("of_round", [1, 6, ALONE + 3])
 def test_before_its_start_and_alone_it_is_honest(attack, of_round):
-    signal, update = said(liar(attack, start_round=7), of_round)
+    signal, update = said(attacker(attack, start_round=7), of_round)
     np.testing.assert_array_equal(update.vector, RECEIVED - TRAINED + np.float32(of_round))
     assert signal.array.tolist() == [1, 1]
 
 
 def test_a_round_that_is_learned_again_is_lied_about_again_to_the_bit():
-    one, other = liar("gaussian", seed=3), liar("gaussian", seed=4)
+    one, other = attacker("gaussian", seed=3), attacker("gaussian", seed=4)
     first, again, later = (said(one, number)[1].vector.tolist() for number in (2, 2, 3))
     assert first == again != later
     assert said(other, 2)[1].vector.tolist() != first
 
 
 def test_a_replay_looks_back_over_rounds_not_over_repeats():
-    one = liar("replay", options={"rounds": "2"})
+    one = attacker("replay", options={"rounds": "2"})
     sent = [said(one, number)[1].vector.tolist() for number in (1, 2, 2, 3, 4)]
     truth = [(RECEIVED - TRAINED + np.float32(n)).tolist() for n in (1, 2, 3, 4)]
     assert sent == [truth[0], truth[0], truth[0], truth[0], truth[1]]
 
 
 def test_what_is_no_task_is_left_alone():
-    one = liar("flipping")
-    half = one._lying("fedavg", honest)(None)
+    one = attacker("flipping")
+    half = one._attacking("fedavg", honest)(None)
     state = object()
     assert half.apply(state, Update("x", 1, 0, RECEIVED))[0] is state
 
 
 def test_an_infinite_lie_is_as_large_as_float32_can_say():
-    _, update = said(liar("scaling", options={"factor": "1e300"}), 1)
+    _, update = said(attacker("scaling", options={"factor": "1e300"}), 1)
     assert np.isfinite(update.vector).all()
     assert abs(update.vector).max() > 1e38
 
@@ -98,8 +98,8 @@ def test_what_it_says_for_a_forecast_is_poisoned_too_once_it_lies():
 
         return Half(lambda p: p, apply, lambda p: {"p": p})
 
-    one = liar("signal_scale", options={"factor": "-3"}, start_round=2)
-    half = one._lying("pfgl", asking)(None)
+    one = attacker("signal_scale", options={"factor": "-3"}, start_round=2)
+    half = one._attacking("pfgl", asking)(None)
     asked = Due(0, "serve", 7)
     assert half.apply(0, asked)[1][0].array.tolist() == [1, 1]
     half.apply(0, Task("a", 2, "train"))

@@ -67,11 +67,13 @@ def test_it_remembers_a_few_rounds_only():
     one, _ = coalition()
     for number in range(50):
         one.record("b", number, np.zeros(1))
-        one.agree(number, lambda: np.zeros(1))
-    assert len(one._told["b"]) == len(one._agreed) == KEPT
+        one.shared_vector(number, lambda: np.zeros(1))
+    assert len(one._updates["b"]) == len(one._colluding) == KEPT
 
 
 def test_the_first_to_lie_decides_for_all():
     one, _ = coalition()
-    assert one.agree(3, lambda: np.array([1.0])) is one.agree(3, lambda: np.array([2.0]))
-    assert one.agree(4, lambda: np.array([2.0])).item() == 2.0
+    assert one.shared_vector(3, lambda: np.array([1.0])) is one.shared_vector(
+        3, lambda: np.array([2.0])
+    )
+    assert one.shared_vector(4, lambda: np.array([2.0])).item() == 2.0

@@ -44,9 +44,9 @@ def batch(of):
 
 @pytest.mark.parametrize("name", ["fdi_bias", "fdi_ramp", "fdi_scale", "fdi_outage"])
 def test_what_is_a_target_here_is_the_same_lie_as_an_input_there(frame, name):
-    spoilt = poisoned(frame, FEATURES, bind(name), seed=3)
+    changed = poisoned(frame, FEATURES, bind(name), seed=3)
     clean, origins = batch(frame)
-    after, _ = batch(spoilt)
+    after, _ = batch(changed)
     row = {origin: i for i, origin in enumerate(origins.tolist())}
     for origin in origins.tolist():
         if origin - 1 in row and origin != 18:  # hour 17 was not measured
@@ -57,15 +57,15 @@ def test_what_is_a_target_here_is_the_same_lie_as_an_input_there(frame, name):
 
 
 def test_a_lag_is_the_lie_of_its_own_hour(frame):
-    spoilt = poisoned(frame, FEATURES, bind("fdi_ramp", {"by": "9"}), seed=0)
-    lagged, own = spoilt.channels[:, 0], spoilt.channels[:, 1]
+    changed = poisoned(frame, FEATURES, bind("fdi_ramp", {"by": "9"}), seed=0)
+    lagged, own = changed.channels[:, 0], changed.channels[:, 1]
     np.testing.assert_allclose(lagged[2:], own[:-2], atol=1e-6)
 
 
 def test_only_labels_are_flipped(frame):
-    spoilt = poisoned(frame, FEATURES, bind("label_flip"), seed=0)
+    changed = poisoned(frame, FEATURES, bind("label_flip"), seed=0)
     clean, _ = batch(frame)
-    after, _ = batch(spoilt)
+    after, _ = batch(changed)
     np.testing.assert_array_equal(after.x, clean.x)
     seen = frame.scale.shrink(frame.raw)
     both = np.nanmax(seen) + np.nanmin(seen)
@@ -73,9 +73,9 @@ def test_only_labels_are_flipped(frame):
 
 
 def test_the_scale_is_that_of_what_was_really_read(frame):
-    spoilt = poisoned(frame, FEATURES, bind("fdi_bias"), seed=0)
-    assert spoilt.scale is frame.scale
-    moved = (spoilt.raw - frame.raw)[np.isfinite(frame.raw)]
+    changed = poisoned(frame, FEATURES, bind("fdi_bias"), seed=0)
+    assert changed.scale is frame.scale
+    moved = (changed.raw - frame.raw)[np.isfinite(frame.raw)]
     np.testing.assert_allclose(moved, 0.5 * frame.scale.width)
 
 

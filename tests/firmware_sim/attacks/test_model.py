@@ -35,17 +35,17 @@ def test_z_max_oracle(n, f, z):
 
 
 def test_alie_clamps_z_where_the_formula_gives_none():
-    scene = replace(AMONG, devices=8, liars=2)
+    scene = replace(AMONG, devices=8, byzantine=2)
     clamped = model.alie(scene)
     np.testing.assert_allclose(clamped, model.alie(scene, z=0.3))
     assert not np.allclose(clamped, HONEST.mean(axis=0))
-    many = replace(AMONG, devices=50, liars=24)
+    many = replace(AMONG, devices=50, byzantine=24)
     np.testing.assert_allclose(model.alie(many), model.alie(many, z=1.42607687), atol=1e-8)
 
 
-@pytest.mark.parametrize(("devices", "liars"), [(1, 1), (2, 1), (4, 3), (3, 3)])
-def test_alie_is_defined_for_every_share_of_liars(devices, liars):
-    scene = replace(AMONG, honest=HONEST[:1], devices=devices, liars=liars)
+@pytest.mark.parametrize(("devices", "byzantine"), [(1, 1), (2, 1), (4, 3), (3, 3)])
+def test_alie_is_defined_for_every_share_of_liars(devices, byzantine):
+    scene = replace(AMONG, honest=HONEST[:1], devices=devices, byzantine=byzantine)
     assert np.isfinite(model.alie(scene)).all()
 
 

@@ -19,7 +19,7 @@ def test_all_of_the_table_and_nothing_without_a_definition():
     for name, row in ATTACKS.items():
         assert row.name == name
         assert row.kind in KINDS
-        assert row.says
+        assert row.definition
         assert row.act.__doc__
 
 

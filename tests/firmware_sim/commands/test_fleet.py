@@ -173,7 +173,7 @@ def test_an_attack_is_run_with_and_without_and_judged_on_the_honest(tmp_path):
     told = json.loads(done.stdout)
     runs = {(row["rule"], row["attack"]): row for row in told["runs"]}
     clean, noisy, nan = (runs["mean", attack] for attack in (None, "gaussian", "nan"))
-    assert len(told["judged"]) == len(clean["devices"]) == 4
+    assert len(told["evaluated"]) == len(clean["devices"]) == 4
     assert clean["windows"] == 4 * 7 * 24
     assert clean["refused"] == noisy["refused"] == {}
     assert noisy["rise"] > 0.15, "the mean believes noise of variance 1"

@@ -9,7 +9,7 @@ import pytest
 
 from firmware_sim.commands import fleet
 from firmware_sim.commands import main as cli
-from firmware_sim.commands.demo import InTheWay, clear
+from firmware_sim.commands.demo import OutputFolderError, clear
 from firmware_sim.commands.options import arguments
 
 
@@ -61,7 +61,7 @@ def test_a_folder_of_somebody_else_is_not_emptied(tmp_path):
     out = tmp_path / "thesis"
     out.mkdir()
     (out / "chapter.tex").write_text("years of work")
-    with pytest.raises(InTheWay, match="is not empty"):
+    with pytest.raises(OutputFolderError, match="is not empty"):
         clear(out)
     assert (out / "chapter.tex").exists()
 
@@ -102,7 +102,7 @@ def test_attacks_are_listed_with_their_definitions(capsys):
             ["--method", "fedsgd", "--attack", "alie", "--attack-option", "target=weights"],
             "an answer 'grad' has no weights",
         ),
-        (["--attack", "twin", "--start-round", "3"], "twin is there from the beginning"),
+        (["--attack", "twin", "--start-round", "3"], "must be 1 for twin, which cannot observe rounds"),
         (["--method", "dp_rsa"], "devices must make their signs noisy"),
         (["--privacy", "nothing.toml"], "nothing.toml: "),
         (["--attack", "alie", "--processes"], "liars share one process"),

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from firmware_sim.attacks.attack_plan import AttackPlan
-from firmware_sim.commands.trial import Trial, TrialRow, heard_of, table, verdicts
+from firmware_sim.commands.trial import Trial, TrialRow, available_updates, table, verdicts
 from firmware_sim.reports.forecast_errors import Error, Errors
 from firmware_sim.samples import sample_set
 from firmware_sim.scenario import RunSettings, Scenario
@@ -16,10 +16,10 @@ from firmware_sim.scenario import RunSettings, Scenario
 FLIP = AttackPlan("flipping", 0.25)
 
 
-def row(rmse, assault=FLIP, rounds=20, **learning):
-    clean = None if assault is None else 2.0
+def row(rmse, attack_plan=FLIP, rounds=20, **learning):
+    clean = None if attack_plan is None else 2.0
     errors = Errors({"a": Error(1.0, rmse, 9), "b": Error(3.0, rmse, 9)})
-    return TrialRow(RunSettings(**learning), assault, errors, {"LATE": 3}, rounds, clean)
+    return TrialRow(RunSettings(**learning), attack_plan, errors, {"LATE": 3}, rounds, clean)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def row(rmse, assault=FLIP, rounds=20, **learning):
     ],
 )
 def test_the_word_follows_from_the_rise(rmse, rounds, word):
-    assert row(rmse, rounds=rounds).says == word
+    assert row(rmse, rounds=rounds).outcome == word
 
 
 def test_the_table_has_a_line_a_run_and_a_verdict_a_way_to_learn():
     rows = [row(2.0, None), row(1e41), row(2.0, None, method="bafdp"), row(2.1, method="bafdp")]
     text = table(rows, "kWh")
     assert "x 5e+40" in text
-    assert "means over the 2 devices that never lie, kWh" in text
+    assert "means over the 2 devices that are honest in every run, kWh" in text
     assert text.splitlines()[-2:] == verdicts(rows) == [
         "fedavg with mean: diverges under 25 % flipping",
         "bafdp with its own: holds under 25 % flipping",
@@ -54,7 +54,7 @@ def test_the_table_has_a_line_a_run_and_a_verdict_a_way_to_learn():
 
 def test_what_is_no_number_is_none_for_a_program():
     told = json.loads(json.dumps(row(math.inf).as_json(), allow_nan=False))
-    assert (told["rmse"], told["rise"], told["says"]) == (None, None, "diverges")
+    assert (told["rmse"], told["rise"], told["outcome"]) == (None, None, "diverges")
     assert told["mae"] == 2.0
 
 
@@ -63,13 +63,13 @@ def test_nobody_who_lies_anywhere_is_judged(tmp_path):
     some = (FLIP, AttackPlan("alie", 0.25, selection="seeded", seed=3))
     trial = Trial(Scenario("x", devices=8, attacks=some), homes, tmp_path, shown=None)
     ids = [sample.device for sample in homes.samples]
-    liars = some[0].malicious(ids) | some[1].malicious(ids)
-    assert set(trial.judged) == set(ids) - liars
-    assert 2 <= len(liars) <= 4
+    byzantine = some[0].malicious(ids) | some[1].malicious(ids)
+    assert set(trial.evaluated) == set(ids) - byzantine
+    assert 2 <= len(byzantine) <= 4
 
 
 @pytest.mark.parametrize(
     ("attack", "answers"), [("flipping", 8), ("delay", 8), ("nan", 6), ("empty_payload", 6)]
 )
 def test_no_round_waits_for_answers_that_never_count(attack, answers):
-    assert heard_of(Scenario("x", devices=8), AttackPlan(attack, 0.25)) == answers
+    assert available_updates(Scenario("x", devices=8), AttackPlan(attack, 0.25)) == answers

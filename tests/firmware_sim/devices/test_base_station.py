@@ -12,7 +12,7 @@ import pytest
 from edge_sdk.app.settings import SettingsError
 from edge_sdk.sources.base import RawFrame, Rejected
 from edge_sdk.sources.pm3gpp import decoder
-from firmware_sim.devices.base_station import Dropper, Habits
+from firmware_sim.devices.base_station import FileFaultRates, FileWriter
 from firmware_sim.profiles.station import CellSite
 
 BEGIN, DAY = 1_767_571_200, 96
@@ -40,8 +40,8 @@ def _truth(path: Path) -> dict[float, float]:
 
 
 def test_a_day_without_trouble_is_the_day_that_was(tmp_path: Path) -> None:
-    dropper = Dropper(CellSite(1), "a", tmp_path / "pm")
-    counts = dropper.run(BEGIN, DAY, tmp_path / "truth.csv")
+    writer = FileWriter(CellSite(1), "a", tmp_path / "pm")
+    counts = writer.run(BEGIN, DAY, tmp_path / "truth.csv")
 
     found, _ = _read(tmp_path / "pm")
     truth = _truth(tmp_path / "truth.csv")
@@ -51,9 +51,9 @@ def test_a_day_without_trouble_is_the_day_that_was(tmp_path: Path) -> None:
 
 
 def test_every_trouble_is_counted_and_none_makes_a_wrong_value(tmp_path: Path) -> None:
-    habits = Habits(0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
-    dropper = Dropper(CellSite(1), "a", tmp_path / "pm", "28.532", habits=habits)
-    counts = dropper.run(BEGIN, 7 * DAY, tmp_path / "truth.csv")
+    faults = FileFaultRates(0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    writer = FileWriter(CellSite(1), "a", tmp_path / "pm", "28.532", faults=faults)
+    counts = writer.run(BEGIN, 7 * DAY, tmp_path / "truth.csv")
 
     found, outcomes = _read(tmp_path / "pm")
     truth = _truth(tmp_path / "truth.csv")
@@ -73,10 +73,10 @@ def test_a_broken_file_is_there_for_a_period_before_it_is_whole(tmp_path: Path) 
             seen.append(_read(tmp_path / "pm")[1])
         return True
 
-    dropper = Dropper(
-        CellSite(1), "a", tmp_path / "pm", habits=Habits(broken=1.0), speed=1e9, wait=look
+    writer = FileWriter(
+        CellSite(1), "a", tmp_path / "pm", faults=FileFaultRates(broken=1.0), speed=1e9, wait=look
     )
-    dropper.run(BEGIN, 4)
+    writer.run(BEGIN, 4)
 
     assert any(outcomes["broken off"] for outcomes in seen)
     assert _read(tmp_path / "pm")[1] == {"read": 4}
@@ -89,30 +89,30 @@ def test_late_files_come_in_their_own_time(tmp_path: Path) -> None:
         waited.append(seconds)
         return True
 
-    dropper = Dropper(
+    writer = FileWriter(
         CellSite(1),
         "a",
         tmp_path,
-        habits=Habits(late=1.0),
+        faults=FileFaultRates(late=1.0),
         speed=60.0,
         wait=wait,
     )
-    dropper.run(BEGIN, 3)
+    writer.run(BEGIN, 3)
 
-    assert dropper.counts["late"] == 3
+    assert writer.counts["late"] == 3
     assert 3 * 15 <= sum(waited) <= 3 * 15 + 30  # seconds of ours: a minute of theirs each
 
 
 def test_who_is_told_to_stop_stops(tmp_path: Path) -> None:
-    dropper = Dropper(CellSite(1), "a", tmp_path, speed=1.0, wait=lambda _seconds: False)
+    writer = FileWriter(CellSite(1), "a", tmp_path, speed=1.0, wait=lambda _seconds: False)
 
-    assert dropper.run(BEGIN, 96) == {}
+    assert writer.run(BEGIN, 96) == {}
 
 
 def test_files_may_be_plain(tmp_path: Path) -> None:
-    Dropper(CellSite(1), "a", tmp_path, is_packed=False).run(BEGIN, 1)
+    FileWriter(CellSite(1), "a", tmp_path, is_packed=False).run(BEGIN, 1)
     (plain,) = tmp_path.iterdir()
-    Dropper(CellSite(1), "a", tmp_path).run(BEGIN, 1)
+    FileWriter(CellSite(1), "a", tmp_path).run(BEGIN, 1)
 
     packed = plain.with_name(plain.name + ".gz")
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
@@ -121,4 +121,4 @@ def test_files_may_be_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", [{"late": 2}, {"late": "often"}, {"lazy": 0.1}])
 def test_what_is_no_fault_is_refused(option: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="--fault"):
-        Habits.of(option)
+        FileFaultRates.of(option)

@@ -142,7 +142,7 @@ def test_what_a_charger_delivers_is_what_the_device_beside_it_reads(tmp_path, co
         listening.send_signal(signal.SIGTERM)
         assert listening.wait(60) == 0
     assert told["sessions"] > 2
-    assert told["owed"] == 0
+    assert told["undelivered"] == 0
     rows = [json.loads(line) for line in heard(log)]
     begins = [row for row in rows if row["action"] in {"start", "Started"}]
     assert len(begins) == told["sessions"]
@@ -175,7 +175,7 @@ def test_in_whatever_trouble_a_charger_is_what_it_delivered_is_counted_once(
         time.sleep(0.5)
     assert {"flap", "duplicate", "reboots", "brownouts", "lost_clock"} <= set(told["faults"])
     assert told["connections"] > 3
-    assert told["owed"] == 0
+    assert told["undelivered"] == 0
     found, source = readings(tmp_path / "spool")
     assert source.normaliser.counts["clock not set"] > 0
     wh = truth(true)
@@ -204,7 +204,7 @@ def test_killing_the_tap_stops_no_session_and_counts_nothing_twice(tmp_path, con
             grows(log, child)
         told = finished(child)
         time.sleep(0.5)
-    assert told["owed"] == 0
+    assert told["undelivered"] == 0
     assert told["connections"] > 1
     found, _ = readings(tmp_path / "spool")
     wh = truth(true)
@@ -228,7 +228,7 @@ def test_a_charger_that_was_alone_hands_its_session_over_late(tmp_path):
         told = finished(child)
     rows = [json.loads(line) for line in heard(log)]
     assert told["queued"] > 10
-    assert told["owed"] == 0
+    assert told["undelivered"] == 0
     assert any(row.get("offline") for row in rows)
     ended = [row for row in rows if row["action"] == "Ended"]
     assert len(ended) == told["sessions"]

@@ -119,7 +119,7 @@ def test_the_client_of_dsmr_parser_reads_the_same_energy_on_a_pty(start):
         return 1000 * float(p.ELECTRICITY_USED_TARIFF_1.value + p.ELECTRICITY_USED_TARIFF_2.value)
 
     meter = order.meter()
-    shown = [sum(meter.face(time).imported) for time in times]
+    shown = [sum(meter.display(time).imported) for time in times]
     assert list(map(total, parsed)) == pytest.approx(shown, abs=1e-6)
 
 

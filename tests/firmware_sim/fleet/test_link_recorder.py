@@ -1,4 +1,4 @@
-"""What the diary beside a link remembers when the process that keeps it is killed."""
+"""What the record beside a link remembers when the process that keeps it is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECES = [
 ]
 
 
-def leave(diary, *messages):
+def leave(record, *messages):
     for message in messages:
         payload = seal(
             codec.encode(message),
@@ -38,12 +38,12 @@ def leave(diary, *messages):
             fleet=FLEET,
             signer=KEY,
         )
-        diary.leaves(topics.up(FLEET, DEVICE, message.kind), payload, 9.0)
+        record.record_publish(topics.up(FLEET, DEVICE, message.kind), payload, 9.0)
 
 
 def lines(folder):
-    with (folder / "home-0.jsonl").open() as diary:
-        return [line for line in read(diary) if isinstance(line, Sent)]
+    with (folder / "home-0.jsonl").open() as record:
+        return [line for line in read(record) if isinstance(line, Sent)]
 
 
 def opened(folder):
@@ -54,12 +54,12 @@ def opened(folder):
 def test_a_body_whose_pieces_left_from_several_processes_is_known_whole(tmp_path, deaths):
     """A process is killed after the offer, or after the chunk before: the next sends the rest."""
     assert len(PIECES) == 3
-    diary = opened(tmp_path)
-    leave(diary, OFFER)
+    record = opened(tmp_path)
+    leave(record, OFFER)
     for i, piece in enumerate(PIECES):
         if i in deaths:
-            diary = opened(tmp_path)
-        leave(diary, piece)
+            record = opened(tmp_path)
+        leave(record, piece)
     *before, whole = lines(tmp_path)
     assert [line.vector for line in before] == [""]
     assert (whole.vector, whole.digest) == (vector_digest(VECTOR), digest(BODY).hex())
@@ -70,8 +70,8 @@ def test_a_line_that_a_death_cut_short_is_left_out(tmp_path):
     leave(opened(tmp_path), OFFER, PIECES[0])
     kept = tmp_path / "home-0.pieces"
     kept.write_text(kept.read_text()[:-5])
-    diary = opened(tmp_path)
-    leave(diary, *PIECES[1:])
+    record = opened(tmp_path)
+    leave(record, *PIECES[1:])
     assert [line.vector for line in lines(tmp_path)] == [""]
     leave(opened(tmp_path), PIECES[0])
     assert [line.vector for line in lines(tmp_path)] == ["", vector_digest(VECTOR)]

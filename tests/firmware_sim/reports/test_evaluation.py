@@ -40,7 +40,7 @@ def test_a_perfect_forecaster_has_no_error_and_persistence_a_mase_near_one(tmp_p
     times, values = HOMES.samples[0].column("load_kwh")
     answer(monkeypatch, [f"{t},1,{v},{v}\n" for t, v in zip(times, values, strict=True)])
     arms = {arm: prepared(tmp_path / arm) for arm in ("local", "federated", "pl-fl")}
-    rows, panels = evaluation.judge(arms, HOMES, DAY, {"pl-fl": {"home": Traffic(1, 2)}})
+    rows, panels = evaluation.evaluate(arms, HOMES, DAY, {"pl-fl": {"home": Traffic(1, 2)}})
     assert rows[0].windows == 24
     assert rows[0].scores["local"].mae == 0
     assert 0.7 < rows[0].scores["persistence"].mase < 1.4

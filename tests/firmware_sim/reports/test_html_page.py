@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from firmware_sim.reports.html_page import Panel, Story, page, picture
+from firmware_sim.reports.html_page import PageText, Panel, page, picture
 from firmware_sim.results import ARMS, DeviceResult, ForecastScore, Traffic
 
 ROWS = [
@@ -20,7 +20,7 @@ ROWS = [
     )
     for i in range(3)
 ]
-STORY = Story("Eight <homes>", "PL-FL won & more.", "kWh", [("licence", "CC BY 4.0")])
+STORY = PageText("Eight <homes>", "PL-FL won & more.", "kWh", [("licence", "CC BY 4.0")])
 
 
 def panels():

@@ -24,7 +24,7 @@ ROUNDS = {
 TEXT = "what it means:\nversion  1  2\na .00 .50\nliar .25 0\noutcasts: liar"
 
 
-def row(assault=None):
+def row(attack_plan=None):
     glimpse = ForecastExample(
         "a", np.array([0]), np.ones(1), np.array([[0.0, 2.0]]), np.array([1.5])
     )
@@ -33,16 +33,18 @@ def row(assault=None):
         "b": IntervalCoverage(0.02, 0.11, 9.0, 0.1),
     }
     errors = Errors({"a": Error(1.0, 2.0, 9), "b": Error(1.0, 2.0, 9)}, fared, (glimpse,))
-    liars = frozenset({"liar"}) if assault else frozenset()
-    trust = CreditReport(ROUNDS, TEXT, Path("credit.svg"))
-    clean = 2.0 if assault else None
+    byzantine = frozenset({"liar"}) if attack_plan else frozenset()
+    credit = CreditReport(ROUNDS, TEXT, Path("credit.svg"))
+    clean = 2.0 if attack_plan else None
     learning = RunSettings("pfl", rounds=3)
-    return TrialRow(learning, assault, errors, {}, 3, clean, devices=3, trust=trust, liars=liars)
+    return TrialRow(
+        learning, attack_plan, errors, {}, 3, clean, devices=3, credit=credit, byzantine=byzantine
+    )
 
 
 def test_an_attacked_run_shows_liars_intervals_and_one_forecast():
     text = table([row(), row(AttackPlan("flipping", 0.34))], "kWh")
-    (line,) = [one for one in text.splitlines() if one.endswith("lies")]
+    (line,) = [one for one in text.splitlines() if one.endswith("Byzantine")]
     assert line.startswith("liar")
     assert "b       0.020  0.110  9.00" in text
     assert "1.00      0.00 to 2.00" in text
@@ -75,7 +77,7 @@ def test_the_scene_of_chargers_is_what_it_says():
     assert (ev.devices, ev.run.method) == (8, "pfl")
     samples = sample_set(ev.samples)
     assert len(samples.samples) == 8
-    (assault,) = ev.attacks
-    assert assault.count(ev.devices) == 2
+    (attack_plan,) = ev.attacks
+    assert attack_plan.count(ev.devices) == 2
     first, last = ev.span
     assert last - first == 42 * 86_400
