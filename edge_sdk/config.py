@@ -65,6 +65,7 @@ FleetId = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")]
 Slots = Annotated[int, Between(2, 1_000_000)]
 Days = Annotated[float, Between(0.01, 36_600.0)]
 Windows = Annotated[int, Between(24, 20_000)]
+Forgetting = Annotated[float, Between(0.9, 1.0)]
 StepSize = Annotated[float, Between(1e-4, 0.5)]
 
 
@@ -139,12 +140,14 @@ class TrainingSection:
 
 @dataclass(frozen=True, slots=True)
 class ForecastSection:
-    """Prediction intervals, for a bundle whose model forecasts quantiles."""
+    """Prediction intervals where the model forecasts quantiles; updates between two rounds."""
 
     calibrate: bool = True  # conformal calibration on this device's own readings
     coverage: Annotated[float, Between(0.5, 0.98)] | None = None  # unset: the bundle's levels
     calibration_windows: Windows = 672  # newest windows that initialise a calibration
     step_size: StepSize = 0.01  # adjustment per miss, in interval widths
+    online: bool = True  # closed form: add every new window to the model between two rounds
+    forgetting: Forgetting = 1.0  # closed form: factor on a window's weight for each later step
 
     def __post_init__(self) -> None:
         """Refuse a coverage without calibration to enforce it."""

@@ -51,6 +51,12 @@ class AnalyticModel:
     Args:
         manifest: Manifest with an analytic section.
 
+    Attributes:
+        section: The manifest's section.
+        day: Rows of a day.
+        reach: Rows from the first input of a window to its last target.
+        levels: Quantile levels; the median alone for another loss.
+
     Raises:
         ManifestError: Features that read further back than the window, or that have no channel.
     """
@@ -60,13 +66,14 @@ class AnalyticModel:
             raise ManifestError(f"manifest: {manifest.name} has no analytic section")
         self.section: AnalyticSection = manifest.analytic
         self._window, self._features = manifest.window, manifest.features
-        self._day = DAY // manifest.window.step_seconds
+        self.day = DAY // manifest.window.step_seconds
         self._channels = {feature.name: i for i, feature in enumerate(manifest.features)}
         self._load = next(i for i, one in enumerate(manifest.features) if one.kind == "target")
         self._slot, self._weekday = (
             self._calendar(what) for what in ("slot_of_day", "day_of_week")
         )
         self._check_reach()
+        self.reach = manifest.window.lookback + manifest.window.horizon
         self.levels = manifest.loss.levels or (0.5,)
         self._shape = manifest.forecast_shape
         self._floor = SQUARED if manifest.loss.name == "mse" else self.section.floor
@@ -84,7 +91,9 @@ class AnalyticModel:
             "statistic": NumpyFunction(
                 ("p", "design", "y", "weighted"), ("statistic", "loss"), self.statistic
             ),
-            "personal": NumpyFunction(("p", "design", "y"), ("p",), self.personal),
+            "personal": NumpyFunction(
+                ("p", "design", "y"), ("p", "strengths", "alone"), self.personal
+            ),
         }
 
     def design(self, p: Array, x: Array) -> tuple[Floats]:
@@ -94,7 +103,7 @@ class AnalyticModel:
             p: The vector; its means and deviations standardise the features.
             x: Windows, shape ``(n, lookback, channels)``.
         """
-        standard, _ = self._parts(p)
+        standard, _ = self.parts(p)
         record, origins = self._record(np.asarray(x, np.float64))
         steps = range(1, self._window.horizon + 1)
         rows = (columns(record, self.section.features, origins, step) for step in steps)
@@ -108,7 +117,7 @@ class AnalyticModel:
     def gradient(self, p: Array, x: Array, y: Array) -> tuple[NDArray[np.float32], Array]:
         """Return the mean loss of windows and its gradient; only coefficients have one."""
         (design,) = self.design(p, x)
-        missed = self._missed(p, design, y)
+        missed = self.missed(p, design, y)
         over = len(x) * (1 if self._is_summed else self._window.horizon)
         above = np.tile(self.levels, self._window.horizon)
         if self._is_squared:
@@ -134,10 +143,10 @@ class AnalyticModel:
             weighted: False weighs all windows equally.
         """
         bound = 2.0 * self.section.clip
-        missed = np.clip(self._missed(p, design, y), -bound, bound)
+        missed = np.clip(self.missed(p, design, y), -bound, bound)
         found: list[Statistic] = []
         loss = 0.0
-        for o, rows, target, kind in self._outputs(design, y):
+        for o, rows, target, kind in self.outputs(design, y):
             own = missed[:, o : o + 1]
             weights = kind.weights(own) if bool(weighted) else None
             found.append(gather(rows, target, weights, own))
@@ -152,22 +161,33 @@ class AnalyticModel:
         factor = min(1.0, self.section.windows / max(joined.count, 1.0))
         return to_vector(joined.scaled(factor)), np.asarray(loss, np.float32)
 
-    def personal(self, p: Array, design: Array, y: Array) -> tuple[NDArray[np.float32]]:
-        """Return the vector with the device's own coefficients, drawn to the fleet's.
+    def personal(
+        self, p: Array, design: Array, y: Array
+    ) -> tuple[NDArray[np.float32], Floats, NDArray[np.bool_]]:
+        """Return the vector with the device's own coefficients, and how each output chose.
+
+        Those are λ and whether it is drawn towards zero, both of shape ``(outputs,)``; otherwise it
+        is drawn towards the fleet.
 
         Args:
             p: The fleet's vector.
             design: As ``design`` returns it for ``p``, oldest window first.
             y: Scaled targets, shape ``(n, horizon)``.
         """
-        _, fleet = self._parts(p)
-        own = fleet.copy()
-        for o, rows, target, kind in self._outputs(design, y):
-            own[o] = fit_personal(rows, target, fleet[o : o + 1], kind).coefficients[0]
+        _, fleet = self.parts(p)
+        days = len(y) / self.day
+        chosen = [
+            fit_personal(rows, target, fleet[o : o + 1], kind, days=days)
+            for o, rows, target, kind in self.outputs(design, y)
+        ]
+        own = np.concatenate([one.coefficients for one in chosen])
+        strengths = np.concatenate([one.strengths for one in chosen])
+        alone = np.concatenate([one.is_alone for one in chosen])
         count = 2 * len(self.section.features)
-        return (np.concatenate([np.asarray(p)[:count], own.ravel()]).astype(np.float32),)
+        joined = np.concatenate([np.asarray(p)[:count], own.ravel()]).astype(np.float32)
+        return joined, strengths, alone
 
-    def _outputs(
+    def outputs(
         self, design: Array, y: Array
     ) -> Iterator[tuple[int, Floats, Floats, QuantileLoss]]:
         """Yield number, design rows, clipped targets and loss of every output."""
@@ -178,18 +198,20 @@ class AnalyticModel:
             kind = QuantileLoss((self.levels[level],), self._floor)
             yield o, np.asarray(design[:, step]), np.clip(target, -bound, bound), kind
 
-    def _missed(self, p: Array, design: Array, y: Array) -> Floats:
+    def missed(self, p: Array, design: Array, y: Array) -> Floats:
+        """Return clipped target minus forecast of every output, shape ``(n, outputs)``."""
         clipped = np.clip(np.asarray(y, np.float64), -self.section.clip, self.section.clip)
         return np.repeat(clipped, len(self.levels), axis=1) - self._told(p, design)
 
     def _told(self, p: Array, design: Array) -> Floats:
         """Return the forecasts of all outputs, shape ``(n, outputs)``."""
-        _, coefficients = self._parts(p)
+        _, coefficients = self.parts(p)
         steps = coefficients.reshape(self._window.horizon, len(self.levels), -1)
         told = [design[:, h] @ steps[h].T for h in range(len(steps))]
         return np.concatenate(told, axis=1)
 
-    def _parts(self, p: Array) -> tuple[Standardiser, Floats]:
+    def parts(self, p: Array) -> tuple[Standardiser, Floats]:
+        """Return the standardiser and the coefficients ``(outputs, P)`` of a vector."""
         wide, count = np.asarray(p, np.float64), len(self.section.features)
         coefficients = wide[2 * count :].reshape(-1, self.section.width)
         return Standardiser(wide[:count], np.maximum(wide[count : 2 * count], 0.0)), coefficients
@@ -199,13 +221,13 @@ class AnalyticModel:
         count, lookback, ahead = len(x), self._window.lookback, self._window.horizon
         away = np.arange(1 - lookback, ahead + 1)
         slots = self._at_end(x, self._slot)[:, None] + away
-        weekdays = (self._at_end(x, self._weekday)[:, None] + slots // self._day) % 7
+        weekdays = (self._at_end(x, self._weekday)[:, None] + slots // self.day) % 7
         joined = np.zeros((x.shape[2], count, lookback + ahead))
         joined[:, :, :lookback] = np.moveaxis(x, 2, 0)
         flat = joined.reshape(x.shape[2], -1)
         exogenous = {name: flat[i] for name, i in self._channels.items()}
         record = LoadRecord(
-            flat[self._load], (slots % self._day).ravel(), weekdays.ravel(), self._day, exogenous
+            flat[self._load], (slots % self.day).ravel(), weekdays.ravel(), self.day, exogenous
         )
         origins = np.arange(count, dtype=np.int64) * (lookback + ahead) + lookback - 1
         return record, origins
@@ -223,7 +245,7 @@ class AnalyticModel:
         raise ManifestError(f"manifest: an analytic bundle needs the calendar feature {what!r}")
 
     def _check_reach(self) -> None:
-        needed, known = reach(self.section.features, self._day), self._window.lookback
+        needed, known = reach(self.section.features, self.day), self._window.lookback
         if needed > known:
             raise ManifestError(f"manifest: features read {needed} rows back, lookback is {known}")
         for name in self.section.features:

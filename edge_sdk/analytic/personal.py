@@ -15,6 +15,7 @@ from edge_sdk.analytic.solve import RidgePath, predicted, ridge
 from edge_sdk.analytic.statistics import DesignRows, Statistic, gather
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 
 STRENGTHS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, math.inf)
 """Values of λ that a device tries: towards 0 it goes its own way, infinity is the fleet's model."""
@@ -28,7 +29,14 @@ TAIL = 0.15
 SHORT = 1000
 """Windows below which every quarter of the record is held back in turn, not the newest ones alone."""
 
+LONG = 180.0
+"""Days of record from which blocks of every season are held back in turn."""
+
+EQUAL = 0.01
+"""Difference of two held-back losses that does not count, in floors of the loss."""
+
 _FOLDS = 4
+_SEASONS = 6  # blocks of a long record; of a year each has two months
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +88,7 @@ def fit_personal(
     shape: Floats | None = None,
     strengths: Sequence[float] = STRENGTHS,
     alone: Sequence[float] = ALONE,
+    days: float = 0.0,
     tail: float = TAIL,
     passes: int = 2,
 ) -> PersonalModel:
@@ -89,8 +98,8 @@ def fit_personal(
     fleet of unlike devices does not make a device worse than it is alone. Every candidate is tried
     twice: under the weights of the fleet's residuals, and unweighted, which is the better start
     where the fleet's model does not fit. The final passes start from the best candidate. Every
-    output chooses for itself. The newest windows are held back; of a record shorter than ``SHORT``
-    every quarter in turn. A record with fewer than eight windows keeps the fleet's model.
+    output chooses for itself. ``held_back`` returns the windows to choose by. A record with fewer
+    than eight windows keeps the fleet's model.
 
     Args:
         design: The device's rows, oldest first, shape ``(n, P)``.
@@ -100,10 +109,11 @@ def fit_personal(
         shape: As for ``drawn``.
         strengths: Values of λ to try.
         alone: Penalties towards zero to try; none if empty.
-        tail: Share of a long record that is held back.
+        days: As for ``held_back``.
+        tail: As for ``held_back``.
         passes: Re-weighted passes of the final solution.
     """
-    parts, outputs = _held_back(len(design), tail), len(fleet)
+    parts, outputs = held_back(len(design), days, tail), len(fleet)
     if not parts:
         nothing = np.full(outputs, math.nan)
         return PersonalModel(
@@ -111,17 +121,21 @@ def fit_personal(
         )
     candidates = [*((s, False) for s in strengths), *((s, True) for s in alone)]
     missed, tried = [], np.zeros((2 * len(candidates), *fleet.shape))
+    weighted = (loss.weights(targets - predicted(design, fleet)), None)
+    known = [gather(design, targets, w) for w in weighted]
     for late in parts:
-        early = np.ones(len(design), np.bool_)
-        early[late] = False
-        rows, goals = design[early], targets[early]
-        weights = loss.weights(goals - predicted(rows, fleet))
-        known = [gather(rows, goals, w) for w in (weights, None)]
-        models = np.concatenate([_tried(one, fleet, shape, strengths, alone) for one in known])
-        missed.append([loss.pointwise(targets[late] - predicted(design[late], m)) for m in models])
+        rows, goals = design[late], targets[late]
+        held = [gather(rows, goals, None if w is None else w[late]) for w in weighted]
+        models = np.concatenate(
+            [
+                _tried(k - h, fleet, shape, strengths, alone)
+                for k, h in zip(known, held, strict=True)
+            ]
+        )
+        missed.append([loss.pointwise(goals - predicted(rows, m)) for m in models])
         tried += models / len(parts)
     losses = np.concatenate(missed, axis=1).mean(axis=1)
-    best = np.argmin(losses, axis=0)
+    best = _best(losses, candidates, EQUAL * loss.floor)
     chosen = best % len(candidates)
     levels = np.broadcast_to(np.asarray(loss.levels, np.float64), (outputs,))
     relative = np.ones(design.shape[1]) if shape is None else shape
@@ -159,11 +173,45 @@ def _tried(
     return np.stack([*towards, *(plain.solution(s * count, zero) for s in alone)])
 
 
-def _held_back(windows: int, tail: float) -> list[slice]:
-    """Return the windows to hold back, one part after the other; none if there are too few."""
-    folds = _FOLDS if windows < SHORT else 1
+def _best(losses: Floats, candidates: Sequence[tuple[float, bool]], equal: float) -> Ints:
+    """Return the candidate of every output: of those that are equally good, the strongest penalty.
+
+    A record may be foreseen almost perfectly, for it repeats itself. Then a model without a penalty
+    is best by next to nothing, and far off as soon as the load changes.
+
+    Args:
+        losses: Held-back losses, shape ``(2 · candidates, outputs)``.
+        candidates: Penalty, and whether it is towards zero.
+        equal: Difference of losses that does not count.
+    """
+    penalties = np.array([penalty for penalty, _ in candidates] * 2)[:, None]
+    good = losses <= losses.min(axis=0) + equal
+    strongest = np.where(good, penalties, -1.0).max(axis=0)
+    return np.asarray(np.where(good & (penalties == strongest), losses, math.inf).argmin(axis=0))
+
+
+def held_back(windows: int, days: float = 0.0, tail: float = TAIL) -> list[slice]:
+    """Return the windows to hold back, one part after the other; none if there are too few.
+
+    The newest windows are nearest to what is forecast, but one season. Load that hardly runs in it,
+    such as a heat pump in September, would be chosen by next to nothing. So a record of ``LONG``
+    days is cut into blocks, each held back once; so is one of fewer than ``SHORT`` windows, whose
+    newest part would be too small.
+
+    Args:
+        windows: Number of windows, oldest first.
+        days: Length of the record in days.
+        tail: Share of a record between short and long that is held back: its newest windows.
+
+    Example:
+        >>> held_back(10), held_back(2000)
+        ([slice(0, 2, None), slice(2, 5, None), slice(5, 7, None), slice(7, 10, None)], [slice(1700, 2000, None)])
+        >>> len(held_back(8760, days=365.0)), held_back(7)
+        (6, [])
+    """
     if windows < 2 * _FOLDS:
         return []
+    folds = _FOLDS if windows < SHORT else _SEASONS if days >= LONG else 1
     if folds == 1:
         return [slice(windows - max(1, round(tail * windows)), windows)]
     edges = [windows * i // folds for i in range(folds + 1)]

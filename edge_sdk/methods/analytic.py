@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,10 @@ CHUNK = 512
 """Windows whose inputs are in memory at once."""
 
 
+def _nothing() -> Array:
+    return np.zeros(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AnalyticState:
     """State of a device.
@@ -23,23 +27,38 @@ class AnalyticState:
     Attributes:
         p: The fleet's vector, as received last.
         own: The vector to forecast with: the fleet's constants, and coefficients of this device.
+        strengths: λ of every output, as ``own`` was solved; empty if it was not.
+        alone: Outputs of ``own`` that are drawn towards zero, not towards the fleet.
+        upto: Number of the newest window in ``own``; -1 if there is none.
     """
 
     p: Vector
     own: Vector
+    strengths: Array = field(default_factory=_nothing)
+    alone: Array = field(default_factory=_nothing)
+    upto: int = -1
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
-        return {"p": self.p, "own": self.own}
+        chosen = {"strengths": self.strengths, "alone": self.alone.astype(np.float32)}
+        return {"p": self.p, "own": self.own, **chosen, "upto": np.array(self.upto, np.int64)}
+
+    def model(self) -> dict[str, Array]:
+        """Return the vector to forecast with, and what new windows need to be added to it."""
+        if not self.strengths.size:
+            return {"p": self.own}
+        chosen = {"strengths": self.strengths, "alone": self.alone > 0.0}
+        return {"p": self.own, "fleet": self.p, **chosen, "upto": np.array(self.upto, np.int64)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> AnalyticState:
-        """Rebuild a state from what ``arrays`` returned.
+        """Rebuild a state from what ``arrays`` returned; an older one has no λ.
 
         Raises:
-            KeyError: An array is missing.
+            KeyError: A vector is missing.
         """
-        return cls(arrays["p"], arrays["own"])
+        strengths, alone = (arrays.get(name, _nothing()) for name in ("strengths", "alone"))
+        return cls(arrays["p"], arrays["own"], strengths, alone, int(arrays.get("upto", -1)))
 
 
 def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]:
@@ -62,7 +81,7 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
         if found is None:
             return AnalyticState(p, p), ()
         design, y = found
-        after = AnalyticState(p, _solved(local, p, design, y))
+        after = _solved(local, p, design, y)
         if event.ask == END:
             return after, ()
         weighted = np.asarray(event.values.get("weighted", 0.0) > 0.0)
@@ -70,16 +89,21 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
         report = {"loss": float(loss), "n": float(len(y))}
         return after, (answer(local, event, vector, report),)
 
-    return Half(lambda p: AnalyticState(p, p), apply, model=lambda state: {"p": state.own})
+    return Half(lambda p: AnalyticState(p, p), apply, model=AnalyticState.model)
 
 
-def _solved(local: TrainingContext, p: Vector, design: Array, y: Array) -> Vector:
-    """Return the device's own vector; the received one while its coefficients are zero."""
+def _solved(local: TrainingContext, p: Vector, design: Array, y: Array) -> AnalyticState:
+    """Return the state with the device's own vector; the received one while it has no coefficient."""
+    received = AnalyticState(p, p)
     layer = next(one for one in local.spec.layers if one.name == "coefficients")
-    if not p[layer.offset : layer.offset + layer.size].any():
-        return p
-    (own,) = local.run("personal", p=p, design=design, y=y)
-    return np.asarray(own, np.float32) if np.isfinite(own).all() else p
+    span = local.span()
+    if span is None or not p[layer.offset : layer.offset + layer.size].any():
+        return received
+    own, strengths, alone = local.run("personal", p=p, design=design, y=y)
+    if not np.isfinite(own).all():
+        return received
+    chosen = {"strengths": strengths.astype(np.float32), "alone": alone.astype(np.float32)}
+    return replace(received, own=np.asarray(own, np.float32), upto=span[1], **chosen)
 
 
 def _windows(local: TrainingContext, p: Vector) -> tuple[Array, Array] | None:

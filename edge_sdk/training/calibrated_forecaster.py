@@ -46,7 +46,14 @@ class CalibratedForecaster:
         """The quantile levels of the model, rising; the median alone for a point forecast."""
         return self._bundle.manifest.loss.levels or POINT
 
-    def forecast(self, p: Vector, frame: ChannelFrame, graph: Graph, source: SourceOf) -> Forecast:
+    def forecast(
+        self,
+        p: Vector,
+        frame: ChannelFrame,
+        graph: Graph,
+        source: SourceOf,
+        trained: Vector | None = None,
+    ) -> Forecast:
         """Forecast the values after the newest reading, with a calibrated interval.
 
         Args:
@@ -54,19 +61,28 @@ class CalibratedForecaster:
             frame: Input channels.
             graph: Graph to forecast with; perhaps one that the server helps.
             source: Name of that graph in the forecast.
+            trained: Vector of the last training, where ``p`` has taken new windows since.
         """
         if len(frame) and self._is_calibrated:
-            self.kept = self._tracker(frame).follow(self.kept, frame, p, self._fan(p, frame))
+            model = p if trained is None else trained
+            self.kept = self._tracker(frame).follow(self.kept, frame, model, self._fan(p, frame))
         found = predict(graph, p, frame, self.levels, self._moved(p, frame, graph))
         return replace(found, source=source) if found.source == "model" else found
 
-    def calibrate(self, p: Vector, frame: ChannelFrame) -> None:
-        """Update the calibration with new readings; nothing happens before the first forecast."""
+    def calibrate(self, p: Vector, frame: ChannelFrame, trained: Vector | None = None) -> None:
+        """Update the calibration with new readings; nothing happens before the first forecast.
+
+        Args:
+            p: Parameter vector that has not seen these readings.
+            frame: Input channels.
+            trained: As for ``forecast``.
+        """
         if self.kept is None or not self._is_calibrated:
             return
         if self.kept.calibration.upto < int(frame.times[-1]) // frame.window.step_seconds:
             tracker = self._tracker(frame)
-            self.kept = tracker.follow(self.kept, frame, p, self._fan(p, frame))
+            model = p if trained is None else trained
+            self.kept = tracker.follow(self.kept, frame, model, self._fan(p, frame))
             if self.kept.aided is not None:
                 self.kept = tracker.aid(self.kept, frame, None)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from edge_sdk.analytic.bundle_functions import AnalyticModel
+from edge_sdk.analytic.online_vector import OnlineVector, TrainedVector
 from edge_sdk.config import Config
 from edge_sdk.forecasting.calendar_features import Floats, Ints
 from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
@@ -61,6 +63,7 @@ class ModelRuntime:
     local_half: Half[LocalState] = field(init=False)
     _canary: CanaryTest = field(init=False)
     _forecaster: CalibratedForecaster = field(init=False)
+    _online: OnlineVector | None = field(init=False)
     _frame: ChannelFrame | None = field(init=False, default=None)
     _learnable: ChannelFrame | None = field(init=False, default=None)
 
@@ -70,6 +73,7 @@ class ModelRuntime:
         self.spec = manifest.spec(self.role.shared)
         self._canary = CanaryTest(self.bundle.graphs["forecast"])
         self._forecaster = CalibratedForecaster(self.config.forecast, self.bundle)
+        self._online = self._online_vector()
         local = ShellContext(
             client=self.config.id,
             spec=self.spec,
@@ -99,15 +103,20 @@ class ModelRuntime:
 
     def observe(self, reading: Reading, latest: float) -> ReadingOutcome:
         """Merge one reading into the series."""
+        is_late = reading.time < (self.series.oldest + self.series.capacity - 1) * self.series.step
         seen = self.series.add(reading, latest=latest)
         if seen is ReadingOutcome.NEW or seen is ReadingOutcome.CHANGED:
             self._frame = self._learnable = None
+            if self._online is not None and (is_late or seen is ReadingOutcome.CHANGED):
+                self._online.reset()
         return seen
 
     def load(self, rows: list[SeriesRow]) -> None:
         """Add saved readings."""
         self.series.load(rows)
         self._frame = self._learnable = None
+        if self._online is not None:
+            self._online.reset()
 
     def restore_intervals(self, kept: SavedCalibration | None) -> None:
         """Set the state of the interval calibration that was saved; None recomputes it."""
@@ -121,6 +130,8 @@ class ModelRuntime:
         """Discard the scale, and what was derived from the readings."""
         self.scale = self._frame = self._learnable = None
         self._forecaster.restore(None)
+        if self._online is not None:
+            self._online.reset()
 
     def frame(self) -> ChannelFrame:
         """Return the model's input channels, computed once after every change."""
@@ -250,9 +261,14 @@ class ModelRuntime:
         return len(self.series) > 0 and self.frame().is_ready
 
     def forecast(self, state: Any) -> Forecast:  # noqa: ANN401 - as above
-        """Forecast the values after the newest reading, with a calibrated interval."""
+        """Forecast the values after the newest reading, with a calibrated interval.
+
+        A model in closed form takes the windows since its training first; its interval is calibrated
+        before, so that it judges forecasts of what the model had not seen.
+        """
         graph, source = self._helped(state)
-        found = self._forecaster.forecast(self.vector(state), self.frame(), graph, source)
+        frame, trained, served = self.frame(), self.vector(state), self._served(state)
+        found = self._forecaster.forecast(served, frame, graph, source, trained)
         if found.source in ("model", "without graph"):
             return found
         return replace(found, missing=self.missing or "the model's values were not finite")
@@ -261,6 +277,27 @@ class ModelRuntime:
     def missing(self) -> str:
         """Readings that a forecast by the model still needs, for people; empty if none."""
         return missing_readings(self.series, self.manifest).text
+
+    def _served(self, state: Any) -> Vector:  # noqa: ANN401 - as above
+        """Return the vector to forecast with now, after it has taken the windows since training."""
+        feeds = {} if isinstance(state, LocalState) else self.half.model(state)
+        trained = TrainedVector.of(feeds)
+        if self._online is None or trained is None or not len(self.series):
+            return self.vector(state)
+        self.calibrate(state)
+        return self._online.updated(trained, self.windows())
+
+    def _online_vector(self) -> OnlineVector | None:
+        """Return what adds new windows to a model in closed form; None if nothing may.
+
+        Where noise hides the readings from training, it hides them from this too.
+        """
+        is_hidden = self.mechanism.plan.mechanism.point == "input"
+        if self.manifest.analytic is None or is_hidden or not self.config.forecast.online:
+            return None
+        forgetting = self.config.forecast.forgetting
+        model = AnalyticModel(self.manifest)
+        return OnlineVector(model, forgetting=forgetting, capacity=self.series.capacity)
 
     def _helped(self, state: Any) -> tuple[Graph, SourceOf]:  # noqa: ANN401 - as above
         """Return the graph to forecast the newest window with, and the name of its source.
@@ -286,7 +323,9 @@ class ModelRuntime:
         Nothing happens before the first forecast: no interval has been issued.
         """
         if self.kept is not None and len(self.series):
-            self._forecaster.calibrate(self.vector(state), self.frame())
+            trained = self.vector(state)
+            present = trained if self._online is None else self._online.latest(trained)
+            self._forecaster.calibrate(present, self.frame(), trained)
 
     def intervals(self, state: Any, begin: float, end: float) -> Floats | None:  # noqa: ANN401 - as above
         """Return the intervals that go with ``rolling``, ``(n, horizon, 2)``; None without any.

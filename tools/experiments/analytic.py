@@ -114,6 +114,7 @@ class DeviceRows:
 
     name: str
     scale: float
+    days: float
     learn: NDArray[np.float32]
     learn_targets: Floats
     judge: NDArray[np.float32]
@@ -164,6 +165,7 @@ def device_rows(task: Any, form: AnalyticForm, step: int, part: str) -> Iterator
         yield DeviceRows(
             series.name,
             series.scale,
+            (learn[-1] - learn[0]) / task.day,
             columns(record, names, learn, step).astype(np.float32),
             learnt[:, None],
             columns(record, names, judge, step).astype(np.float32),
@@ -207,8 +209,9 @@ def forecasts(
                 d.learn_targets[newest],
             )
             common = others[d.name] if form.history else fleet
-            mine = fit_personal(rows, targets, others[d.name], loss, shape=shape)
-            own = fit_personal(rows, targets, 0.0 * fleet, loss, strengths=())
+            long = d.days * len(rows) / len(d.learn)
+            mine = fit_personal(rows, targets, others[d.name], loss, shape=shape, days=long)
+            own = fit_personal(rows, targets, 0.0 * fleet, loss, strengths=(), days=long)
             for arm, model in zip(ARMS, (common, mine.coefficients, own.coefficients), strict=True):
                 one = predicted(judged, model)[:, 0] / form.seeds
                 out[arm][d.name] = out[arm].get(d.name, 0.0) + one

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.analytic.between_devices import own_variance, relative_penalty
 from edge_sdk.analytic.online import OnlineModel
-from edge_sdk.analytic.personal import drawn, fit_personal
+from edge_sdk.analytic.personal import drawn, fit_personal, held_back
 from edge_sdk.analytic.reweighting import QuantileLoss, reweighted
 from edge_sdk.analytic.solve import (
     RidgePath,
@@ -367,3 +367,38 @@ def test_unnormalised_weights_are_at_most_one_and_of_their_own_window(seed, leve
     others = np.arange(30) != 7
     assert np.array_equal(weights[others], loss.weights(changed, is_normalised=False)[others])
     assert loss.weights(residuals).mean() == pytest.approx(1.0)
+
+
+@given(st.integers(0, 20_000), st.floats(0.0, 800.0))
+def test_held_back_parts_are_the_newest_windows_or_cut_the_whole_record(windows, days):
+    parts = held_back(windows, days)
+    if windows < 8:
+        assert parts == []
+        return
+    rows = np.concatenate([np.arange(windows)[part] for part in parts])
+    assert all(part.stop > part.start for part in parts)
+    assert len(set(rows.tolist())) == len(rows)
+    assert rows[-1] == windows - 1
+    assert (len(rows) == windows) == (windows < 1000 or days >= 180.0)
+
+
+def test_a_long_record_is_judged_on_all_its_seasons():
+    """A heat pump that hardly runs in the newest part: by that part alone any model would do."""
+    draw = np.random.default_rng(12)
+    n, fleet = 6000, np.full((1, 3), 4.0)
+    runs = np.arange(n) < 0.8 * n
+    design = draw.normal(size=(n, 3)) * runs[:, None]
+    targets = (design @ np.ones((3, 1))) + 0.1 * draw.normal(size=(n, 1)) * runs[:, None]
+    newest, seasons = (
+        fit_personal(design, targets, fleet, QuantileLoss(), days=days) for days in (0.0, 365.0)
+    )
+    assert math.isinf(newest.strengths[0])
+    assert seasons.coefficients == pytest.approx(np.ones((1, 3)), abs=0.02)
+
+
+def test_of_models_that_are_equally_good_the_strongest_penalty_is_chosen():
+    """A record that repeats itself exactly: without a penalty the model is perfect, and fragile."""
+    draw = np.random.default_rng(13)
+    design, truth = draw.normal(size=(2000, 4)), np.ones((1, 4))
+    found = fit_personal(design, design @ truth.T, truth + 1e-4, QuantileLoss())
+    assert math.isinf(found.strengths[0])
