@@ -35,6 +35,7 @@ from edge_sdk.wire.contract.method import CONTRACTS, Ask, Half, Update, answered
 from edge_sdk.wire.contract.parameter_layout import ParamSpec
 from edge_sdk.wire.errors import LinkError
 from edge_sdk.wire.keys import KeyFileError, read_public
+from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol.admission_policy import Limits
 from edge_sdk.wire.protocol.codec import pack_leaves
 from edge_sdk.wire.protocol.messages import CHUNK_LIMIT
@@ -293,7 +294,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
     """
     run = config.run
     if run.method not in METHODS:
-        raise _wrong(config, "run.method", f"unknown {run.method!r}; known: {_list(METHODS)}")
+        raise _wrong(config, "run.method", f"unknown {run.method!r}; known: {known_names(METHODS)}")
     bundle = _open(config)
     _, ask = answered(CONTRACTS[run.method])
     settings = settings_of(config)

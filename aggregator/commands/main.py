@@ -45,6 +45,7 @@ COMMANDS = {
     "export": _command("export", "Export a model as a signed bundle."),
     "credit": _command("credit", "Show the weight of every device's model for the others."),
     "certificate": _command("certificate", "Bound the Lipschitz constants of the present model."),
+    "conform": _command("conform", "Check the rules and methods of an installed package."),
 }
 
 

@@ -1,9 +1,8 @@
-"""Registry of the methods' server halves, each with the settings that a run may choose."""
+"""PluginRegistry of the methods' server halves, each with the settings that a run may choose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 from aggregator.methods.analytic.analytic import Analytic, analytic
 from aggregator.methods.asynchronous.fedasync import FedAsync, FedBuff, fedasync, fedbuff
@@ -23,6 +22,9 @@ from aggregator.methods.peers.peer_topology import DflGt, DflSgd, hosting
 from aggregator.methods.personalised.pfl import PFL, pfl
 from aggregator.methods.split.pfgl import PFGL, SplitAveraging, averaged_through, pfgl
 from aggregator.methods.split.split import AGAIN
+from edge_sdk.wire.contract.method import METHODS_GROUP
+from edge_sdk.wire.contract.plugin import server_half
+from edge_sdk.wire.plugin_registry import PluginRegistry, instance_of
 
 __all__ = [
     "ABANDON",
@@ -39,7 +41,12 @@ __all__ = [
     "Setup",
 ]
 
-METHODS: Mapping[str, Method] = MappingProxyType(
+
+def _server_half(_name: str, plugin: Any) -> Method:  # noqa: ANN401 - a foreign object
+    return instance_of(Method)("", server_half(plugin))
+
+
+METHODS: PluginRegistry[Method] = PluginRegistry(
     {
         "fedsgd": Method(FedSgd, fedavg),
         "fedavg": Method(FedAvg, fedavg),
@@ -71,6 +78,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "rsa": Method(Rsa, rsa, own=True),
         "rsa_weights": Method(Rsa, rsa_weights, own=True),
         "dp_rsa": Method(DpRsa, rsa, own=True),
-    }
+    },
+    METHODS_GROUP,
+    _server_half,
 )
 """Server half of each method of ``edge_sdk.wire.contract.method.CONTRACTS``, by the same keys."""

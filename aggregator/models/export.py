@@ -55,6 +55,7 @@ from edge_sdk.wire.contract.manifest import (
 )
 from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import Signer, load_signing_key
+from edge_sdk.wire.plugin_registry import known_names
 
 MIN_SDK = "0.1.0"
 SEED = 2022
@@ -177,7 +178,7 @@ def asked_by(methods: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for method in methods:
         if method not in CONTRACTS:
-            raise ExportError(f"unknown method {method!r}; known: {', '.join(CONTRACTS)}")
+            raise ExportError(f"unknown method {method!r}; known: {known_names(CONTRACTS)}")
         found += (graph for ask in CONTRACTS[method].values() for graph in ask.graphs)
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Registry of aggregation rules. A new rule is one function and one line here.
+"""PluginRegistry of aggregation rules. A new rule is one function and one line here.
 
 A rule is a pure function over rows. Its arguments name the further inputs that it needs
 (``shares``, its ``memory``); its keyword-only arguments are the parameters of a configuration,
@@ -26,6 +26,7 @@ from aggregator.rules.geometric_median import autogm, centred_clipping, geometri
 from aggregator.rules.krum import bulyan, krum, multi_krum
 from aggregator.rules.preaggregation import bucketing, nnm, norm_clipping
 from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
+from edge_sdk.wire.plugin_registry import PluginRegistry, instance_of
 
 __all__ = [
     "BEFORE",
@@ -41,7 +42,10 @@ __all__ = [
     "bind",
 ]
 
-RULES: Mapping[str, RuleSpec] = MappingProxyType(
+GROUP = "gridfed.rules"
+"""Entry-point group of other packages' rules: the configured name, and a ``RuleSpec``."""
+
+RULES: PluginRegistry[RuleSpec] = PluginRegistry(
     {
         "mean": RuleSpec(mean, withstands=False),
         "median": RuleSpec(median),
@@ -54,7 +58,9 @@ RULES: Mapping[str, RuleSpec] = MappingProxyType(
         "centred_clipping": RuleSpec(centred_clipping),
         "clipped_clustering": RuleSpec(clipped_clustering, lambda _s: 3),
         "fltrust": RuleSpec(fltrust, lambda _s: 2),
-    }
+    },
+    GROUP,
+    instance_of(RuleSpec),
 )
 """Every rule by its configured name, and the fewest rows it takes."""
 

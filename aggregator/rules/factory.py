@@ -14,6 +14,7 @@ import numpy as np
 from aggregator.rules.parameters import Faulty, Shares
 from aggregator.rules.rows import Memory, Rows, RuleVerdict, TooFewRows
 from aggregator.rules.weights import uniform
+from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.schema import SchemaError, build
 
 NOTHING: Memory = MappingProxyType({})
@@ -171,7 +172,7 @@ def bound(
 
 def _found(table: Mapping[str, Any], key: str, kind: str, name: object) -> Any:  # noqa: ANN401
     if name not in table:
-        raise UnknownRuleError(key, f"unknown {kind} {name!r}; known: {', '.join(sorted(table))}")
+        raise UnknownRuleError(key, f"unknown {kind} {name!r}; known: {known_names(table)}")
     return table[str(name)]
 
 

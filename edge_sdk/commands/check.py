@@ -32,6 +32,7 @@ from edge_sdk.training.retention import history_of
 from edge_sdk.training.run_role import series_for
 from edge_sdk.wire.contract.manifest import Manifest
 from edge_sdk.wire.link.transport import LinkDown, LinkUp
+from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import topics
 
 _PATIENCE = 10.0  # seconds to reach a broker
@@ -97,9 +98,8 @@ def check_device(config: Config) -> dict[str, str]:
     bootstrap.load_ring(config.keys)
     bundle = bootstrap.open_bundle(config, None)
     manifest = bundle.manifest
-    if unknown := set(config.accept.methods) - set(METHODS):
-        known = ", ".join(sorted(METHODS))
-        raise ConfigError(f"accept.methods: unknown {min(unknown)!r}; known: {known}")
+    if unknown := [name for name in config.accept.methods if name not in METHODS]:
+        raise ConfigError(f"accept.methods: unknown {unknown[0]!r}; known: {known_names(METHODS)}")
     bootstrap.check_site(config, manifest)
     neighbours = bootstrap.check_neighbours(config)
     shared, history = manifest.spec().shared_size, history_of(config, manifest)

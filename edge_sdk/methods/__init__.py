@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from edge_sdk.methods.analytic import analytic
@@ -17,12 +16,14 @@ from edge_sdk.methods.pfl import pfl_half
 from edge_sdk.methods.split import split_half
 from edge_sdk.methods.training_context import TrainingContext
 from edge_sdk.methods.update_variants import bounded_difference, bounded_weights, whole_weights
-from edge_sdk.wire.contract.method import Half
+from edge_sdk.wire.contract.method import METHODS_GROUP, Half
+from edge_sdk.wire.contract.plugin import device_half
+from edge_sdk.wire.plugin_registry import PluginRegistry
 
 Factory = Callable[[TrainingContext, LocalSgd], Half[Any]]
 """Constructor of a half for one device and its settings."""
 
-METHODS: Mapping[str, Factory] = MappingProxyType(
+METHODS: PluginRegistry[Factory] = PluginRegistry(
     {
         "fedsgd": fedsgd,
         "fedavg": fedavg,
@@ -54,6 +55,8 @@ METHODS: Mapping[str, Factory] = MappingProxyType(
         "rsa": partial(consensus_half, content="signs"),
         "rsa_weights": consensus_half,
         "dp_rsa": partial(consensus_half, content="difference"),
-    }
+    },
+    METHODS_GROUP,
+    device_half,
 )
 """The device half of every method of ``edge_sdk.wire.contract.method.CONTRACTS``, under the same keys."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from edge_sdk.app.settings import refuse_renamed
@@ -14,6 +13,7 @@ from edge_sdk.sources.csvfile import csv_file
 from edge_sdk.sources.factory import INTERFACES, replay
 from edge_sdk.sources.renamed import RENAMED
 from edge_sdk.sources.threaded_source import ThreadedSource
+from edge_sdk.wire.plugin_registry import PluginRegistry
 
 
 class Source(Protocol):
@@ -31,13 +31,20 @@ class Source(Protocol):
         """Yield the available readings, oldest first where the medium allows it."""
 
 
-SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Source]] = MappingProxyType(
-    {"csv": csv_file, "replay": replay, **INTERFACES}
-)
-"""Source types of a configuration: ``[[source]] type = "csv"``; each takes the section's keys."""
+def _factory(_name: str, given: Any) -> Callable[[Mapping[str, Any]], Source]:  # noqa: ANN401 - foreign
+    if not callable(given):
+        raise TypeError(f"expected a function of the section, got {type(given).__name__}")
+    made: Callable[[Mapping[str, Any]], Source] = given
+    return made
+
 
 GROUP = "gridfed.sources"
 """Entry-point group of sources from other packages: a name, and a factory for the section."""
+
+SOURCES: PluginRegistry[Callable[[Mapping[str, Any]], Source]] = PluginRegistry(
+    {"csv": csv_file, "replay": replay, **INTERFACES}, GROUP, _factory
+)
+"""Source types of a configuration: ``[[source]] type = "csv"``; each takes the section's keys."""
 
 __all__ = ["GROUP", "SOURCES", "Source", "ThreadedSource", "open_source"]
 
@@ -56,11 +63,5 @@ def open_source(section: Mapping[str, Any], where: str) -> Source:
     refuse_renamed(RENAMED.get(kind, {}), section, where)
     if kind in SOURCES:
         return SOURCES[kind](section)
-    from importlib.metadata import entry_points  # noqa: PLC0415 - 15 ms, and rare
-
-    found = entry_points(group=GROUP)
-    if kind in found.names:
-        made: Source = found[kind].load()(section)
-        return made
-    known = ", ".join(sorted({*SOURCES, *found.names}))
+    known = ", ".join(SOURCES.names())
     raise ConfigError(f"{where}.type: unknown {kind!r}; known: {known}")

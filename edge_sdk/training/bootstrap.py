@@ -39,6 +39,7 @@ from edge_sdk.wire.errors import LinkError, WireError
 from edge_sdk.wire.keys import KeyFileError, SigningKey, load_signing_key, read_public
 from edge_sdk.wire.link.broker_options import Broker
 from edge_sdk.wire.link.transport import Transport
+from edge_sdk.wire.plugin_registry import known_names
 from edge_sdk.wire.protocol import messages as m
 from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 from edge_sdk.wire.schema import SchemaError
@@ -134,7 +135,7 @@ def set_up(
     method = announced.method if announced else config.accept.methods[0]
     shared = announced.shared if announced else bundle.manifest.shared
     if method not in methods or method not in CONTRACTS:
-        raise ConfigError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+        raise ConfigError(f"unknown method {method!r}; known: {known_names(methods)}")
     check_site(config, bundle.manifest)
     check_limits(config, bundle.manifest)
     series = series_for(bundle.manifest, history_of(config, bundle.manifest).slots)

@@ -1,4 +1,4 @@
-"""Registry of attacks. A new attack is one function and one line here.
+"""PluginRegistry of attacks. A new attack is one function and one line here.
 
 For simulations only: neither the device package nor the aggregator imports this.
 """
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from edge_sdk.app.cli import USAGE, Failure
 from edge_sdk.wire.contract.method import Up
+from edge_sdk.wire.plugin_registry import PluginRegistry, instance_of
 from firmware_sim.attacks import data, model, protocol
 from firmware_sim.attacks.attack_context import AttackContext, Row, Space, in_space
 
@@ -158,7 +159,12 @@ _ROWS = (
     Attack("twin", "twin", protocol.twin, "two devices with one id and one key"),
 )
 
-ATTACKS: Mapping[str, Attack] = MappingProxyType({row.name: row for row in _ROWS})
+GROUP = "gridfed.attacks"
+"""Entry-point group of other packages' attacks: the name on a command line, and an ``Attack``."""
+
+ATTACKS: PluginRegistry[Attack] = PluginRegistry(
+    {row.name: row for row in _ROWS}, GROUP, instance_of(Attack)
+)
 """Every attack by its name on a command line."""
 
 
@@ -181,7 +187,7 @@ def bind(name: str, options: Mapping[str, str] = MappingProxyType({})) -> BoundA
         firmware_sim.attacks.UnknownAttack: attack 'nan': unknown option 'factr'; known: none
     """
     if name not in ATTACKS:
-        raise UnknownAttack(f"unknown attack {name!r}; known: {', '.join(sorted(ATTACKS))}")
+        raise UnknownAttack(f"unknown attack {name!r}; known: {', '.join(ATTACKS.names())}")
     attack, given = ATTACKS[name], dict(options)
     known = (*attack.options, *(("target",) if attack.kind == "model" else ()))
     target = given.pop("target", attack.space) if "target" in known else attack.space

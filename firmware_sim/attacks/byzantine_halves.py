@@ -52,7 +52,7 @@ def recorded(coalition: Coalition, device: str) -> Mapping[str, Factory]:
 
         return made
 
-    return {name: wrap(factory) for name, factory in METHODS.items()}
+    return METHODS.mapped(lambda _name, factory: wrap(factory))
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class ByzantineHalves:
 
     def methods(self) -> Mapping[str, Factory]:
         """Return the device halves with the attack applied."""
-        return {name: self._attacking(name, factory) for name, factory in METHODS.items()}
+        return METHODS.mapped(self._attacking)
 
     def read_features(self, features: Callable[[], Any]) -> None:
         """Read the inputs of the bundle in use with this function: its client exists only now."""

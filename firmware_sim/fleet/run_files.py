@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.permissions import make_private_folder
+from edge_sdk.wire.contract.method import CONTRACTS
 from edge_sdk.wire.keys import generate, save_public, save_signing_key
 from firmware_sim.fleet.processes import command, run
 from firmware_sim.samples import DeviceReadings, SampleSet
@@ -107,7 +108,10 @@ def prepare(
     run(command("gridfed-aggregator", "init", str(config)))
     root = folder / "aggregator" / "root.pub"
     common = _common(fleet, chosen, broker, root)
-    if chosen.privacy != UNPROTECTED:  # a device judges its noise by the method it expects
+    is_plugin = chosen.run.method not in list(
+        CONTRACTS
+    )  # which a device accepts only if it is named
+    if is_plugin or chosen.privacy != UNPROTECTED:  # or judges its noise by the method it expects
         common["accept"]["methods"] = [chosen.run.method]
     devices = _enrolled(folder, config, common, chosen, samples)
     run(command("gridfed-edge", "check", str(devices[0].config)))  # readings, bundle, noise

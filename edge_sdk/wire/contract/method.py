@@ -17,6 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.wire.contract.parameter_layout import Vector
+from edge_sdk.wire.plugin_registry import PluginRegistry
+
+METHODS_GROUP = "gridfed.methods"
+"""Entry-point group of other packages' methods (``edge_sdk.wire.contract.plugin.MethodPlugin``)."""
 
 ALL = "_all"
 """The recipient that means every client of the fleet."""
@@ -465,7 +469,16 @@ _DOUBTING = (
     Number("trim", 0, 24),
 )
 
-CONTRACTS: Mapping[str, Contract] = MappingProxyType(
+
+def _contract_of(_name: str, plugin: Any) -> Contract:  # noqa: ANN401 - a foreign object
+    contract = getattr(plugin, "contract", None)
+    if not isinstance(contract, Mapping):
+        raise TypeError(f"expected a MethodPlugin, got {type(plugin).__name__}")
+    answered(contract)
+    return contract
+
+
+CONTRACTS: PluginRegistry[Contract] = PluginRegistry(
     {
         "fedsgd": {
             "train": Ask(("gradient",), ("w",), (RATE,), Up.GRADIENT, (LOSS,)),
@@ -510,6 +523,8 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             )
         },
         "dp_rsa": {"step": replace(_RSA, up=Up.SIGNS, enc="b1")},
-    }
+    },
+    METHODS_GROUP,
+    _contract_of,
 )
 """Every method's asks; the two ``METHODS`` of device and aggregator have the same keys."""

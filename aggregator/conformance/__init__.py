@@ -1,0 +1,1 @@
+"""Checks of the interface that rules and methods of other packages implement."""
