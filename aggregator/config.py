@@ -23,6 +23,7 @@ from aggregator.graph.factory import bind as bind_graph
 from aggregator.ingress.uploads import IN_FLIGHT
 from aggregator.methods import METHODS, Course, Rounds, Setup
 from aggregator.methods.analytic.analytic import fault_of as statistic_problem
+from aggregator.methods.base.rate_stages import RateStage, in_stages, takes_stages
 from aggregator.methods.base.types import BoundGraph
 from aggregator.rules import BoundRule, UnknownRuleError
 from aggregator.rules import bind as bind_rule
@@ -175,6 +176,9 @@ class RunSection:
     min_updates: int | None = None  # updates that suffice at the deadline; left out: the quorum
     deadline: Duration = "15m"  # longest time from opening to closing or abandoning a round
     rounds: int | None = None  # stop after this number of completed rounds; left out: never
+    rate_stages: tuple[
+        RateStage, ...
+    ] = ()  # rounds and rate of each stage, instead of settings.rate
     weighting: Literal["uniform", "samples"] = "uniform"  # weight of a device
     weight_cap: float | None = None  # largest sample count, as a multiple of the median
     client_fraction: Fraction = 1.0  # probability that a device takes part in a round
@@ -300,6 +304,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
     settings = settings_of(config)
     _check_graphs(config, bundle, getattr(settings, "graphs", ask.graphs))
     _check_limits(config, bundle, settings)
+    _check_stages(config, bundle)
     spec, rounds = _spec(config, bundle), _rounds(config)
     rule = _rule(config, rounds)
     try:
@@ -315,7 +320,7 @@ def bind(config: AggregatorConfig) -> BoundRun:
             lent,
             bundle.manifest.analytic,
         )
-        half = METHODS[run.method].half(setup)
+        half = in_stages(METHODS[run.method].half(setup), run.rate_stages)
     except SchemaError as misfit:  # incompatible values
         raise SettingsError(f"{config.file.name}: {misfit}") from misfit
     if setup.graph is not None:
@@ -441,6 +446,32 @@ def _check_limits(config: AggregatorConfig, bundle: ModelBundle, settings: objec
                 f"run.settings.{key}",
                 f"{value:g} is above {limits[name]:g}, the limit of bundle "
                 f"{bundle.manifest.name!r} (training.max_{name})",
+                hint="lower it, or export a bundle with a higher limit",
+            )
+
+
+def _check_stages(config: AggregatorConfig, bundle: ModelBundle) -> None:
+    """Refuse stages that the method ignores, and rates that are set twice or beyond the limit."""
+    stages, most = config.run.rate_stages, bundle.manifest.training.limits["rate"]
+    if not stages:
+        return
+    if not takes_stages(CONTRACTS[config.run.method]):
+        why = f"expected none, for method {config.run.method!r} has no rate of local steps alone"
+        raise _wrong(config, "run.rate_stages", why)
+    if "rate" in config.run.settings:
+        raise _wrong(
+            config,
+            "run.settings.rate",
+            "expected none beside run.rate_stages, which sets the rate of every round",
+            hint="remove one of them",
+        )
+    for number, (_, rate) in enumerate(stages):
+        if rate > most:
+            raise _wrong(
+                config,
+                f"run.rate_stages[{number}]",
+                f"{rate:g} is above {most:g}, the limit of bundle "
+                f"{bundle.manifest.name!r} (training.max_rate)",
                 hint="lower it, or export a bundle with a higher limit",
             )
 

@@ -248,6 +248,8 @@ def _type(hint: Any) -> str:  # noqa: ANN401 - any annotation
 
 def _many(origin: Any, inside: tuple[Any, ...]) -> str:  # noqa: ANN401 - as above
     if origin is tuple:
+        if Ellipsis not in inside and len(set(inside)) > 1:
+            return f"[{', '.join(map(_type, inside))}]"
         return f"list: {_type(inside[0])}"
     return f"table: {_type(inside[1])}"
 
