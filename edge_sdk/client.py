@@ -287,7 +287,7 @@ class Client:
             "missing": learner.missing,
             "alone": self._active.local_state is not None,
             "models returned": self._active.returns[RETURNS],
-            "privacy": learner.mechanism.says,
+            "privacy": learner.mechanism.guarantee_text,
             "budget": self._active.accountant.account.summary(plan.release()),
             **({} if among is None else {"neighbours": among.status()}),
             "held": self._scheduler.why_held,

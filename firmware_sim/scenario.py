@@ -163,7 +163,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class PrivacyFile:
     """A file with the devices' privacy settings only.
 
     Attributes:
@@ -173,7 +173,7 @@ class Noise:
     privacy: Mapping[str, Any]
 
     @classmethod
-    def load(cls, path: Path) -> Noise:
+    def load(cls, path: Path) -> PrivacyFile:
         """Read the file.
 
         Raises:

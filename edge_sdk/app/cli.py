@@ -332,5 +332,5 @@ def watchdog_seconds(environ: Mapping[str, str] = os.environ) -> float | None:
     15.0
     """
     limit = environ.get("WATCHDOG_USEC", "")
-    mine = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    return int(limit) / 2e6 if limit.isdecimal() and int(limit) and mine else None
+    is_addressed = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(limit) / 2e6 if limit.isdecimal() and int(limit) and is_addressed else None

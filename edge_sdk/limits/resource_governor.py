@@ -28,7 +28,7 @@ class ResourceGovernor:
     def __init__(
         self,
         section: LimitsSection,
-        booked: DailyQuota,
+        used: DailyQuota,
         woken: DailyQuota = _NONE,
         *,
         now: float,
@@ -38,14 +38,14 @@ class ResourceGovernor:
 
         Args:
             section: Configuration section.
-            booked: Bytes written, with their day.
+            used: Bytes written, with their day.
             woken: Milliseconds awake, with their day.
             now: Monotonic seconds.
             written: Returns the bytes that this process has written; the kernel's count by default.
         """
         self._section, self.limits = section, limits_of(section)
         self._written = written or bytes_written
-        self.flash, self._counted = booked, self._written()
+        self.flash, self._counted = used, self._written()
         self._looked, self.held = now - _LOOK_EVERY, ""
         self.wake, self._last_call = woken, now
 

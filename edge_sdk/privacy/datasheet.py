@@ -53,13 +53,13 @@ def guarantee(plan: NoisePlan) -> str:
     if plan.is_paper:
         return f"{mechanism.name} noise at the {point}: {NO_CLAIM}"
     how = {
-        "input": "training, and the newest window where a method sends it, see each reading only "
-        "with noise that was drawn once and is kept",
+        "input": "training, and the newest window where a method sends it, use each reading only "
+        "with noise that was drawn once and is stored",
         "gradient": f"the gradient of every window is clipped to {mechanism.clip_norm or 0:g} and "
         "every step gets gaussian noise",
         "update": f"every update is clipped to {mechanism.clip_norm or 0:g} and gets "
         f"{mechanism.name} noise",
-        "sign": f"only noisy signs leave ({mechanism.name})",
+        "sign": f"only noisy signs are sent ({mechanism.name})",
     }[point]
     limit = plan.limit
     serving = (
@@ -70,7 +70,7 @@ def guarantee(plan: NoisePlan) -> str:
     outside = plan.section.budget.unclaimed_releases
     after = f" after the first {outside} updates" if outside else ""
     return (
-        f"{how}; over everything that leaves{after}, one {unit_of(plan)} is "
+        f"{how}; over all releases{after}, one {unit_of(plan)} is "
         f"(epsilon {limit.epsilon:g}, delta {limit.delta:g})-private{serving}"
     )
 
@@ -112,7 +112,7 @@ def explain_budget(plan: NoisePlan, account: PrivacyAccount) -> str:
         )
     if plan.mechanism.name != "none":
         lines.append(
-            f"they are worth epsilon {_shown(totals['epsilon'])} for one {unit_of(plan)}, at "
+            f"they cost epsilon {_shown(totals['epsilon'])} for one {unit_of(plan)}, at "
             f"delta {limit.delta:g}; {_shown(totals['allowed'])} is allowed"
         )
         lines.append(f"updates left: {_left(totals['left'], plan)}")
@@ -141,12 +141,12 @@ def gaps(plan: NoisePlan) -> list[str]:
         ]
     if point == "gradient":
         found.append(
-            f"a reading as such: it lies in up to {plan.facts.occurrences} windows of a minibatch"
+            f"a single reading: it occurs in up to {plan.facts.occurrences} windows of a minibatch"
             if plan.limit.unit == "window"
             else "several readings together"
         )
     if plan.is_paper:
-        found.insert(0, "anything: the noise is as large as a paper prints, and no claim is made")
+        found.insert(0, "everything: the noise level is that of a paper, and no claim is made")
     return found
 
 
@@ -157,7 +157,7 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
     return {
         "device software": f"gridfed {version}, numpy {np.__version__}",
         "claim": guarantee(plan),
-        "claim holds for what has left": account.is_kept if honest else None,
+        "claim holds for the releases so far": account.is_kept if honest else None,
         "formal claim": honest,
         "unit of privacy": unit_of(plan) if honest else "none",
         "neighbouring inputs": mechanism.adjacency if honest else "none",
@@ -186,7 +186,7 @@ def data_sheet(plan: NoisePlan, account: PrivacyAccount, version: str) -> dict[s
         "measured numbers beside updates": "sent" if plan.sends_metrics else "withheld",
         "ledger": "charged and synced before anything is sent; it only grows",
         "after a lost store": "the account goes on from the aggregator's count of releases; "
-        "readings older than the loss are not learned from"
+        "readings older than the loss are not used for training"
         if mechanism.point == "input"
         else "the account goes on from the aggregator's count of releases",
         "after a restored disk image": f"{budget.releases_per_start} releases are charged at every start"
@@ -248,7 +248,7 @@ def _bounds(plan: NoisePlan) -> str:
 
 def _left(left: int | None, plan: NoisePlan) -> str:
     if plan.mechanism.point == "input" and not plan.is_paper:
-        return "as many as are asked; they are computed from readings that have their noise"
+        return "no limit: updates are computed from readings that already have noise"
     if left is None:
         return "no limit"
     return str(left) if left else "none; the device trains locally"
@@ -261,14 +261,14 @@ def _odds(epsilon: float | None) -> list[str]:
     if epsilon > 10.0:
         return [
             (
-                "an epsilon above 10 is a label of a noise level and no meaningful protection: "
-                f"whoever looks on may become surer by a factor of up to e^{epsilon:g}"
+                "an epsilon above 10 gives no meaningful protection: the releases may change the "
+                f"odds of a guess about one unit by a factor of up to e^{epsilon:g}"
             )
         ]
     return [
         (
-            "whoever sees it all may become surer of any guess by a factor of "
-            f"{math.exp(epsilon):.3g} at most"
+            "all releases together change the odds of any guess about one unit by a factor of at "
+            f"most {math.exp(epsilon):.3g}"
         )
     ]
 

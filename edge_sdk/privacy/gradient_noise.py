@@ -30,7 +30,7 @@ class GradientNoise(NoMechanism):
         return (low_high[0], low_high[1]) if low_high else None
 
     @property
-    def judges(self) -> bool:
+    def may_select_by_loss(self) -> bool:
         """Return False: no noise covers this loss, and the choice would affect later updates."""
         return False
 

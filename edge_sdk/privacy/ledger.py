@@ -117,8 +117,8 @@ class PrivacyAccount:
             more = after.released - self.released
             raise BudgetSpent(
                 f"{self.released} releases are charged; with {more} more a {self.limit.unit} would be "
-                f"worth epsilon {worth:.4g}, and {self.limit.epsilon:g} is allowed",
-                hint="the device keeps learning for itself; see gridfed-edge budget CONFIG",
+                f"charged epsilon {worth:.4g}, and {self.limit.epsilon:g} is allowed",
+                hint="local training continues; see gridfed-edge budget CONFIG",
             )
         return after
 

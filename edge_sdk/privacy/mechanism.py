@@ -33,7 +33,7 @@ class Mechanism(Protocol):
         """Return the data that learned layers come from; layers of another origin are discarded."""
 
     @property
-    def says(self) -> str:
+    def guarantee_text(self) -> str:
         """Return the guarantee of this mechanism as a sentence."""
 
     @property
@@ -41,7 +41,7 @@ class Mechanism(Protocol):
         """Return a public scale to train on, where the device's own scale would reveal readings."""
 
     @property
-    def judges(self) -> bool:
+    def may_select_by_loss(self) -> bool:
         """Return whether a loss on held-back windows may select the model to train from."""
 
     def learnable(self, series: Series) -> Series:
@@ -82,7 +82,7 @@ class NoMechanism:
         return point if is_before else "none"
 
     @property
-    def says(self) -> str:
+    def guarantee_text(self) -> str:
         """Return the sentence of ``datasheet.guarantee``."""
         return guarantee(self.plan)
 
@@ -92,7 +92,7 @@ class NoMechanism:
         return None
 
     @property
-    def judges(self) -> bool:
+    def may_select_by_loss(self) -> bool:
         """Return True: the readings are already noisy, or noise is added to every update."""
         return True
 

@@ -110,12 +110,12 @@ class NoisePlan:
         return self.mechanism.point in {"none", "input"}
 
     @property
-    def hides_answers(self) -> bool:
+    def hides_refusals(self) -> bool:
         """Return whether noise is an update's only protection; its absence is then hidden too."""
         return self.mechanism.point in {"gradient", "update", "sign"}
 
     @property
-    def booked(self) -> str:
+    def ledger_name(self) -> str:
         """Return the ledger's name of this mechanism."""
         mechanism = self.mechanism
         if mechanism.name == "sign_gaussian" and mechanism.clip_norm is not None:
@@ -126,7 +126,7 @@ class NoisePlan:
         """Return the charge of some draws of this noise."""
         point = self.mechanism.point
         return PrivacyCharge(
-            time, self.limit.unit, point, self.booked, self.cost, 1.0, count, releases
+            time, self.limit.unit, point, self.ledger_name, self.cost, 1.0, count, releases
         )
 
     def release(self, time: int = 0, *, draws: int = 1) -> PrivacyCharge:

@@ -154,7 +154,7 @@ class SerialLink:
             return b""
         data = os.read(self._file, _AT_ONCE)
         if not data:
-            raise ConnectionResetError("the line hung up")
+            raise ConnectionResetError("the serial line was disconnected")
         return data
 
     def write(self, data: bytes) -> None:

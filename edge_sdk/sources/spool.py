@@ -46,12 +46,12 @@ class SpoolWriter:
             OSError: No space, or no permission.
         """
         if self._file is None or self._file.tell() > _SEGMENT:
-            self._turn_page()
+            self._new_segment()
         assert self._file is not None
         self._file.write(record(frame))
         self._file.flush()
 
-    def _turn_page(self) -> None:
+    def _new_segment(self) -> None:
         self.close()
         files = self._private()
         while files and sum(path.stat().st_size for path in files) > self.most - _SEGMENT:

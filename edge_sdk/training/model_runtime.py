@@ -154,7 +154,7 @@ class ModelRuntime:
         every vector until a reading arrives. None where the mechanism covers gradients only: a
         model selected by a noise-free loss would reveal that loss in every later update.
         """
-        held = self.held_back() if self.mechanism.judges else None
+        held = self.held_back() if self.mechanism.may_select_by_loss else None
         if held is None:
             return None
         rng = keyed(self.role.run, self.config.id, "held back", 0)

@@ -158,7 +158,7 @@ class TrainingTransaction:
         readings: its absence would reveal something that no account records.
         """
         active = self._active
-        if active.accountant.mechanism.plan.hides_answers:
+        if active.accountant.mechanism.plan.hides_refusals:
             return True
         return not active.ask.mirrored and active.learner.mends(state, active.state, task)
 

@@ -92,13 +92,13 @@ def in_space(
     if space == "sent":
         return act
     if part not in _OWN_SPACE:
-        raise ValueError(f"an answer {part.value!r} has no {space}; attack it as it is sent")
+        raise ValueError(f"an update of part {part.value!r} has no {space}: set target=sent")
     if space == _OWN_SPACE[part]:
         return act
-    return lambda scene: scene.received - act(_turned(scene))
+    return lambda scene: scene.received - act(_in_other_space(scene))
 
 
-def _turned(scene: AttackContext) -> AttackContext:
+def _in_other_space(scene: AttackContext) -> AttackContext:
     """Return the context in the other of the two spaces."""
     return replace(
         scene,

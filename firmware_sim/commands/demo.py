@@ -21,7 +21,7 @@ from typing import Any
 from edge_sdk.app.cli import CommandResult, Failure
 from firmware_sim.commands.options import add_broker_kind
 from firmware_sim.fleet.federation import (
-    CLOSING,
+    FINISH_TIMEOUT,
     Federation,
     Progress,
     TooSlow,
@@ -172,11 +172,11 @@ class Demo:
             url = start_broker(family, self.out / "broker", self.broker)
             self.shown.note(f"broker at {url}; logs in {self.out / 'logs'}")
             fleets = {arm: self._learn(family, url, samples, arm) for arm in RUNS}
-        self.shown.note("judging forecasts on readings that no device learned from")
+        self.shown.note("evaluating forecasts on readings that no device was trained on")
         evaluation_begun = time.monotonic()
         rows, panels = evaluate(fleets, samples, self.scenario.span, self.traffic)
         self.seconds |= {
-            "judging": time.monotonic() - evaluation_begun,
+            "evaluation": time.monotonic() - evaluation_begun,
             "all": time.monotonic() - begun,
         }
         return Outcome(
@@ -206,8 +206,8 @@ class Demo:
             self._wait_alone(run, name)
             return
         for now in run.watch(self.limit):
-            self.shown.update(name, "learning" if not now.is_done else "done", now)
-        until = time.monotonic() + CLOSING
+            self.shown.update(name, "training" if not now.is_done else "done", now)
+        until = time.monotonic() + FINISH_TIMEOUT
         for device in run.devices:
             if device.wait(max(0.0, until - time.monotonic())) is None:
                 raise TooSlow(f"{device.name} did not finish", hint=device.tail())
@@ -226,11 +226,11 @@ class Demo:
                 present=sum(one.poll() is None for one in run.devices),
                 seconds=seconds,
             )
-            self.shown.update(name, "done" if now.is_done else "learning", now)
+            self.shown.update(name, "done" if now.is_done else "training", now)
             if now.is_done:
                 return
             if seconds > self.limit:
-                raise TooSlow(f"{learned} of {wanted} rounds alone after {seconds:.0f} s")
+                raise TooSlow(f"{learned} of {wanted} local rounds after {seconds:.0f} s")
             time.sleep(0.4)
 
     def _account(self, run: Federation, arm: str, seconds: float) -> None:
@@ -262,10 +262,10 @@ def publish(outcome: Outcome, out: Path) -> dict[str, Path]:
     facts = (
         ("Readings", f"{samples.title}; {samples.kind}"),
         ("Licence and source", f"{samples.licence}. {samples.attribution}"),
-        ("Learned from", f"{scenario.start} to {scenario.until}"),
-        ("Judged on", f"{scenario.evaluation[0]} to {scenario.evaluation[1]}, one step ahead"),
+        ("Training part", f"{scenario.start} to {scenario.until}"),
+        ("Evaluated on", f"{scenario.evaluation[0]} to {scenario.evaluation[1]}, one step ahead"),
         ("Model", f"bundle {scenario.bundle}, {learning.method}, {dict(learning.settings)}"),
-        ("Rounds learned", ", ".join(f"{NAMES[a]}: {n}" for a, n in outcome.rounds.items())),
+        ("Rounds of training", ", ".join(f"{NAMES[a]}: {n}" for a, n in outcome.rounds.items())),
         ("How settings were chosen", scenario.tuning_notes or "not stated"),
         ("Seconds", ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds.items())),
         ("Largest device process", short(outcome.peak_kb * 1024)),

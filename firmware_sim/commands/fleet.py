@@ -26,7 +26,7 @@ from firmware_sim.fleet.power_failures import a_minute
 from firmware_sim.fleet.processes import stoppable
 from firmware_sim.reports.progress_display import display
 from firmware_sim.samples import SampleSet, sample_set
-from firmware_sim.scenario import DEFAULT_BUNDLES, LONG_DEADLINE, Noise, Scenario, scenario
+from firmware_sim.scenario import DEFAULT_BUNDLES, LONG_DEADLINE, PrivacyFile, Scenario, scenario
 
 _PROCESSES_HINT = "--processes, and at most 16 devices or so"
 
@@ -142,8 +142,9 @@ def _trial(args: Namespace, chosen: Scenario, samples: SampleSet) -> CommandResu
     """Run every scenario without and with every attack."""
     if args.is_inside is False or args.aggregator:
         raise SettingsError(
-            "--processes, --aggregator: liars share one process, and every run has its aggregator",
-            hint="leave them out",
+            "--processes, --aggregator: the devices of an attacked run share one process, and every run "
+            "starts its own aggregator",
+            hint="leave both out",
         )
     with tempfile.TemporaryDirectory(prefix="gridfed-sim-", dir=_memory()) as scratch:
         out = args.out or Path(scratch)
@@ -190,7 +191,7 @@ def _chosen(args: Namespace) -> tuple[Scenario, SampleSet]:
         **{key: value for key, value in options.items() if value is not None},
     )
     if args.privacy:
-        chosen = replace(chosen, privacy=Noise.load(args.privacy).privacy)
+        chosen = replace(chosen, privacy=PrivacyFile.load(args.privacy).privacy)
     samples = sample_set(chosen.samples)
     samples = samples.of_folder(args.data) if args.data else samples
     chosen = (

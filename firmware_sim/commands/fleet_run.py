@@ -12,7 +12,7 @@ from statistics import median
 
 from firmware_sim.attacks.attack_plan import HONEST, AttackPlan, AttackRole, AttackRoles
 from firmware_sim.fleet.federation import (
-    CLOSING,
+    FINISH_TIMEOUT,
     Federation,
     Progress,
     TooSlow,
@@ -129,7 +129,7 @@ class FleetRun:
             meter = RoundCosts(run, processor_seconds)
             try:
                 self._watch(run, meter, lambda: fleet.turn(0.02))
-                until = time.monotonic() + CLOSING
+                until = time.monotonic() + FINISH_TIMEOUT
                 while time.monotonic() < until and not self._is_over(fleet):
                     fleet.turn(0.02)  # each takes the final model over: bytes of a whole run
             finally:
@@ -158,9 +158,9 @@ class FleetRun:
         run.start_devices()
         meter = RoundCosts(run, lambda: sum(one.measure() for one in run.devices))
         power = PowerFailures(run, self.outages, self.seed)
-        self._watch(run, meter, power.tend)
+        self._watch(run, meter, power.serve)
         self.power_failures = power.count
-        until = time.monotonic() + CLOSING
+        until = time.monotonic() + FINISH_TIMEOUT
         for device in run.devices:
             device.wait(max(0.0, until - time.monotonic()))
         run.family.stop(run.devices)
@@ -170,16 +170,18 @@ class FleetRun:
         }
         return meter.cost(list(traffic_of(run.prepared.devices, run.devices).values()))
 
-    def _watch(self, run: Federation, meter: RoundCosts, tend: Callable[[], None]) -> None:
+    def _watch(self, run: Federation, meter: RoundCosts, serve: Callable[[], None]) -> None:
         moved = time.monotonic()
-        for now in run.watch(self.limit, tend):
+        for now in run.watch(self.limit, serve):
             meter.see(now)
             if now.version > self.moved:
                 moved = time.monotonic()
             elif time.monotonic() - moved > self.stall:
-                raise TooSlow(f"the model stands still at {now.version} of {now.rounds}")
+                raise TooSlow(
+                    f"no round closed for {self.stall:.0f} s, after {now.version} of {now.rounds}"
+                )
             self.refused, self.moved = now.refused, now.version
-            self.shown.update(self.name, "done" if now.is_done else "learning", now)
+            self.shown.update(self.name, "done" if now.is_done else "training", now)
 
 
 @dataclass

@@ -190,5 +190,7 @@ class _Truth:
 def _endpoint(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.scheme != "tcp" or not parts.hostname or parts.port is None:
-        raise SettingsError(f"{url!r} is no address", hint="such as tcp://127.0.0.1:0")
+        raise SettingsError(
+            f"--modbus {url}: expected tcp://host:port", hint="such as tcp://127.0.0.1:0"
+        )
     return parts.hostname, parts.port

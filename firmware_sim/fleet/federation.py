@@ -18,9 +18,9 @@ from edge_sdk.wire.link.broker_options import Broker
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import Device, Prepared
 
-LOOK = 0.4  # s between two looks at the aggregator's page
-STARTING = 60.0  # s until broker or aggregator must answer
-CLOSING = 30.0  # s that devices may take to fetch the final model
+POLL_SECONDS = 0.4  # s between two looks at the aggregator's page
+START_TIMEOUT = 60.0  # s until broker or aggregator must answer
+FINISH_TIMEOUT = 30.0  # s that devices may take to fetch the final model
 _LOWEST, _LISTENED = 20_000, 12_000  # ports to listen on, below the ephemeral ports
 
 
@@ -109,7 +109,7 @@ def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
     port = free_port(2)
     options = ("--kind", kind, "--port", str(port), "--folder", str(folder))
     family.start("broker", command("gridfed-aggregator", "broker", "start", *options))
-    until = time.monotonic() + STARTING
+    until = time.monotonic() + START_TIMEOUT
     while time.monotonic() < until:
         family.require_running()
         with closing(socket.socket()) as probe:
@@ -117,7 +117,7 @@ def start_broker(family: ProcessGroup, folder: Path, kind: str = "auto") -> str:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return f"mqtt://127.0.0.1:{port}"
         time.sleep(0.05)
-    raise TooSlow(f"the broker did not answer within {STARTING:.0f} s")
+    raise TooSlow(f"the broker did not answer within {START_TIMEOUT:.0f} s")
 
 
 def require_broker(url: str) -> str:
@@ -206,7 +206,7 @@ class Federation:
         config = str(self.prepared.aggregator)
         name = f"aggregator-{self.prepared.folder.name}"
         self.aggregator = self.family.start(name, command("gridfed-aggregator", "run", config))
-        until = time.monotonic() + STARTING
+        until = time.monotonic() + START_TIMEOUT
         while fetched(self.prepared.page, "/status") is None:
             self.family.require_running()
             if time.monotonic() > until:
@@ -223,12 +223,12 @@ class Federation:
         options = ("--until-done", "--json")
         return self.family.start(name, command("gridfed-edge", "run", str(device.config), *options))
 
-    def watch(self, limit: float, tend: Callable[[], None] = lambda: None) -> Iterator[Progress]:
+    def watch(self, limit: float, serve: Callable[[], None] = lambda: None) -> Iterator[Progress]:
         """Yield progress until the model moved as often as configured.
 
         Args:
             limit: Time limit in seconds.
-            tend: Called before every look: serves devices in this process.
+            serve: Called before every look: serves devices in this process.
 
         Raises:
             TooSlow: The run did not end in time.
@@ -237,8 +237,8 @@ class Federation:
         begun = looked = time.monotonic()
         now = Progress(rounds=self.rounds)
         while not now.is_done:
-            tend()
-            if time.monotonic() - looked < LOOK:
+            serve()
+            if time.monotonic() - looked < POLL_SECONDS:
                 time.sleep(0.0 if self.is_in_process else 0.05)
                 continue
             looked = time.monotonic()
@@ -250,7 +250,8 @@ class Federation:
                 yield now
             if looked - begun > limit and not now.is_done:
                 raise TooSlow(
-                    f"round {now.round} after {limit:.0f} s, {now.version} of {self.rounds} moved",
+                    f"time limit of {limit:.0f} s: round {now.round} is open, {now.version} of "
+                    f"{self.rounds} closed",
                     hint="more time: --limit; fewer rounds: --rounds",
                 )
 

@@ -58,7 +58,7 @@ class PowerFailures:
         """Draw the first failure."""
         self._next = self.clock() + self._pause()
 
-    def tend(self) -> None:
+    def serve(self) -> None:
         """Kill and restart a running device, if a failure is due."""
         running = [i for i, one in enumerate(self.run.devices) if one.poll() is None]
         if self.clock() < self._next or not running:

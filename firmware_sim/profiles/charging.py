@@ -69,7 +69,7 @@ class ChargingSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(ChargingSession):
+class RecordedSession(ChargingSession):
     """A session with recorded energy.
 
     Attributes:
@@ -105,7 +105,9 @@ def recorded(name: str, share: float, day: int) -> list[ChargingSession]:
         given = np.concatenate([[0.0], np.cumsum(kw[first:last]) * 1000 / 60])
         begin, end = (int(day * DAY + 60 * minute) for minute in (first, last))
         watts = 1000 * float(kw[first:last].max())
-        cars.append(Drawn(begin, end - 1, float(given[-1]), watts, number, tuple(given.tolist())))
+        cars.append(
+            RecordedSession(begin, end - 1, float(given[-1]), watts, number, tuple(given.tolist()))
+        )
     return cars
 
 

@@ -64,11 +64,11 @@ class ForecastExample:
 
         >>> one = ForecastExample("mall", np.array([0]), *map(np.array, ([1.0], [[0.0, 2.5]], [3.0])))
         >>> print(one.text("kWh"))
-        mall, 1970-01-01 00:00 UTC, kWh: median, interval, what then happened
+        mall, 1970-01-01 00:00 UTC, kWh: median, interval, observed
           00:00      1.00      0.00 to 2.50          3.00  outside
         """
         first = f"{_moment(int(self.times[0])):%Y-%m-%d %H:%M} UTC"
-        lines = [f"{self.device}, {first}, {unit}: median, interval, what then happened"]
+        lines = [f"{self.device}, {first}, {unit}: median, interval, observed"]
         for time, middle, (low, high), seen in zip(
             self.times.tolist(), self.median, self.ends, self.truth, strict=True
         ):
@@ -107,11 +107,11 @@ def table(found: Mapping[str, IntervalCoverage], unit: str) -> str:
     >>> print(table({"mall": IntervalCoverage(0.01, 0.098, 4.5, 0.1)}, "kWh"))
     device  below  above  mean length, kWh
     mall    0.010  0.098  4.50
-    at most 0.10 on either side is aimed at
+    target: at most 0.10 on either side
     """
     wide = max(map(len, (*found, "device")))
     lines = [f"{'device':{wide}}  below  above  mean length, {unit}"]
     for name, one in found.items():
         lines.append(f"{name:{wide}}  {one.below:.3f}  {one.above:.3f}  {one.length:.2f}")
     aims = {one.aim for one in found.values()}
-    return "\n".join([*lines, *(f"at most {aim:.2f} on either side is aimed at" for aim in aims)])
+    return "\n".join([*lines, *(f"target: at most {aim:.2f} on either side" for aim in aims)])

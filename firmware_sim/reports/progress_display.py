@@ -22,7 +22,7 @@ class Display(Protocol):
         """Show a text once."""
 
     def update(self, run: str, state: str, progress: Progress) -> None:
-        """Show the progress of a run; ``state`` is a word such as ``learning`` or ``done``."""
+        """Show the progress of a run; ``state`` is a word such as ``training`` or ``done``."""
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -40,8 +40,8 @@ def cells(run: str, state: str, now: Progress) -> tuple[str, ...]:
     """Return one run's progress as the cells of its row.
 
     >>> now = Progress(4, 3, 40, 0.0123, 8, 7, 12_000, 9_000, {"LATE": 1}, 2.5)
-    >>> cells("PL-FL", "learning", now)
-    ('PL-FL', 'learning', '3 / 40', '0.01230', '12 kB / 9 kB', '7 of 8', '1 (LATE 1)', '2')
+    >>> cells("PL-FL", "training", now)
+    ('PL-FL', 'training', '3 / 40', '0.01230', '12 kB / 9 kB', '7 of 8', '1 (LATE 1)', '2')
     """
     reasons = ", ".join(f"{name} {count}" for name, count in sorted(now.refused.items()))
     refused = sum(now.refused.values())

@@ -48,7 +48,7 @@ def test_the_consensus_survives_any_kill(tmp_path, undisturbed, kind):
     with ProcessGroup(tmp_path / "logs") as family:
         made, url = federation(tmp_path, family, kind, SCENARIO)
         storm = Storm(made, url, kind=kind, folder=tmp_path, seed=20181)
-        for _ in made.watch(800, tend=storm):
+        for _ in made.watch(800, serve=storm):
             pass
         settled(made)
         made.stop()

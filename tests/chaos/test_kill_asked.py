@@ -50,7 +50,7 @@ def run(folder, name, kind="embedded", seed=None):
         made, url = federation(folder, family, kind, scenario(name))
         if seed is not None:
             storm = Storm(made, url, kind=kind, folder=folder, seed=seed, most=15)
-        for _ in made.watch(800, tend=storm or (lambda: None)):
+        for _ in made.watch(800, serve=storm or (lambda: None)):
             pass
         settled(made)
         made.stop()

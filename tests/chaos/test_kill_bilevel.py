@@ -79,7 +79,7 @@ def run(folder, *, disturbed):
     with ProcessGroup(folder / "logs") as family:
         made, _ = federation(folder, family, "embedded", HOMES)
         killer = Killer(made) if disturbed else None
-        for _ in made.watch(800, tend=killer or (lambda: None)):
+        for _ in made.watch(800, serve=killer or (lambda: None)):
             pass
         settled(made)
         made.stop()

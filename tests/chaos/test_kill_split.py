@@ -62,7 +62,7 @@ def run(folder, kinds=(), seed=None, deadline=30.0, most=8):
             storm = Chosen(
                 made, url, kind="mosquitto", folder=folder, seed=seed, most=most, kinds=kinds
             )
-        for _ in made.watch(800, tend=storm or (lambda: None)):
+        for _ in made.watch(800, serve=storm or (lambda: None)):
             pass
         settled(made)
         made.stop()

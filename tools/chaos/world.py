@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.app.cli import Failure
-from firmware_sim.fleet.federation import STARTING, fetched, free_port, start_broker
+from firmware_sim.fleet.federation import START_TIMEOUT, fetched, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, RunningProgram, command
 from firmware_sim.fleet.run_files import Prepared, prepare
 from firmware_sim.samples import sample_set
@@ -118,7 +118,7 @@ class World:
         self._module("wires", "tools.chaos.wires", *told)
         self._prepare()
         self.start_aggregator()
-        until = time.monotonic() + STARTING  # else two hundred devices begin by waiting for it
+        until = time.monotonic() + START_TIMEOUT  # else two hundred devices begin by waiting for it
         while self.version() is None and time.monotonic() < until:
             time.sleep(0.1)
         for number in range(-(-self.devices // CREW)):

@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from firmware_sim.fleet.federation import CLOSING, Federation, free_port, start_broker
+from firmware_sim.fleet.federation import FINISH_TIMEOUT, Federation, free_port, start_broker
 from firmware_sim.fleet.processes import ProcessGroup, stoppable
 from firmware_sim.fleet.run_files import prepare
 from firmware_sim.samples import sample_set
@@ -44,7 +44,7 @@ def learned(board: Board, lock: str, cpu: str) -> str:
             pair.devices += [device, pair.start_device(ready.devices[1])]
             for _ in pair.watch(_LIMIT):
                 pass
-            code = device.wait(CLOSING)
+            code = device.wait(FINISH_TIMEOUT)
             return judged(code, device.tail(1))
 
 

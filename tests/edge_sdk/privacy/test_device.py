@@ -186,7 +186,7 @@ def test_the_budget_says_when_its_claim_does_not_hold_for_what_left(make):
         text = budget.budget(config)["text"]
         assert ("this does not hold for the updates already released" in text) is not holds
         assert ("after the first 1 updates" in text) is holds
-        assert budget.datasheet(config)["claim holds for what has left"] is holds
+        assert budget.datasheet(config)["claim holds for the releases so far"] is holds
 
 
 # --- the input ----------------------------------------------------------------------------------

@@ -147,8 +147,11 @@ def test_two_releases_are_never_the_same(make):
 def test_papers_say_that_nothing_is_claimed(make):
     paper = {"name": "gaussian", "point": "update", "clip_norm": 1.0, "epsilon": 10.0}
     paper |= {"calibration": "nbafl", "formula": {"samples": 1000}}
-    assert "no formal DP claim" in make(paper, mode="paper", epsilon=None).says
-    assert "no formal DP claim" in make({"name": "gaussian", "point": "input"}, mode="paper").says
+    assert "no formal DP claim" in make(paper, mode="paper", epsilon=None).guarantee_text
+    assert (
+        "no formal DP claim"
+        in make({"name": "gaussian", "point": "input"}, mode="paper").guarantee_text
+    )
 
 
 # --- signs ----------------------------------------------------------------------------------------

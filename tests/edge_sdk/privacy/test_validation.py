@@ -277,7 +277,7 @@ def test_signs_cost_every_coordinate_or_are_computed_from_a_gaussian_release():
     assert 1.0 / pure.cost == pytest.approx(1000 * 0.15965, rel=1e-4)
     clip = {"name": "sign_gaussian", "point": "sign", "clip_norm": 1.0, "noise_multiplier": 10.0}
     normal = plan_of(section(clip, budget={"epsilon": 2.0}), facts())
-    assert (normal.booked, normal.cost) == ("gaussian", 5.0)
+    assert (normal.ledger_name, normal.cost) == ("gaussian", 5.0)
 
 
 def test_papers_are_labels_and_the_ledger_books_what_was_really_added():

@@ -100,13 +100,16 @@ def test_attacks_are_listed_with_their_definitions(capsys):
         (["--attack", "signal_flip"], "devices of fedavg send no activations"),
         (
             ["--method", "fedsgd", "--attack", "alie", "--attack-option", "target=weights"],
-            "an answer 'grad' has no weights",
+            "an update of part 'grad' has no weights",
         ),
-        (["--attack", "twin", "--start-round", "3"], "must be 1 for twin, which cannot observe rounds"),
+        (
+            ["--attack", "twin", "--start-round", "3"],
+            "must be 1 for twin, which cannot observe rounds",
+        ),
         (["--method", "dp_rsa"], "devices must make their signs noisy"),
         (["--privacy", "nothing.toml"], "nothing.toml: "),
-        (["--attack", "alie", "--processes"], "liars share one process"),
-        (["--attack", "alie", "--aggregator", "x.toml"], "every run has its aggregator"),
+        (["--attack", "alie", "--processes"], "share one process"),
+        (["--attack", "alie", "--aggregator", "x.toml"], "starts its own aggregator"),
     ],
 )
 def test_an_attack_that_cannot_be_meant_is_refused_before_anything_starts(capsys, options, why):
