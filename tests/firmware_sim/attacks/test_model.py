@@ -90,7 +90,7 @@ def test_the_same_attack_on_weights_and_on_the_change():
 
 @pytest.mark.parametrize("part", [Up.SIGNS, Up.GRADIENT, Up.PAIR])
 def test_what_has_no_weights_is_attacked_as_it_is_sent(part):
-    with pytest.raises(ValueError, match="as it is sent"):
+    with pytest.raises(ValueError, match="set target=sent"):
         in_space("weights", part, model.flipping)
     assert in_space("sent", part, model.flipping) is model.flipping
 
