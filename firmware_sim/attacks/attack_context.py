@@ -92,7 +92,7 @@ def in_space(
     if space == "sent":
         return act
     if part not in _OWN_SPACE:
-        raise ValueError(f"an update of part {part.value!r} has no {space}: set target=sent")
+        raise ValueError(f"part {part.value!r} has no {space}: set target=sent")
     if space == _OWN_SPACE[part]:
         return act
     return lambda scene: scene.received - act(_in_other_space(scene))
