@@ -23,7 +23,7 @@ RENAMED: Mapping[str, str] = {
     "forecast.warm": "forecast.calibration_windows",
     "learn.keep": "training.history_slots",
     "learn.keep_days": "training.history_days",
-    "learn.part": "training.split",
+    "learn.part": "training.holdout_fraction",
     "learn": "[training]",
     "means.commit_after": "limits.commit_interval",
     "means.flash": "limits.daily_flash_bytes",
@@ -56,6 +56,7 @@ RENAMED: Mapping[str, str] = {
     "privacy.mechanism.paper": "privacy.mechanism.formula",
     "privacy.mechanism.public": "privacy.mechanism.public_streams",
     "privacy.mechanism.ranges": "privacy.mechanism.stream_ranges",
+    "training.split": "training.holdout_fraction",
 }
 """New key, or new [section], by old key. An old one is refused with the new one in the message.
 Those of a ``[[source]]`` are in ``edge_sdk.sources.renamed``."""
@@ -66,6 +67,7 @@ Slots = Annotated[int, Between(2, 1_000_000)]
 Days = Annotated[float, Between(0.01, 36_600.0)]
 Windows = Annotated[int, Between(24, 20_000)]
 Forgetting = Annotated[float, Between(0.9, 1.0)]
+Holdout = Annotated[float, Between(0.0, 0.5)]
 StepSize = Annotated[float, Between(1e-4, 0.5)]
 
 
@@ -133,7 +135,7 @@ class LocalRoundsSection:
 class TrainingSection:
     """Readings used for training."""
 
-    split: Literal["all", "train"] = "all"  # train: the first 80 %, the rest is for evaluation
+    holdout_fraction: Holdout = 0.0  # newest share, not trained on, that selects the best model
     history_slots: Slots = 17_568  # history in time slots (two years, hourly)
     history_days: Days | None = None  # history in days; unset: as history_slots
 

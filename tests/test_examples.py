@@ -103,7 +103,7 @@ def test_the_meter_is_enrolled_and_checked(meter, capsys):
 def test_what_the_meter_calls_defaults_are_defaults(meter):
     loaded = load_with_origins(meter, {})
     assert {
-        "training.split",
+        "training.holdout_fraction",
         "training.history_slots",
         "timeouts.reply",
         "accept.max_steps",
@@ -171,7 +171,7 @@ def test_the_charging_sites_with_a_graph_bind_and_say_what_differs(tmp_path):
     assert (site.fleet, site.bundle) == (config.fleet, config.run.bundle)
     assert config.run.method in site.accept.methods
     assert settings_of(config).model_selection == "fleet"  # by what a site holds back
-    assert site.training.split == "train"
+    assert site.training.holdout_fraction == 0.2
 
 
 def test_what_the_charging_sites_call_their_numbers_are_defaults_but_for_a_few(tmp_path):

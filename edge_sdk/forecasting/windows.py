@@ -21,10 +21,10 @@ from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
 FILL = 2
 """Number of missing steps over which an input is carried forward; a longer gap masks the window."""
 
-PARTS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"all": (0.0, 1.0), "train": (0.0, 0.8), "test": (0.8, 0.9), "validation": (0.9, 1.0)}
-)
-"""Chronological parts of a series; in the order of the paper, the *middle* tenth is the test."""
+Span = tuple[float, float]
+"""Begin and end of a chronological part of a series, as fractions of its length."""
+
+WHOLE: Span = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ChannelFrame:
         site: Mapping[str, float] = MappingProxyType({}),
         zone: tzinfo = UTC,
         scale: Scale | None = None,
-        part: str = "train",
+        span: Span = WHOLE,
     ) -> ChannelFrame:
         """Build the channels that a manifest asks for.
 
@@ -115,7 +115,7 @@ class ChannelFrame:
             zone: Time zone for calendar features.
             scale: Scale that was fixed earlier. A model learns on one scale, so a device keeps the
                 first one it trained on.
-            part: Part whose minimum and maximum give the device's scale otherwise.
+            span: Part whose minimum and maximum give the device's scale otherwise.
 
         Raises:
             ConfigError: ``site`` lacks a static feature that is not optional.
@@ -127,7 +127,7 @@ class ChannelFrame:
         _check_site(manifest.features, site)
         times, raw = series.times(), series.values(manifest.target.stream)
         if scale is None:
-            scale = _scale_of(manifest.target, raw, part)
+            scale = _scale_of(manifest.target, raw, span)
         last = filled(raw)
         local = local_seconds(times, zone)
         base = scale.shrink(last)
@@ -145,15 +145,17 @@ class ChannelFrame:
         """Return the number of rows."""
         return len(self.times)
 
-    def origins(self, part: str = "all", *, observed: bool = True, reach_back: bool = True) -> Ints:
+    def origins(
+        self, span: Span = WHOLE, *, observed: bool = True, reach_back: bool = True
+    ) -> Ints:
         """List the origins whose targets *all* lie in a part.
 
         Args:
-            part: A key of ``PARTS``.
+            span: The part.
             observed: Whether to return only windows whose targets were all observed, for training.
             reach_back: Whether inputs may lie before the part (never after it).
         """
-        start, stop = (int(len(self) * share) for share in PARTS[part])
+        start, stop = (int(len(self) * share) for share in span)
         lookback, horizon = self.window.lookback, self.window.horizon
         first = max(lookback, start + (0 if reach_back else lookback)) - 1
         rows = np.arange(first, stop - horizon, dtype=np.int64)
@@ -251,10 +253,10 @@ class Drawable:
         return here, self.select(rows[here])
 
 
-def _scale_of(target: Target, raw: Floats, part: str) -> Scale:
+def _scale_of(target: Target, raw: Floats, span: Span) -> Scale:
     if target.scale == "fixed" and target.low is not None and target.high is not None:
         return Scale(target.low, target.high)
-    start, stop = (int(len(raw) * share) for share in PARTS[part])
+    start, stop = (int(len(raw) * share) for share in span)
     return Scale.of(raw[start:stop])
 
 

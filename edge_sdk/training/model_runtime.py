@@ -17,7 +17,7 @@ from edge_sdk.forecasting.forecast import Forecast, SourceOf, rolling
 from edge_sdk.forecasting.intervals import SavedCalibration
 from edge_sdk.forecasting.readiness import missing_readings
 from edge_sdk.forecasting.series import Reading, ReadingOutcome, Series, SeriesRow
-from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, Span
 from edge_sdk.methods import Factory
 from edge_sdk.methods.local_sgd import LocalSgd, LocalState, fedavg
 from edge_sdk.methods.split import SERVE
@@ -164,11 +164,18 @@ class ModelRuntime:
 
     def held_back(self) -> Drawable | None:
         """Return the windows held back from training; None without any."""
-        if self.config.training.split != "train":
+        if self.config.training.holdout_fraction == 0.0:
             return None
         frame = self._learnable_frame()
-        held = Drawable(frame, frame.origins("validation") if len(frame) else np.zeros(0, np.int64))
+        held = Drawable(
+            frame, frame.origins((self._trained[1], 1.0)) if len(frame) else np.zeros(0, np.int64)
+        )
         return held if len(held) else None
+
+    @property
+    def _trained(self) -> Span:
+        """The part of the history that is trained on."""
+        return 0.0, 1.0 - self.config.training.holdout_fraction
 
     def learn(self, state: Any, task: Task) -> tuple[Any, Effects]:  # noqa: ANN401 - as above
         """Apply a training task to a state; return the new state and its effects.
@@ -358,7 +365,7 @@ class ModelRuntime:
 
     def _origins(self, begin: float, end: float) -> Ints:
         frame = self.frame()
-        origins = frame.origins("all", observed=False)
+        origins = frame.origins(observed=False)
         first = frame.times[origins] + self.series.step
         return np.asarray(origins[(first >= begin) & (first < end)])
 
@@ -376,7 +383,7 @@ class ModelRuntime:
             self.manifest,
             site=self.config.site,
             scale=self.scale,
-            part=self.config.training.split,
+            span=self._trained,
         )
 
     def _learnable_frame(self) -> ChannelFrame:
@@ -388,7 +395,7 @@ class ModelRuntime:
     def _drawable(self, frame: ChannelFrame) -> Drawable:
         if not len(frame):
             return Drawable(frame, np.zeros(0, np.int64))
-        return Drawable(frame, frame.origins(self.config.training.split))
+        return Drawable(frame, frame.origins(self._trained))
 
     def vector(self, state: Any) -> Vector:  # noqa: ANN401 - as above
         """Return the parameter vector to forecast with: the half's, or that of the local rounds."""

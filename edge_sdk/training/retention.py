@@ -19,7 +19,6 @@ ROW = 80
 """Maximum bytes of flash per row: name, slot, value, and pages that are half full."""
 
 _DAY = 86_400
-_TRAINED_ON = 0.8  # share of the history that ``training.split = "train"`` trains on
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +96,4 @@ def slots_needed(config: Config, manifest: Manifest) -> int:
     lag = max((f.lag_steps or 0 for f in manifest.features), default=0)
     window = manifest.window
     span = lag + window.lookback + window.horizon + manifest.training.batch
-    return span if config.training.split == "all" else math.ceil(span / _TRAINED_ON)
+    return math.ceil(span / (1.0 - config.training.holdout_fraction))

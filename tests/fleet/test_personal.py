@@ -20,12 +20,12 @@ SETTINGS = {"steps": 4, "rate": 0.003, "credit": 0.9}
 SITES = {f"home-{k}": [46.0 + 0.1 * k, 7.0] for k in range(4)}
 
 
-def personal(world, devices=4, rounds=ROUNDS, settings=None, part="train", **more):
+def personal(world, devices=4, rounds=ROUNDS, settings=None, holdout=0.2, **more):
     settings = SETTINGS | (settings or {})
     run = {"method": "pfl", "quorum": devices, "rounds": rounds, "settings": settings}
     one = world(devices=devices, run=run | {"deadline": "600s"} | more)
     for path in one.folder.glob("home-*.toml"):
-        table = tomllib.loads(path.read_text("utf-8")) | {"training": {"split": part}}
+        table = tomllib.loads(path.read_text("utf-8")) | {"training": {"holdout_fraction": holdout}}
         path.write_text(toml(table))
     return one
 
@@ -92,7 +92,7 @@ def test_the_model_it_forecasts_with_is_its_best_on_windows_held_back(world):
 
 
 def test_with_everything_learned_from_nothing_is_held_back_and_the_last_is_chosen(world):
-    one = personal(world, part="all", settings={"model_selection": "fleet", "final_tuning": False})
+    one = personal(world, holdout=0.0, settings={"model_selection": "fleet", "final_tuning": False})
     one.start_all()
     state = finish(one)
     assert state.kept == 0

@@ -345,7 +345,7 @@ def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
         world, rounds=3, turns={"validation_batches": 2}, model_selection="fleet", final_tuning=True
     )
     for path in one.folder.glob("home-*.toml"):
-        table = tomllib.loads(path.read_text("utf-8")) | {"training": {"split": "train"}}
+        table = tomllib.loads(path.read_text("utf-8")) | {"training": {"holdout_fraction": 0.2}}
         path.write_text(toml(table))
     start_all(one)
     one.until(lambda: one.daemon.state.version == 1)

@@ -22,7 +22,9 @@ def ground():
     houses = [house("a", 1.0), house("b", 50.0)]
     bundle = Bundle.open("load-lstm-week", trust=TrustedKeys())
     frames = buildings.frames(houses, buildings.week_form(bundle.manifest, houses))
-    windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
+    windows = {
+        x: Drawable(frame, frame.origins(buildings.PARTS["train"])) for x, frame in frames.items()
+    }
     return plfl.Ground(bundle, frames, windows)
 
 

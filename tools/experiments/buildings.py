@@ -1,7 +1,7 @@
 """Real building loads as the device SDK's own series, one client a building.
 
-The folders are those that ``tools/fetch.py`` makes: one per set, parquet files inside. Windows and
-splits are the product's (``edge_sdk.forecasting.windows``): first 80 % train, next 10 % test, rest validation.
+The folders are those that ``tools/fetch.py`` makes: one per set, parquet files inside. Windows are
+the product's (``edge_sdk.forecasting.windows``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from edge_sdk.forecasting.series import Series, SeriesRow
-from edge_sdk.forecasting.windows import ChannelFrame, Scale
+from edge_sdk.forecasting.windows import ChannelFrame, Scale, Span
 from edge_sdk.wire.contract.manifest import Feature, Manifest, Target, Window
 
 LOAD = "elec.import.energy"
 WEATHER = ("weather.temperature", "weather.wind_speed")
 SETS = ("building_bdg2_fl_az_ca", "building_resstock_ca_alameda", "building_simbench_15min")
 CLIENTS = 42
+PARTS: Mapping[str, Span] = {"train": (0.0, 0.8), "test": (0.8, 0.9), "validation": (0.9, 1.0)}
+"""Chronological parts of a series; in the order of the paper, the *middle* tenth is the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,9 @@ def frames(buildings: list[Building], manifest: Manifest) -> dict[str, ChannelFr
     site = {"wall_area": 0.0, "window_area": 0.0, "floor_area": 0.0}
     site |= {x.name: 0.0 for x in manifest.features if x.kind == "static"}
     return {
-        building.name: ChannelFrame.of(building.series(), manifest, site={**site, **building.site})
+        building.name: ChannelFrame.of(
+            building.series(), manifest, site={**site, **building.site}, span=PARTS["train"]
+        )
         for building in buildings
     }
 

@@ -155,7 +155,7 @@ def origins(cell: Cell, cut: ChannelFrame, part: Split) -> Ints:
     What is learnt from must have been observed; what is judged is judged where it was.
     """
     start, stop = cell.rows(part)
-    every = cut.origins("all", observed=part != "test")
+    every = cut.origins(observed=part != "test")
     return every[(every + 1 >= start) & (every + cut.window.horizon < stop)]
 
 

@@ -156,7 +156,7 @@ def frame(station: Station, base: Manifest) -> ChannelFrame:
 def origins(station: Station, cut: ChannelFrame, part: Part) -> Ints:
     """List the origins whose targets all lie in a part; inputs may reach back, never forward."""
     start, stop = station.rows(part)
-    every = cut.origins("all", observed=part != "test")
+    every = cut.origins(observed=part != "test")
     return every[(every + 1 >= start) & (every + cut.window.horizon < stop)]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edge_sdk.bundle import Bundle, TrustedKeys
 from edge_sdk.forecasting.forecast import rolling
 from edge_sdk.forecasting.forecast_metrics import mae, naive_lag1
-from edge_sdk.forecasting.windows import PARTS, ChannelFrame, Drawable, filled
+from edge_sdk.forecasting.windows import ChannelFrame, Drawable, filled
 from edge_sdk.methods.training_context import Windows
 from edge_sdk.wire.contract.parameter_layout import Vector
 from tools.experiments import buildings as data
@@ -135,7 +135,9 @@ def run(
     bundle = Bundle.open(shipped, trust=TrustedKeys())
     shape = data.paper_form if arm.form == "paper" else data.week_form
     frames = data.frames(houses, shape(bundle.manifest, houses))
-    windows = {x: Drawable(frame, frame.origins("train")) for x, frame in frames.items()}
+    windows = {
+        x: Drawable(frame, frame.origins(data.PARTS["train"])) for x, frame in frames.items()
+    }
     ground = Ground(bundle, frames, windows)
     vectors = _trained(arm, ground, progress)
     results = [_result(arm, ground, vectors, time.perf_counter() - began)]
@@ -209,7 +211,7 @@ def _converged(
     plan = Plan("fedavg", {"steps": 50, "rate": 1e-3}, (), often, 64, "fresh", arm.seed + 1000)
     learn, choose = {}, {}
     for name, some in ground.windows.items():
-        cut = int(0.9 * PARTS["train"][1] * len(frames[name]))
+        cut = int(0.9 * data.PARTS["train"][1] * len(frames[name]))
         learn[name] = replace(some, origins=some.origins[some.origins < cut - 1])
         choose[name] = some.origins[some.origins >= cut]
     fleet = gather(plan, **_parts(bundle), windows=learn, starts=starts)
@@ -236,8 +238,8 @@ def _error(bundle: Bundle, p: Vector, frame: ChannelFrame, origins: NDArray[np.i
 
 
 def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float | None]:
-    origins = frame.origins("test", observed=False)
-    start, stop = (int(len(frame) * share) for share in PARTS["test"])
+    origins = frame.origins(data.PARTS["test"], observed=False)
+    start, stop = (int(len(frame) * share) for share in data.PARTS["test"])
     naive = naive_lag1(frame.raw[start:stop])
     error = _error(bundle, p, frame, origins)
     return {"MAE": error, "MASE": error / naive if naive > 1e-12 else None}
@@ -245,7 +247,7 @@ def _scored(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, float |
 
 def _told(bundle: Bundle, p: Vector, frame: ChannelFrame) -> dict[str, list[float]]:
     """Forecasts by target row, for a scorer that is not ours."""
-    origins = frame.origins("test", observed=False)
+    origins = frame.origins(data.PARTS["test"], observed=False)
     told = rolling(bundle.forecast, p, frame, origins)[:, 0]
     return {"target_index": (origins + 1).tolist(), "point": np.round(told, 6).tolist()}
 
@@ -258,7 +260,7 @@ def completed(told: Mapping[str, list[float]], house: data.Building) -> dict[int
         house: Whose readings stand in; the last reading, where yesterday was not measured either.
     """
     values = filled(house.columns[data.LOAD])
-    start, stop = (int(len(values) * share) for share in PARTS["test"])
+    start, stop = (int(len(values) * share) for share in data.PARTS["test"])
     day = 86_400 // house.step
     rows = {int(row): value for row, value in zip(told["target_index"], told["point"], strict=True)}
     for row in range(start, stop):

@@ -67,7 +67,7 @@ class PFL:
         moments: State of the optimiser: ``kept`` over rounds, or ``fresh`` in each.
         model_selection: Model that a device forecasts with, of those after its rounds: its ``own`` best on
             held-back windows; that of the round with the least mean held-back loss of the
-            ``fleet``; or the ``last``. Without held-back windows (``training.split``) the last.
+            ``fleet``; or the ``last``. Without held-back windows (``training.holdout_fraction``) the last.
         final_tuning: After the run, a device takes as many steps once more, without any pull.
         stale_after: Number of rounds that the last weights of a silent device count.
         history: Number of rounds of which all weights are kept.

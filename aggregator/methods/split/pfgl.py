@@ -36,7 +36,7 @@ class PFGL(PFL):
         model_selection: Round whose model a device and whose graph the server forecasts with: the ``last``;
             or the one with the least mean held-back loss of the ``fleet``, as in the paper, over
             ``turns.validation_batches`` more batches a round through the graph. Without held-back windows
-            (``training.split``) the last.
+            (``training.holdout_fraction``) the last.
         final_tuning: The last round has no pull: final tuning, through the graph. Only where ``run.rounds``
             sets the last round.
         turns: Settings of the turns inside a round.

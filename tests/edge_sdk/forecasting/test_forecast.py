@@ -92,7 +92,7 @@ def test_before_the_first_reading_a_forecast_has_no_times():
 def test_rolling_gives_what_single_forecasts_give_in_any_batch():
     rng = np.random.default_rng(3)
     frame = frame_of(rng.normal(size=300), form="change")
-    origins = frame.origins("test")
+    origins = frame.origins((0.8, 0.9))
     whole = rolling(persistence("change"), np.ones(1, np.float32), frame, origins)
     parts = rolling(persistence("change"), np.ones(1, np.float32), frame, origins, size=7)
     assert whole.shape == (len(origins), 2)
@@ -160,7 +160,7 @@ def test_a_calibration_moves_the_interval_and_nothing_else():
 
 def test_a_rolling_median_is_the_middle_of_the_fan():
     frame = frame_of(np.arange(60.0) % 5)
-    origins = frame.origins("all")
+    origins = frame.origins()
     graph = quantiles(-0.1, 0.05, 0.2)
     told = fan(graph, np.zeros(1), frame, origins, LEVELS, size=7)
     assert told.shape == (len(origins), 2, 3)

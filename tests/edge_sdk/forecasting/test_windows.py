@@ -11,7 +11,7 @@ import pytest
 
 from edge_sdk.errors import ConfigError
 from edge_sdk.forecasting.series import Series, SeriesRow
-from edge_sdk.forecasting.windows import ChannelFrame, Drawable, Scale, filled
+from edge_sdk.forecasting.windows import WHOLE, ChannelFrame, Drawable, Scale, filled
 from edge_sdk.wire.contract.manifest import Feature, Target, Window
 
 LOAD, HEAT = "elec.import.energy", "weather.temperature"
@@ -39,9 +39,11 @@ def plan(*features, lookback=3, horizon=1, form="level", scale="device", **ends)
 
 
 def frame_of(load, *features, heat=None, site=None, zone=UTC, **given):
-    fixed = given.pop("fixed_scale", None)
+    fixed, span = given.pop("fixed_scale", None), given.pop("span", WHOLE)
     manifest = plan(*features, **given)
-    return ChannelFrame.of(series_of(load, heat), manifest, site=site or {}, zone=zone, scale=fixed)
+    return ChannelFrame.of(
+        series_of(load, heat), manifest, site=site or {}, zone=zone, scale=fixed, span=span
+    )
 
 
 def test_windows_are_rows_up_to_the_origin_and_targets_come_after_it():
@@ -81,18 +83,18 @@ def test_gaps_of_two_are_carried_over_and_gaps_of_three_mask_the_window():
 
 def test_no_training_window_reads_past_its_part_and_scored_ones_may_reach_back():
     frame = frame_of(np.arange(100.0), lookback=5, horizon=3)
-    train, test = frame.origins("train"), frame.origins("test")
+    train, test = frame.origins((0.0, 0.8)), frame.origins((0.8, 0.9))
     assert (train.min(), train.max()) == (4, 76)  # last target row 79
     assert (test.min(), test.max()) == (79, 86)  # targets 80 .. 89
-    inside = frame.origins("test", reach_back=False)
+    inside = frame.origins((0.8, 0.9), reach_back=False)
     assert inside.min() == 84
-    assert frame.origins("validation").max() == 96
+    assert frame.origins((0.9, 1.0)).max() == 96
     assert not set(train) & set(test)
 
 
 def test_the_scale_comes_from_the_training_part_only():
     load = np.concatenate([np.linspace(2.0, 6.0, 80), np.full(20, 1000.0)])
-    frame = frame_of(load)
+    frame = frame_of(load, span=(0.0, 0.8))
     assert frame.scale == Scale(2.0, 6.0)
     assert frame.channels[79, 0] == pytest.approx(1.0)
     assert frame_of(load, scale="fixed", low=0.0, high=10.0).scale == Scale(0.0, 10.0)

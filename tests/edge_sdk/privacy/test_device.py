@@ -163,7 +163,7 @@ def test_noise_that_does_not_fit_beside_what_left_before_lets_nothing_leave(make
 def test_no_loss_without_noise_chooses_a_model_at_the_gradient(make):
     """What is chosen is learned on from, so the choice would leave with every later update."""
     for name, mechanism in (("gradient", GRADIENT), ("update", UPDATE), ("input", INPUT)):
-        said = {"privacy": privacy(mechanism, epsilon=50.0), "training": {"split": "train"}}
+        said = {"privacy": privacy(mechanism, epsilon=50.0), "training": {"holdout_fraction": 0.2}}
         fleet = make(name, accept={"max_steps": 3}, **said)
         fleet.device.start()
         fleet.device.observe()

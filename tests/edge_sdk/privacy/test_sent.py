@@ -209,7 +209,7 @@ def learner_of(folder, method, seed, mechanism, known=()):
         "bundle": bundle_for(method),
         "broker": {"url": "mqtt://127.0.0.1:1"},
         "keys": {"device": "meter.key", "root": "root.pub"},
-        "accept": {"methods": [method]}, "training": {"split": "train"},
+        "accept": {"methods": [method]}, "training": {"holdout_fraction": 0.2},
         "privacy": {"mechanism": {"name": "none"}},
     }  # fmt: skip
     config = from_table(Config, table, "meter.toml")
