@@ -23,3 +23,13 @@ def test_every_renamed_key_is_counted():
 def test_private_words_are_counted_by_the_word():
     assert structure.private_words(["nobody foretold it"]) == 3333
     assert structure.private_words([]) == 0
+
+
+def test_a_block_that_a_tool_writes_is_not_a_page_written_by_hand(tmp_path):
+    (tmp_path / "docs").mkdir()
+    page = "Plain.\n<!-- e13 -->\nnobody lies\n<!-- /e13 -->\nWritten."
+    (tmp_path / "docs" / "rules.md").write_text(page)
+    (tmp_path / "docs" / "configuration.md").write_text("a key")
+    written, generated = structure.read_pages(tmp_path)
+    assert written == ("Plain.\n\nWritten.",)
+    assert generated == ("<!-- e13 -->\nnobody lies\n<!-- /e13 -->", "a key")
