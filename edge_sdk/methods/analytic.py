@@ -25,8 +25,10 @@ class AnalyticState:
     """State of a device.
 
     Attributes:
-        p: The fleet's vector, as received last.
+        p: The vector received last.
         own: The vector to forecast with: the fleet's constants, and coefficients of this device.
+        towards: The vector that ``own`` was drawn towards: that of all other devices, if known.
+        base: Version of the last task; -1 without any.
         strengths: λ of every output, as ``own`` was solved; empty if it was not.
         alone: Outputs of ``own`` that are drawn towards zero, not towards the fleet.
         upto: Number of the newest window in ``own``; -1 if there is none.
@@ -34,21 +36,25 @@ class AnalyticState:
 
     p: Vector
     own: Vector
+    towards: Array = field(default_factory=_nothing)
+    base: int = -1
     strengths: Array = field(default_factory=_nothing)
     alone: Array = field(default_factory=_nothing)
     upto: int = -1
 
     def arrays(self) -> dict[str, Array]:
         """Return the state as named arrays, to be saved; ``from_arrays`` is the inverse."""
+        vectors = {"p": self.p, "own": self.own, "towards": self.towards}
         chosen = {"strengths": self.strengths, "alone": self.alone.astype(np.float32)}
-        return {"p": self.p, "own": self.own, **chosen, "upto": np.array(self.upto, np.int64)}
+        numbers = {"base": np.array(self.base), "upto": np.array(self.upto)}
+        return {**vectors, **chosen, **numbers}
 
     def model(self) -> dict[str, Array]:
         """Return the vector to forecast with, and what new windows need to be added to it."""
         if not self.strengths.size:
             return {"p": self.own}
         chosen = {"strengths": self.strengths, "alone": self.alone > 0.0}
-        return {"p": self.own, "fleet": self.p, **chosen, "upto": np.array(self.upto, np.int64)}
+        return {"p": self.own, "fleet": self.towards, **chosen, "upto": np.array(self.upto)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> AnalyticState:
@@ -57,15 +63,19 @@ class AnalyticState:
         Raises:
             KeyError: A vector is missing.
         """
-        strengths, alone = (arrays.get(name, _nothing()) for name in ("strengths", "alone"))
-        return cls(arrays["p"], arrays["own"], strengths, alone, int(arrays.get("upto", -1)))
+        chosen = {n: arrays.get(n, _nothing()) for n in ("towards", "strengths", "alone")}
+        base, upto = (int(arrays.get(name, -1)) for name in ("base", "upto"))
+        return cls(arrays["p"], arrays["own"], base=base, upto=upto, **chosen)
 
 
 def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]:
     """Answer ``train`` with the statistic of all windows under the received vector.
 
     With every received vector, also the final one, the device solves its own coefficients again,
-    drawn towards the received ones as strongly as its newest windows recommend. While the received
+    drawn towards received ones as strongly as its held-back windows recommend. A task brings the
+    vector of all other devices (in a large fleet, or under a rule, that of all); the final model
+    contains the device's own windows. So after it the device is drawn towards its last task's, if
+    that was of the version before: not if a device was unlearned since. While the received
     coefficients are zero there is nothing to be drawn to, and the device forecasts with them. A
     device without windows adopts the vector and answers nothing.
     """
@@ -77,12 +87,15 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
         if w is None or w.shape != (local.spec.shared_size,):
             return state, ()
         p = local.spec.place(state.p, w)
+        is_end = event.ask == END
+        towards = _others(local, state, p, event) if is_end else p
+        base = state.base if is_end else event.base
         found = _windows(local, p)
         if found is None:
-            return AnalyticState(p, p), ()
+            return AnalyticState(p, p, towards=towards, base=base), ()
         design, y = found
-        after = _solved(local, p, design, y)
-        if event.ask == END:
+        after = replace(_solved(local, p, towards, design, y), base=base)
+        if is_end:
             return after, ()
         weighted = np.asarray(event.values.get("weighted", 0.0) > 0.0)
         vector, loss = local.run("statistic", p=p, design=design, y=y, weighted=weighted)
@@ -92,18 +105,37 @@ def analytic(local: TrainingContext, _settings: LocalSgd) -> Half[AnalyticState]
     return Half(lambda p: AnalyticState(p, p), apply, model=AnalyticState.model)
 
 
-def _solved(local: TrainingContext, p: Vector, design: Array, y: Array) -> AnalyticState:
-    """Return the state with the device's own vector; the received one while it has no coefficient."""
-    received = AnalyticState(p, p)
+def _others(local: TrainingContext, state: AnalyticState, p: Vector, event: Task) -> Array:
+    """Return the vector to draw towards after the final model ``p``."""
+    fixed = _coefficients(local).start
+    before = state.towards
+    is_next = event.base == state.base + 1 and before.shape == p.shape
+    is_scaled_alike = is_next and bool((before[:fixed] == p[:fixed]).all())
+    return before if is_scaled_alike and before[fixed:].any() else p
+
+
+def _coefficients(local: TrainingContext) -> slice:
     layer = next(one for one in local.spec.layers if one.name == "coefficients")
-    span = local.span()
-    if span is None or not p[layer.offset : layer.offset + layer.size].any():
+    return slice(layer.offset, layer.offset + layer.size)
+
+
+def _solved(
+    local: TrainingContext, p: Vector, towards: Array, design: Array, y: Array
+) -> AnalyticState:
+    """Return the state with the device's own vector; the received one while it has no coefficient."""
+    received, span = AnalyticState(p, p, towards=towards), local.span()
+    if span is None or not towards[_coefficients(local)].any():
         return received
-    own, strengths, alone = local.run("personal", p=p, design=design, y=y)
+    own, strengths, alone = local.run("personal", p=towards, design=design, y=y)
     if not np.isfinite(own).all():
         return received
-    chosen = {"strengths": strengths.astype(np.float32), "alone": alone.astype(np.float32)}
-    return replace(received, own=np.asarray(own, np.float32), upto=span[1], **chosen)
+    return replace(
+        received,
+        own=np.asarray(own, np.float32),
+        strengths=strengths.astype(np.float32),
+        alone=alone.astype(np.float32),
+        upto=span[1],
+    )
 
 
 def _windows(local: TrainingContext, p: Vector) -> tuple[Array, Array] | None:

@@ -10,6 +10,7 @@ import pytest
 
 from aggregator.methods import METHODS as SERVERS
 from aggregator.methods import OPEN, Rounds, Setup
+from aggregator.methods.analytic import analytic as analytic_server
 from aggregator.methods.analytic.analytic import fault_of
 from aggregator.models.closed_form import ANALYTIC, AnalyticRecipe, made
 from aggregator.rules import bind
@@ -224,6 +225,74 @@ class TestUnlearning:
         half = server()
         state = begun(half)
         assert half.apply(state, Unlearned("a"))[0] is state
+
+    def test_a_removal_in_the_last_round_adds_one_whose_tasks_are_without_it(self):
+        half = server(quorum=2, passes=2)
+        state, effects = fed(half, begun(half), [("a", statistic(0)), ("b", statistic(1))])
+        assert sorted(state.others) == ["a", "b"]
+        state, _ = half.apply(state, Unlearned("c"))  # it has no statistic: nothing changes
+        state, _ = half.apply(state, Unlearned("b"))
+        assert (dict(state.others), sorted(state.held)) == ({}, ["a"])
+        state, effects = fed(half, state, [("a", statistic(3)), ("c", statistic(2))])
+        assert not any(e.report["stop"] for e in effects if isinstance(e, Closed))
+        sent = {e.to: e.arrays["w"] for e in effects if isinstance(e, Task)}
+        np.testing.assert_allclose(only(sent["a"]), pooled([2]), rtol=1e-6, atol=1e-7)
+        state, effects = fed(half, state, [("a", statistic(3)), ("c", statistic(2))])
+        assert [e.report["stop"] for e in effects if isinstance(e, Closed)] == [True]
+
+
+def only(w):
+    return w[2 * FEATURES :].reshape(1, WIDTH)
+
+
+class TestOthers:
+    """A device receives the model of all others: its own windows would count twice."""
+
+    def test_a_task_brings_the_pooled_solution_of_all_others(self):
+        half = server()
+        _, effects = fed(half, begun(half), [(n, statistic(i)) for i, n in enumerate(NAMES)])
+        sent = {e.to: e.arrays["w"] for e in effects if isinstance(e, Task)}
+        for i, name in enumerate(NAMES):
+            wanted = pooled(set(range(3)) - {i})
+            np.testing.assert_allclose(only(sent[name]), wanted, rtol=1e-5, atol=1e-6)
+
+    def test_a_device_whose_task_is_repeated_in_the_round_gets_the_same_bits(self):
+        half = server(quorum=3)
+        state, effects = fed(half, begun(half), [(n, statistic(i)) for i, n in enumerate(NAMES)])
+        first = {e.to: e.arrays["w"] for e in effects if isinstance(e, Task)}
+        state, _ = half.apply(state, update(state, "b", statistic(8)))
+        _, effects = half.apply(state, Member("a", present=True))
+        assert [e.arrays["w"].tobytes() for e in effects] == [first["a"].tobytes()]
+
+    @pytest.mark.parametrize("more", [{"combine": "votes", "rule": "median"}, {"small": 2}])
+    def test_with_a_rule_and_in_a_large_fleet_all_receive_the_common_model(self, monkeypatch, more):
+        rule = more.pop("rule", "mean")
+        monkeypatch.setattr(analytic_server, "SMALL", more.pop("small", 100))
+        half = server(rule=rule, **more)
+        state, effects = fed(half, begun(half), [(n, statistic(i)) for i, n in enumerate(NAMES)])
+        sent = [e.arrays["w"].tobytes() for e in effects if isinstance(e, Task)]
+        assert sent == [state.w.astype(np.float32).tobytes()] * 3
+
+    def test_after_the_final_model_a_device_is_drawn_towards_its_last_tasks(self):
+        half, common, others = device(Windows(MANIFEST, 0)), FIRST.copy(), FIRST.copy()
+        common[2 * FEATURES :], others[2 * FEATURES :] = 0.02, 0.01
+        before, _ = half.apply(half.init(FIRST), asked(others))
+        after, _ = half.apply(before, replace(asked(common, END), base=2))
+        assert after.p.tobytes() == common.tobytes()
+        assert after.towards.tobytes() == others.tobytes()
+        assert after.own.tobytes() == before.own.tobytes()
+        again, _ = half.apply(after, replace(asked(common, END), base=2))
+        assert again.towards.tobytes() == others.tobytes()
+        removed, _ = half.apply(after, replace(asked(common, END), base=3))
+        assert removed.towards.tobytes() == common.tobytes()
+
+    def test_features_on_another_scale_are_not_drawn_towards(self):
+        half, common, others = device(Windows(MANIFEST, 0)), FIRST.copy(), FIRST.copy()
+        common[2 * FEATURES :], others[2 * FEATURES :] = 0.02, 0.01
+        others[0] += 1.0
+        before, _ = half.apply(half.init(FIRST), asked(others))
+        after, _ = half.apply(before, replace(asked(common, END), base=2))
+        assert after.towards.tobytes() == common.tobytes()
 
 
 class TestAdmission:

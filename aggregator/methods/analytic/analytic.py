@@ -33,7 +33,7 @@ from aggregator.methods.base.round_machine import (
 from aggregator.methods.base.types import Setup, has_no_use
 from aggregator.rules import Memory, Rows, Rule, TooFewRows
 from aggregator.rules.weights import uniform
-from edge_sdk.analytic.solve import fleet_solution
+from edge_sdk.analytic.solve import fleet_solution, leave_one_out
 from edge_sdk.analytic.standardise import CLIP, FeatureSums, Standardiser
 from edge_sdk.analytic.statistic_vector import from_vector
 from edge_sdk.analytic.statistics import Statistic, total
@@ -54,6 +54,10 @@ from edge_sdk.wire.contract.parameter_layout import Vector
 from edge_sdk.wire.schema import Between, SchemaError
 
 Floats = NDArray[np.float64]
+
+SMALL = 100
+"""Largest fleet whose devices each receive the model of all others. In a larger one a device's own
+share of the sum is below a hundredth, and a solution for every device would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,15 @@ class Statistics(LatestUpdates):
 
     Attributes:
         memory: State of the rule.
+        others: For every client whose statistic is in the model, the vector that the statistics of
+            all others give, float32; empty for a fleet above ``SMALL``.
+        more: Rounds beyond the limit: a client was removed while devices learned in the last one
+            with vectors that contain its windows.
     """
 
     memory: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+    others: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
+    more: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +137,12 @@ class AnalyticFleet:
         return {name: from_vector(held[name], self.outputs, width) for name in sorted(held)}
 
     def tasks(self, state: Statistics, clients: Iterable[str]) -> Effects:
-        """Return the tasks that send some clients the present vector."""
-        values, arrays = {"weighted": self.weighted(state.version)}, {"w": published(state.w)}
+        """Return the tasks that send some clients the present vector, or that of all others."""
+        values, common = {"weighted": self.weighted(state.version)}, published(state.w)
+        sent = {name: {"w": state.others.get(name, common)} for name in sorted(clients)}
         return tuple(
             Task(name, state.round, ASK, base=state.version, values=values, arrays=arrays)
-            for name in sorted(clients)
+            for name, arrays in sent.items()
         )
 
     def outcome(self, state: Statistics) -> RoundOutcome[Statistics]:
@@ -143,8 +154,20 @@ class AnalyticFleet:
         if not np.isfinite(published(w)).all():
             return outcome(state, {}, NOT_FINITE)
         held = {} if self.is_first(state.version) else state.held
-        report = self.report(state)
-        return outcome(replace(state, w=w, memory=memory, held=held), report)
+        report, others = self.report(state), self.others(w, held)
+        return outcome(replace(state, w=w, memory=memory, held=held, others=others), report)
+
+    def others(self, w: Floats, held: Mapping[str, Array]) -> dict[str, Vector]:
+        """Return for every client the vector of all others; none with a rule, or in a large fleet.
+
+        A device that is drawn towards a fleet which it is part of counts its windows twice.
+        """
+        if self.rule is not None or not 1 < len(held) <= SMALL:
+            return {}
+        constants = w[: 2 * len(self.section.features)]
+        found = leave_one_out(self.statistics(held), self.section.penalty)
+        vectors = {n: published(np.concatenate([constants, c.ravel()])) for n, c in found.items()}
+        return {name: vector for name, vector in vectors.items() if np.isfinite(vector).all()}
 
     def report(self, state: Statistics) -> dict[str, Any]:
         """Return the devices whose statistics count, and their windows."""
@@ -234,9 +257,11 @@ def _apply(
 ) -> tuple[Statistics, Effects]:
     """Apply one event; a statistic of features on another scale is answered with a new task."""
     if isinstance(event, Unlearned):
-        return _unlearned(state, event.client, fleet)
+        return _unlearned(state, event.client, fleet, hooks.rounds.limit or 0)
     if isinstance(event, Update) and state.is_open and not fleet.fits(event.base, state.version):
         return state, fleet.tasks(state, [event.sender])
+    limit = (hooks.rounds.limit or 0) + state.more
+    hooks = replace(hooks, rounds=replace(hooks.rounds, limit=limit))
     return round_machine.apply(hooks, state, event)
 
 
@@ -267,11 +292,14 @@ def fault_of(section: AnalyticSection, outputs: int, vector: Array) -> str:
     return statistic_fault(from_vector(vector, outputs, width), bounds) or ""
 
 
-def _unlearned(state: Statistics, client: str, fleet: AnalyticFleet) -> tuple[Statistics, Effects]:
+def _unlearned(
+    state: Statistics, client: str, fleet: AnalyticFleet, limit: int
+) -> tuple[Statistics, Effects]:
     """Remove a client's statistic; after the run, also solve and publish the model without it.
 
-    In an open round the next model is without it. Sums are taken in order of name over what is
-    held, so they have the bits of a fleet that never had this client.
+    In an open round the next model is without it; if that round is the last, one more follows,
+    after which no device is drawn towards a vector that contains the client's windows. Sums are taken in
+    order of name over what is held, so they have the bits of a fleet that never had this client.
     """
     if client not in state.held and client not in state.who.arrived:
         return state, ()
@@ -279,13 +307,15 @@ def _unlearned(state: Statistics, client: str, fleet: AnalyticFleet) -> tuple[St
         state,
         held={name: one for name, one in state.held.items() if name != client},
         losses={name: one for name, one in state.losses.items() if name != client},
+        others={},  # they contain its windows
         who=replace(
             state.who,
             arrived={name: base for name, base in state.who.arrived.items() if name != client},
         ),
     )
     if state.is_open:
-        return state, ()
+        is_last = state.version + 1 >= limit + state.more
+        return replace(state, more=state.more + is_last), ()
     try:
         w, memory = fleet.moved(state) if state.held else (_forgotten(state, fleet), state.memory)
     except TooFewRows:
