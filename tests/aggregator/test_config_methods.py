@@ -54,7 +54,11 @@ def refused(path):
         (("fedntp", 2, ""), "run.bundle", "a model with a layer 'lstm'"),
         (("nbafl", 2, ""), "run.rounds", "missing"),
         (("udp", 2, "settings = { crd = true }"), "run.rounds", "missing"),
-        (("udp", 2, "settings = { factor = 1.5 }"), "run.settings.factor", "to 1.0"),
+        (
+            ("udp", 2, "settings = { discount_factor = 1.5 }"),
+            "run.settings.discount_factor",
+            "to 1.0",
+        ),
         (("fesem", 2, ""), "run.settings.centres", "at most 2"),
         (("fesem", 3, "min_updates = 2"), "run.settings.centres", "at most 2"),
         (

@@ -165,7 +165,7 @@ ONLY_WHO_WAITS = pytest.mark.parametrize("line", ["bafdp"], indirect=True)
 @pytest.mark.parametrize("bound", [1, 2])
 def test_nobody_falls_further_behind_than_the_bound(line, bound):
     """A firing without somebody who is that far behind may happen, but it is the last one."""
-    fired = line(2, f'patience = {bound}, overdue = "wait"').until(20)
+    fired = line(2, f'staleness_bound = {bound}, overdue = "wait"').until(20)
     assert fired == by_hand(2, bound, 20)
     assert max(max(late) for _, _, late in fired) == bound + 1
     waited = by_hand(2, 99, 20) != fired
@@ -175,7 +175,7 @@ def test_nobody_falls_further_behind_than_the_bound(line, bound):
 @ONLY_WHO_WAITS
 def test_with_a_bound_of_two_three_firings_are_all_without_the_straggler(line):
     """Device 3 never answers: it is two behind at the third firing, so that is the last."""
-    one = line(2, 'patience = 2, overdue = "wait"')
+    one = line(2, 'staleness_bound = 2, overdue = "wait"')
     one.events = [event for event in one.events if event[1] != "meter-3"]
     heapq.heapify(one.events)
     fired = one.until(60)

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.broker
 DEVICES = 2
 BUNDLES = {"fedgru": "load-gru", "fedntp": "load-lstm-week", "analytic": "load-analytic"}
 SETTINGS = {
-    "nbafl": {"samples": 100, "epsilon": 50.0},
-    "udp": {"crd": True, "factor": 1.0},
+    "nbafl": {"min_samples": 100, "epsilon": 50.0},
+    "udp": {"crd": True, "discount_factor": 1.0},
     "fesem": {"centres": 2},
 }
 QUORUM = {"fedasync": 1}

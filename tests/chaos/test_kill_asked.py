@@ -29,7 +29,7 @@ LEARNING = {
     "half": RunSettings("fedbuff", rounds=4 * ROUNDS, settings=SETTINGS, quorum=2),
     "fedasync": RunSettings("fedasync", rounds=8 * ROUNDS, settings=SETTINGS, quorum=1),
     "bafdp": RunSettings(
-        "bafdp", rounds=20 * ROUNDS, settings={"patience": 3, "overdue": "wait"}, quorum=2
+        "bafdp", rounds=20 * ROUNDS, settings={"staleness_bound": 3, "overdue": "wait"}, quorum=2
     ),
 }
 CELLS = {"bafdp"}  # whose bundle has the gradient that flattens the loss

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.broker]
 
 DEVICES = 3
 VICTIMS = (("aggregator",), ("aggregator", "device"))  # of each round's solving
-LONG = {"iterations": 60, "tolerance": 0.0, "windows": 16}  # so that a kill falls into it
+LONG = {"iterations": 60, "tolerance": 0.0, "curvature_batches": 16}  # so that a kill falls into it
 SETTINGS = {"steps": 2, "rate": 0.01, "map_rate": 0.5, "smooth": 0.3, **LONG}
 LEARNING = RunSettings("bigfl", rounds=len(VICTIMS), settings=SETTINGS, deadline="300s")
 HOMES = Scenario(

@@ -40,7 +40,7 @@ def scenario(folder, deadline=30.0):
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"site-{name}" for name in STATIONS]
     sites.write_text("edges = " + json.dumps([[a, b] for a, b in itertools.pairwise(names)]))
-    turns = {"batch": 8, "deadline": deadline, "gather": 0.1}
+    turns = {"batch": 8, "deadline": deadline, "forecast_batch_delay": 0.1}
     learning = RunSettings(
         "pfgl",
         rounds=ROUNDS,

@@ -35,7 +35,7 @@ def finish(one, rounds=ROUNDS):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"map": "low_rank", "rank": 2}, {"solver": "neumann"}, {"coupled": 1}]
+    "settings", [{}, {"map": "low_rank", "rank": 2}, {"solver": "neumann"}, {"coupled_solves": 1}]
 )
 def test_every_round_moves_the_map_and_nobody_is_refused(world, settings):
     one = bilevel(world, settings=settings)
@@ -48,7 +48,7 @@ def test_every_round_moves_the_map_and_nobody_is_refused(world, settings):
     assert [report["solved"] for report in reports] == [HOMES] * ROUNDS
     assert all(report["cohort"] == HOMES for report in reports)
     assert all(report["map"] > 0.0 for report in reports)
-    questions = 2 + settings.get("coupled", 0)
+    questions = 2 + settings.get("coupled_solves", 0)
     assert state.round == questions * ROUNDS
 
 

@@ -16,8 +16,8 @@ SYNCHRONOUS = {
     "afl": {},
     "fedatt": {},
     "fedda": {"clusters": {"north": ["home-0"], "south": ["home-1", "home-2"]}, "quasi": "start"},
-    "nbafl": {"bound_weights": 30.0, "epsilon": 50.0, "samples": 300},
-    "udp": {"bound_update": 0.5, "crd": True},
+    "nbafl": {"weights_clip_norm": 30.0, "epsilon": 50.0, "min_samples": 300},
+    "udp": {"update_clip_norm": 0.5, "crd": True},
 }
 RECURRENT = {"fedgru": "load-gru", "fedntp": "load-lstm-week"}
 BUFFER = {"fedasync": 1, "fedbuff": 2}
@@ -102,20 +102,20 @@ PAPER = {
         "clip_norm": 30.0,
         "epsilon": 50.0,
         "calibration": "nbafl",
-        "formula": {"samples": 300},
+        "formula": {"min_samples": 300},
     },
     "udp": {
         "clip_norm": 0.5,
         "epsilon": 10.0,
         "calibration": "udp",
-        "formula": {"samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
+        "formula": {"min_samples": 300, "rate": 0.003, "steps": 4, "rounds": 4},
     },
 }
 
 
 @pytest.mark.parametrize("method", PAPER)
 def test_devices_add_their_own_noise_and_the_fleet_still_ends(world, method):
-    quiet = {"downlink": False} if method == "nbafl" else {}
+    quiet = {"downlink_noise": False} if method == "nbafl" else {}
     said = run(method, settings=STEPS | SYNCHRONOUS[method] | quiet)
     calm, one = world(run=said), world(run=said)
     noisy = {"name": "gaussian", "point": "update"} | PAPER[method]

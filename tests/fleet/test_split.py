@@ -24,7 +24,7 @@ from firmware_sim.fleet.run_files import toml
 HOURS = 24 * 21
 SETTINGS = {"steps": 3, "rate": 0.003, "prox": 0.1, "credit": 0.9}
 SITES = Path(__file__).with_name("line.toml")
-TURNS = {"batch": 8, "deadline": 4.0, "gather": 0.2}
+TURNS = {"batch": 8, "deadline": 4.0, "forecast_batch_delay": 0.2}
 
 
 def demand(number, hours=HOURS):
@@ -314,7 +314,7 @@ def test_split_equals_centralised_over_the_message_path(world, monkeypatch, faul
         return windows[-1]
 
     monkeypatch.setattr("aggregator.methods.split.split_rounds.drawn", noted)
-    one = sites(world, rounds=1, faults=faults, turns={"guard": 0.0})
+    one = sites(world, rounds=1, faults=faults, turns={"clip_factor": 0.0})
     start_all(one)
     state = finish(one)
     assert everybody(one)
@@ -364,7 +364,7 @@ def test_the_fleet_chooses_a_round_by_windows_that_all_hold_back(world):
 
 def lied(world, attack, *, options=None, guard=3.0, rounds=2):
     """A fleet of four in which the first one lies; its state and reports at the end."""
-    one = sites(world, devices=4, rounds=rounds, turns={"guard": guard})
+    one = sites(world, devices=4, rounds=rounds, turns={"clip_factor": guard})
     ids = [f"home-{number}" for number in range(4)]
     plan = AttackPlan(attack, byzantine=0.25 if attack else 0.0, options=options or {})
     cast = AttackRoles.of(plan, ids, one.clock.monotonic) if attack else None

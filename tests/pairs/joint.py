@@ -90,7 +90,9 @@ class Joint:
 
     def __init__(self, names, *, method="pfgl", kind=np.float64, graph=None, rate=0.05, **said):
         self.kind, self.names, self.rate = kind, sorted(names), rate
-        turns = {"batch": 4, "guard": 0.0, "rate": 0.01, "deadline": 1.0} | said.pop("turns", {})
+        turns = {"batch": 4, "clip_factor": 0.0, "rate": 0.01, "deadline": 1.0} | said.pop(
+            "turns", {}
+        )
         quorum = said.pop("quorum", len(names))
         least = said.pop("least", None)
         row = SERVERS[method]

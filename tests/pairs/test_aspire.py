@@ -82,7 +82,7 @@ def test_equal_losses_leave_the_prior():
 
 
 def test_a_reach_that_makes_a_weight_negative_is_refused():
-    with pytest.raises(ValueError, match="reach"):
+    with pytest.raises(ValueError, match="deviation"):
         worst(FOUR, even(4), 2 * even(4), 1.0)
 
 
@@ -206,7 +206,7 @@ def test_everybody_awaited_the_order_of_arrival_is_no_matter(consensus, order):
 
 
 def test_one_that_left_is_in_no_plane(consensus):
-    fleet = consensus(server(1, patience=3, cut_every=1), consensus_half, TARGETS)
+    fleet = consensus(server(1, staleness_bound=3, cut_every=1), consensus_half, TARGETS)
     fleet.activate(*TARGETS)
     fleet.deliver(Member("d", present=False))
     for _ in range(6):
@@ -230,7 +230,11 @@ def test_one_liar_moves_it_as_far_as_it_likes(consensus):
 
 @pytest.mark.parametrize(
     ("chosen", "key"),
-    [({"budget": 2.0}, "budget"), ({"reach": 0.0}, "reach"), ({"admit": "all"}, "admit")],
+    [
+        ({"budget": 2.0}, "budget"),
+        ({"max_deviation": 0.0}, "max_deviation"),
+        ({"cut_condition": "all"}, "cut_condition"),
+    ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused_by_its_key(chosen, key):
     with pytest.raises(SchemaError, match=key):

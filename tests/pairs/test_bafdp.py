@@ -326,7 +326,9 @@ class TestWhoWhen:
         assert fleet.due == Due(2, "step", after=60.0)
 
     def test_who_is_too_far_behind_is_dropped_and_begins_anew(self, consensus):
-        fleet = consensus(server(1, patience=2, **LIGHT), consensus_half, {"a": 0.0, "b": 9.0})
+        fleet = consensus(
+            server(1, staleness_bound=2, **LIGHT), consensus_half, {"a": 0.0, "b": 9.0}
+        )
         fleet.activate("b")
         late = fleet.answer("b")
         for _ in range(3):
@@ -345,7 +347,7 @@ class TestWhoWhen:
         fleet.answer("b")
 
     def test_whom_the_theory_wants_awaited_is_awaited(self, consensus):
-        chosen = LIGHT | {"patience": 2, "overdue": "wait"}
+        chosen = LIGHT | {"staleness_bound": 2, "overdue": "wait"}
         fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0, "b": 9.0})
         for _ in range(5):
             fleet.activate("a")
@@ -369,7 +371,7 @@ class TestWhoWhen:
         assert fleet.closed[-1].report["known"] == 3
 
     def test_one_that_left_is_let_go_of_when_its_time_is_over(self, consensus):
-        chosen = LIGHT | {"patience": 10, "overdue": "wait"}
+        chosen = LIGHT | {"staleness_bound": 10, "overdue": "wait"}
         fleet = consensus(server(1, **chosen), consensus_half, {"a": 0.0, "b": 9.0})
         fleet.activate("b")
         fleet.deliver(Member("b", present=False))
@@ -468,7 +470,7 @@ def pulled_without(graph, local, settings):
         ({"eps_start": 99.0}, "eps_start"),
         ({"kappa_min": 30.0}, "kappa_min"),
         ({"radius_c1": 0.01}, "radius_c1"),
-        ({"patience": 0}, "patience"),
+        ({"staleness_bound": 0}, "staleness_bound"),
         ({"overdue": "forget"}, "overdue"),
     ],
 )

@@ -192,10 +192,16 @@ class TestRound:
 
     def test_the_coupled_game_asks_on_and_comes_nearer_to_the_exact_slope(self, fleet):
         """Near the solution of the game; the exact slope by differences of that solution."""
-        settings = {"smooth": 0.5, "ridge": 0.1, "damping": 0.0, "tolerance": 0.0, "map_pull": 0.0}
+        settings = {
+            "smooth": 0.5,
+            "ridge": 0.1,
+            "damping": 0.0,
+            "tolerance": 0.0,
+            "map_regularisation": 0.0,
+        }
         slopes = {}
         for outer in (0, 5):
-            three = fleet(**settings, map="diagonal", coupled=outer, map_rate=1e-6, steps=50)
+            three = fleet(**settings, map="diagonal", coupled_solves=outer, map_rate=1e-6, steps=50)
             for _ in range(30 * (2 + outer)):
                 three.activate(*NAMES)
             while three.state.turn:
@@ -339,7 +345,7 @@ class TestFaults:
         assert np.linalg.norm(three.state.solved["a"]) == pytest.approx(right / 0.2, rel=1e-5)
 
     def test_a_map_that_would_leave_the_finite_numbers_stays(self, fleet):
-        three = fleet(map_rate=1e3, map_pull=0.0)
+        three = fleet(map_rate=1e3, map_regularisation=0.0)
         three.activate(*NAMES)
         for name in NAMES:
             three.deliver(replace(three.answer(name), vector=np.full(2, 1e30)))
@@ -484,7 +490,7 @@ class TestSettings:
             ({"neighbours": "a", "sites": {"a": (0.0, 0.0)}}, "beside sites"),
             ({"threshold": 1.0}, "without sites"),
             ({"neighbours": "a", "map_rate": 2.0}, "swings"),
-            ({"neighbours": "a", "coupled": 1, "solver": "first_order"}, "coupled"),
+            ({"neighbours": "a", "coupled_solves": 1, "solver": "first_order"}, "coupled_solves"),
         ],
     )
     def test_what_contradicts_itself_is_refused(self, settings, said):

@@ -113,7 +113,7 @@ class TestNumbers:
         assert state.centres[:, 0] == pytest.approx([5.5, 50.0])
 
     def test_or_it_stays_for_ever(self):
-        half = server(5, centres=2, empty="keep")
+        half = server(5, centres=2, empty_clusters="keep")
         state = at(half, [0.0, 1000.0])
         for _ in range(6):
             state, _ = feed(half, state, FIVE)
@@ -126,7 +126,7 @@ class TestNumbers:
         assert state.labels == {"a": 0, "b": 1}
 
     def test_what_starts_alike_is_one_cluster_whoever_came(self):
-        half = server(5, centres=3, seeding="common", empty="keep")
+        half = server(5, centres=3, seeding="common", empty_clusters="keep")
         state, _ = half.apply(half.init(np.zeros(1)), OPEN)
         state, _ = feed(half, state, FIVE)
         assert set(state.labels.values()) == {0}
@@ -233,7 +233,7 @@ def test_weights_that_are_shifted_together_are_sorted_alike(vectors, shift):
     seed=st.integers(0, 100),
 )
 def test_the_sum_of_distances_never_grows_and_ends(vectors, count, seed):
-    half = server(7, centres=count, seed=seed, empty="keep")
+    half = server(7, centres=count, seed=seed, empty_clusters="keep")
     said = {f"m{number}": vector for number, vector in enumerate(vectors)}
     state, _ = half.apply(half.init(np.zeros(2)), OPEN)
     sums, rows = [], list(vectors.astype(np.float64))

@@ -18,7 +18,7 @@ from edge_sdk.wire.schema import SchemaError, build
 from tests.pairs.line import SPEC, device
 
 KIN = ("afl", "fedatt", "fedda", "fedgru", "fedntp", "nbafl", "udp")
-QUIET = {"nbafl": {"downlink": False}}
+QUIET = {"nbafl": {"downlink_noise": False}}
 ONE = ParamSpec.of([("w", (2,))])
 TWO = ParamSpec.of([("a", (1,)), ("b", (2,))])
 
@@ -234,7 +234,12 @@ class TestNoised:
 
     def noisy(self, entropy, limit=25, **settings):
         row = SERVERS["nbafl"]
-        told = {"bound_weights": 1.0, "epsilon": 10.0, "samples": 1000, "uploads": 1} | settings
+        told = {
+            "weights_clip_norm": 1.0,
+            "epsilon": 10.0,
+            "min_samples": 1000,
+            "uploads": 1,
+        } | settings
         setup = Setup(bind("mean"), row.settings(**told), Rounds(quorum=1, limit=limit))
         return nbafl(setup, entropy)
 
@@ -266,7 +271,7 @@ class TestNoised:
         assert not (elsewhere.w == straight.w).any()
 
     def test_no_two_runs_share_their_secret(self):
-        half = half_of("nbafl", quorum=1, limit=9, downlink=True)
+        half = half_of("nbafl", quorum=1, limit=9, downlink_noise=True)
         first, second = (half.init(np.zeros(3, np.float32)) for _ in range(2))
         assert (first.moments["secret"] != second.moments["secret"]).any()
 
@@ -276,12 +281,12 @@ class TestNoised:
 
     def test_noise_on_the_way_down_wants_a_planned_number_of_rounds(self):
         with pytest.raises(SchemaError, match=r"^run\.rounds: "):
-            half_of("nbafl", downlink=True)
+            half_of("nbafl", downlink_noise=True)
         with pytest.raises(SchemaError, match=r"^run\.rounds: "):
             half_of("udp", crd=True)
 
     def test_a_plan_is_discounted_where_the_loss_does_not_fall(self):
-        half = half_of("udp", quorum=1, limit=10, crd=True, factor=0.5)
+        half = half_of("udp", quorum=1, limit=10, crd=True, discount_factor=0.5)
         state, _ = started(half, 0.0)
         plans = []
         for loss in (1.0, 0.9, 0.9, 0.8, 0.7):
@@ -292,14 +297,14 @@ class TestNoised:
         assert not state.is_open
 
     def test_a_plan_is_never_shorter_than_what_is_done(self):
-        half = half_of("udp", quorum=1, limit=10, crd=True, factor=0.01)
+        half = half_of("udp", quorum=1, limit=10, crd=True, discount_factor=0.01)
         state, _ = started(half, 0.0)
         state, _ = closed(half, state, {"a": (0.1, 1.0)})
         state, (note, *_) = closed(half, state, {"a": (0.1, 1.0)})
         assert (state.version, note.report["stop"]) == (2, True)
 
     def test_where_no_loss_is_told_the_plan_stays(self):
-        half = half_of("udp", quorum=1, limit=5, crd=True, factor=0.5)
+        half = half_of("udp", quorum=1, limit=5, crd=True, discount_factor=0.5)
         state, _ = started(half, 0.0)
         for _ in range(4):
             state, (note, *_) = closed(half, state, {"a": 0.1})
@@ -322,7 +327,7 @@ class TestNoised:
             return bind("mean")(rows, shares, memory)
 
         row = SERVERS["nbafl"]
-        half = row.half(Setup(spy, row.settings(downlink=False), Rounds(quorum=2)))
+        half = row.half(Setup(spy, row.settings(downlink_noise=False), Rounds(quorum=2)))
         state, _ = started(half, [10.0])
         closed(half, state, {"a": 9.0, "b": 12.0})
         assert seen[0].tolist() == [[1.0], [-2.0]]
@@ -385,8 +390,13 @@ WRONG = {
     "fedatt": ({"server_rate": -0.1}, {"epsilon": 1.0}),
     "fedda": ({"rho": 1.5}, {"quasi": "on"}, {"clusters": {"north": "a"}}),
     "fedgru": ({"steps": -1},),
-    "nbafl": ({"epsilon": 0.0}, {"delta": 1.0}, {"samples": 0}, {"bound_weights": 0.0}),
-    "udp": ({"factor": 0.0}, {"factor": 1.5}, {"bound_update": -1.0}, {"crd": 1}),
+    "nbafl": ({"epsilon": 0.0}, {"delta": 1.0}, {"min_samples": 0}, {"weights_clip_norm": 0.0}),
+    "udp": (
+        {"discount_factor": 0.0},
+        {"discount_factor": 1.5},
+        {"update_clip_norm": -1.0},
+        {"crd": 1},
+    ),
     "fedasync": ({"alpha": 0.0}, {"discount": "none"}, {"max_staleness": -1}),
     "fedbuff": ({"power": -1.0}, {"grace": 1.5}),
 }
@@ -458,11 +468,11 @@ def test_a_server_that_stops_anywhere_and_goes_on_loses_no_bit(method):
 
 
 def test_bounded_answers_reach_the_server_bounded():
-    pair = Pair("nbafl", {"a": 100.0}, steps=8, rate=0.3, bound_weights=2.0)
+    pair = Pair("nbafl", {"a": 100.0}, steps=8, rate=0.3, weights_clip_norm=2.0)
     for _ in range(3):
         pair.round()
         assert abs(pair.state.w[0]) <= 2.0 + 1e-6
-    short = Pair("udp", {"a": 100.0}, steps=8, rate=0.3, bound_update=0.5)
+    short = Pair("udp", {"a": 100.0}, steps=8, rate=0.3, update_clip_norm=0.5)
     for number in range(1, 4):
         short.round()
         assert pair.state.w.size == 1

@@ -172,7 +172,7 @@ class TestServer:
         prox = {e.to: e.values["prox"] for e in effects if isinstance(e, Task)}
         assert prox == {"a": 0.1, "b": 0.7, "c": 0.1, "d": 0.1}
 
-    def test_the_fleet_chooses_the_round_and_outcasts_have_no_say(self):
+    def test_the_fleet_chooses_the_round_and_excluded_devices_have_no_effect(self):
         half = server(model_selection="fleet")
         state, kept = opened(half), []
         for honest, liar in ((0.5, 0.9), (0.4, 1e30), (0.6, 0.0)):

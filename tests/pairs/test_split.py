@@ -248,7 +248,7 @@ class TestGuards:
     """A station that lies moves the others by no more than the guard allows."""
 
     def lying(self, factor, guard, ask="decode"):
-        joint = Joint(NAMES, turns={"guard": guard})
+        joint = Joint(NAMES, turns={"clip_factor": guard})
         said = joint.hear
 
         def hear(signal):
@@ -286,7 +286,7 @@ class TestGuards:
 
     @pytest.mark.parametrize("mask", [True, False])
     def test_whom_most_leave_out_of_their_models_is_left_out_of_the_graph_if_told(self, mask):
-        joint = Joint(NAMES, turns={"mask": mask}, method="pfgl", credit=0.5)
+        joint = Joint(NAMES, turns={"mask_excluded": mask}, method="pfgl", credit=0.5)
         fold = joint.fold
 
         def far(event):

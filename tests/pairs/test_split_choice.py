@@ -270,7 +270,7 @@ class TestSilence:
 
 def score_of(joint):
     """The score that a ``Joint`` of half silence plays by."""
-    turns = SplitTurns(batch=4, guard=0.0, rate=0.01, deadline=1.0, z_dropout=0.5)
+    turns = SplitTurns(batch=4, clip_factor=0.0, rate=0.01, deadline=1.0, z_dropout=0.5)
     return SplitBinding(joint.graph, turns, 3, (F, L), 4, 4, 5)
 
 

@@ -21,7 +21,7 @@ class Lying(Joint):
 
     def __init__(self, value, *, lies=(1, 2), of=("encode", "decode", "share"), **said):
         self.value, self.lies, self.of, self.z = value, lies, of, {}
-        turns = {"guard": 3.0} | said.pop("turns", {})
+        turns = {"clip_factor": 3.0} | said.pop("turns", {})
         super().__init__(NAMES, kind=np.float32, turns=turns, **said)
 
     def tell(self, task):

@@ -143,7 +143,7 @@ def test_a_poisoned_gradient_is_cut_to_what_others_send():
     free = run(stage("pfgl", limit=1, turns=turns))[-1]
     twists = {"d": twisted("decode", lambda array: 20.0 * array)}
     guarded = run(stage("pfgl", limit=1, turns=turns, twists=twists))[-1]
-    bare = run(stage("pfgl", limit=1, turns={**turns, "guard": 0.0}, twists=twists))[-1]
+    bare = run(stage("pfgl", limit=1, turns={**turns, "clip_factor": 0.0}, twists=twists))[-1]
     moved = [
         max(float(np.abs(x.states[n].p - free.states[n].p).max()) for n in "abc")
         for x in (guarded, bare)

@@ -121,7 +121,7 @@ def _districts(case: Case) -> Mapping[str, Any]:
 
 
 def _nbafl(case: Case) -> Mapping[str, Any]:
-    numbers = {"bound_weights": CLIP, "samples": case.samples, "uploads": UPLOADS}
+    numbers = {"weights_clip_norm": CLIP, "min_samples": case.samples, "uploads": UPLOADS}
     return {**_local(case), **numbers}
 
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,37 +38,42 @@ class NbAFL:
     Attributes:
         steps: Local steps a round.
         rate: Their learning rate.
-        bound_weights: Euclidean norm to which a device clips its weights (the paper's C).
+        weights_clip_norm: Euclidean norm to which a device clips its weights (the paper's C).
         epsilon: The paper's epsilon, for the noise of the downlink.
         delta: The paper's delta.
-        samples: Smallest sample count of any device, as configured by the operator (the paper's m).
+        min_samples: Smallest sample count of any device, as configured by the operator (the paper's m).
         uploads: Number of uploads of one device (the paper's L).
-        downlink: True if the server adds its noise.
+        downlink_noise: True if the server adds its noise.
     """
 
     steps: Steps = 4
     rate: Rate = 1e-3
-    bound_weights: Length = 20.0
+    weights_clip_norm: Length = 20.0
     epsilon: Annotated[float, Between(1e-3, 1e6)] = 30.0
     delta: Annotated[float, Between(1e-12, 0.5)] = 1e-5
-    samples: Count = 1000
+    min_samples: Count = 1000
     uploads: Count = 1
-    downlink: bool = True
+    downlink_noise: bool = True
+    renamed: ClassVar[Mapping[str, str]] = {
+        "bound_weights": "weights_clip_norm",
+        "samples": "min_samples",
+        "downlink": "downlink_noise",
+    }
 
     def bound(self, rounds: Rounds) -> Averaging:
         """Return the family's settings for these numbers."""
-        values = task(self.steps, self.rate, bound=self.bound_weights)
+        values = task(self.steps, self.rate, bound=self.weights_clip_norm)
         return Averaging(sgd(1.0), rounds, values, weights=True)
 
     def sigma(self, rounds: Rounds) -> float:
         """Return the noise that is added to every published model."""
-        if not self.downlink or rounds.limit is None:
+        if not self.downlink_noise or rounds.limit is None:
             return 0.0
         return nbafl_downlink(
             self.epsilon,
             self.delta,
-            clip=self.bound_weights,
-            samples=self.samples,
+            clip=self.weights_clip_norm,
+            samples=self.min_samples,
             uploads=self.uploads,
             rounds=rounds.limit,
             clients=rounds.quorum,
@@ -83,23 +88,27 @@ class UDP:
         steps: Local steps a round.
         rate: Their learning rate.
         server_rate: Step length of the server.
-        bound_update: Euclidean norm to which a device clips its update (the paper's C).
+        update_clip_norm: Euclidean norm to which a device clips its update (the paper's C).
         crd: True discounts the plan: after a round without a lower loss, fewer rounds are left. A
             device's noise is calibrated before the run and stays; a shorter run spends less budget.
-        factor: Factor of the discount.
+        discount_factor: Factor of the discount.
     """
 
     steps: Steps = 4
     rate: Rate = 1e-3
     server_rate: Rate = 1.0
-    bound_update: Length = 1.0
+    update_clip_norm: Length = 1.0
     crd: bool = False
-    factor: Annotated[float, Between(0.01, 1.0)] = 0.9
+    discount_factor: Annotated[float, Between(0.01, 1.0)] = 0.9
+    renamed: ClassVar[Mapping[str, str]] = {
+        "bound_update": "update_clip_norm",
+        "factor": "discount_factor",
+    }
 
     def bound(self, rounds: Rounds) -> Averaging:
         """Return the family's settings for these numbers."""
-        values = task(self.steps, self.rate, bound=self.bound_update)
-        scheme = Discounted(rounds, self.factor) if self.crd else None
+        values = task(self.steps, self.rate, bound=self.update_clip_norm)
+        scheme = Discounted(rounds, self.discount_factor) if self.crd else None
         return Averaging(sgd(self.server_rate), rounds, values, scheme)
 
 
@@ -114,7 +123,7 @@ def nbafl(setup: Setup, entropy: Entropy = os.urandom) -> Half[Averaged]:
         SchemaError: No planned number of rounds, on which the downlink's noise depends.
     """
     settings: NbAFL = setup.settings
-    if settings.downlink and setup.rounds.limit is None:
+    if settings.downlink_noise and setup.rounds.limit is None:
         raise SchemaError("run.rounds", "missing; the noise of the downlink depends on it")
     bound = settings.bound(setup.rounds)
     sigma = settings.sigma(setup.rounds)

@@ -132,9 +132,9 @@ def left(state: S, client: str) -> S:
     return replace(state, who=state.who.left(client)) if is_present else state
 
 
-def without_silent(state: S, patience: int) -> tuple[S, list[str]]:
-    """Remove the weights of clients silent for over ``patience`` versions; return their ids."""
-    late = state.who.overdue(state.version + 1, QuorumSettings(patience=patience))
+def without_silent(state: S, staleness_bound: int) -> tuple[S, list[str]]:
+    """Remove the weights of clients silent for over ``staleness_bound`` versions; return their ids."""
+    late = state.who.overdue(state.version + 1, QuorumSettings(staleness_bound=staleness_bound))
     gone = frozenset(late) & frozenset(state.held)
     held = {name: vector for name, vector in state.held.items() if name not in gone}
     return replace(state, held=held, who=state.who.without(late)), sorted(gone)

@@ -19,7 +19,7 @@ class QuorumSettings:
     Attributes:
         enough: S, number of different clients that suffices.
         everybody: True waits for all present clients as well (the synchronous variant).
-        patience: Number of versions that a client may fall behind (the papers' bound on staleness).
+        staleness_bound: Number of versions that a client may fall behind (the papers' bound on staleness).
             The firing at which it reaches the bound may happen without it, the next may not.
         overdue: Action on such a client. ``drop``: its part in the consensus ends until its next
             update. ``wait``: nothing fires before its update, as in the convergence theorem; a
@@ -28,7 +28,7 @@ class QuorumSettings:
 
     enough: int = 1
     everybody: bool = False
-    patience: int = 20
+    staleness_bound: int = 20
     overdue: Literal["drop", "wait"] = "drop"
 
 
@@ -74,13 +74,13 @@ class QuorumState:
         """Return the clients beyond the staleness bound without a waiting update.
 
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0})
-        >>> [seen.overdue(version, QuorumSettings(patience=2)) for version in (2, 3)]
+        >>> [seen.overdue(version, QuorumSettings(staleness_bound=2)) for version in (2, 3)]
         [(), ('b',)]
         """
         return tuple(
             client
             for client in sorted(self.since)
-            if version - self.since[client] > quorum.patience and client not in self.arrived
+            if version - self.since[client] > quorum.staleness_bound and client not in self.arrived
         )
 
     def is_ready(self, version: int, quorum: QuorumSettings) -> bool:
@@ -89,7 +89,7 @@ class QuorumState:
         >>> seen = QuorumState({"a": True, "b": True}, since={"a": 3, "b": 0}, arrived={"a": 3})
         >>> seen.is_ready(3, QuorumSettings(1)), seen.is_ready(3, QuorumSettings(1, everybody=True))
         (True, False)
-        >>> seen.is_ready(3, QuorumSettings(1, patience=2, overdue="wait"))
+        >>> seen.is_ready(3, QuorumSettings(1, staleness_bound=2, overdue="wait"))
         False
         """
         if len(self.arrived) < quorum.enough:

@@ -51,7 +51,7 @@ class BiGFL:
             plus a ``low_rank`` matrix, or any matrix of the ``last_layer`` only.
         rank: Rank of the low-rank form.
         map_rate: Step of the map. 0 leaves it the identity: plain smoothing over the graph.
-        map_pull: Weight of the map's squared distance from the identity (lambda of the upper one).
+        map_regularisation: Weight of the map's squared distance from the identity (lambda of the upper one).
         non_neighbours: Number of non-neighbours drawn for each device, anew in each round.
         solver: Solver of the linear system of the map's step: ``conjugate`` gradients, a
             ``neumann`` series, or none (``first_order``): the server uses the gradient itself, and
@@ -61,8 +61,8 @@ class BiGFL:
         tolerance: Largest residual, as a fraction of the gradient's norm.
         neumann_step: Step of the series; left out, devices compute one.
         curvature: Divisor of the gradient where nothing is solved.
-        windows: Minibatches over which a device measures its curvature.
-        coupled: Number of further solves with the neighbours' solutions (for tests and small
+        curvature_batches: Minibatches over which a device measures its curvature.
+        coupled_solves: Number of further solves with the neighbours' solutions (for tests and small
             fleets): 0 as in the paper; each needs one more task.
         sites: Public coordinates by device id: latitude and longitude in degrees. Without these and
             ``neighbours`` all devices are neighbours, and there are no others.
@@ -80,7 +80,7 @@ class BiGFL:
     map: Literal["diagonal", "low_rank", "last_layer", "full"] = "diagonal"
     rank: Annotated[int, Between(1, 256)] = 8
     map_rate: Rate = 1e-2
-    map_pull: Weight = 1.0
+    map_regularisation: Weight = 1.0
     non_neighbours: Annotated[int, Between(0, 100_000)] = 10
     solver: Literal["conjugate", "neumann", "first_order"] = "conjugate"
     iterations: Products = 10
@@ -88,13 +88,18 @@ class BiGFL:
     tolerance: Annotated[float, Between(0.0, 1.0)] = 1e-3
     neumann_step: Annotated[float, Between(1e-9, 1e9)] | None = None
     curvature: Annotated[float, Between(1e-9, 1e9)] = 1.0
-    windows: Annotated[int, Between(1, 64)] = 1
-    coupled: Annotated[int, Between(0, 5)] = 0
+    curvature_batches: Annotated[int, Between(1, 64)] = 1
+    coupled_solves: Annotated[int, Between(0, 5)] = 0
     sites: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     neighbours: str | None = None
     threshold: Annotated[float, Between(1e-6, 20_038.0)] | None = None
     stale_after: Rounds = 5
-    renamed: ClassVar[Mapping[str, str]] = {"strangers": "non_neighbours"}
+    renamed: ClassVar[Mapping[str, str]] = {
+        "strangers": "non_neighbours",
+        "map_pull": "map_regularisation",
+        "windows": "curvature_batches",
+        "coupled": "coupled_solves",
+    }
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""
@@ -102,13 +107,13 @@ class BiGFL:
             raise ValueError("neighbours: expected none beside sites, for both say who is near")
         if self.threshold is not None and not (self.sites or self.neighbours is not None):
             raise ValueError("threshold: expected none without sites or neighbours")
-        if self.map_rate * self.map_pull >= 2.0:
+        if self.map_rate * self.map_regularisation >= 2.0:
             raise ValueError(
-                f"map_rate: expected less than 2 over map_pull, or the map swings ever farther "
+                f"map_rate: expected less than 2 over map_regularisation, or the map swings ever farther "
                 f"from the identity, got {self.map_rate:g}"
             )
-        if self.coupled and self.solver == "first_order":
-            raise ValueError("coupled: expected 0 where devices solve nothing (first_order)")
+        if self.coupled_solves and self.solver == "first_order":
+            raise ValueError("coupled_solves: expected 0 where devices solve nothing (first_order)")
 
     @property
     def max_staleness(self) -> int:
@@ -144,7 +149,7 @@ class BiGFL:
             "damping": self.damping,
             "tolerance": self.tolerance,
             "curvature": self.curvature,
-            "batches": float(self.windows),
+            "batches": float(self.curvature_batches),
             **drawn,
         }
         if self.neumann_step is not None:
@@ -159,11 +164,11 @@ class BiGFL:
             ridge=self.ridge,
             damping=self.damping,
             map_rate=self.map_rate,
-            map_pull=self.map_pull,
+            map_pull=self.map_regularisation,
             non_neighbours=self.non_neighbours,
             solve="server" if self.solver == "first_order" else "device",
             curvature=self.curvature,
-            outer=self.coupled,
+            outer=self.coupled_solves,
             stale_after=self.stale_after,
             seed=setup.seed,
         )

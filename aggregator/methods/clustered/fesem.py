@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from aggregator.methods.averaging.fedatt import slices_of
 from aggregator.methods.base.parameters import Rate, Steps, task
@@ -36,7 +37,7 @@ class FeSEM:
         seeding: Initial centres: some of the first updates, far from each other (``kmeans++``); or
             the first model (``common``): all devices are in one cluster in the first round, and
             the other centres stay at the first model.
-        empty: A centre without members stays where it is; ``reseed`` places it at the device
+        empty_clusters: A centre without members stays where it is; ``reseed`` places it at the device
             farthest from its own after ``reseed_after`` rounds, ``keep`` never does.
         reseed_after: Number of rounds in a row that a cluster is empty before it is placed anew.
         stale_after: Number of rounds that the last weights of a silent device count.
@@ -52,11 +53,12 @@ class FeSEM:
     first_steps: Steps = 50
     mu: Pull = 0.01
     seeding: Literal["kmeans++", "common"] = "kmeans++"
-    empty: Literal["reseed", "keep"] = "reseed"
+    empty_clusters: Literal["reseed", "keep"] = "reseed"
     reseed_after: Rounds = 2
     stale_after: Rounds = 5
     distance: Literal["plain", "layers"] = "plain"
     newcomer: Literal["average", "largest"] = "average"
+    renamed: ClassVar[Mapping[str, str]] = {"empty": "empty_clusters"}
 
     @property
     def max_staleness(self) -> int:
@@ -72,7 +74,7 @@ class FeSEM:
             task(self.steps, self.rate, prox=2.0 * self.mu),
             task(self.first_steps, self.rate, prox=2.0 * self.mu),
             seeding=self.seeding == "kmeans++",
-            reseed_after=self.reseed_after if self.empty == "reseed" else None,
+            reseed_after=self.reseed_after if self.empty_clusters == "reseed" else None,
             stale_after=self.stale_after,
             newcomer=self.newcomer,
             scale=layered(slices_of(setup)) if by_layers and setup.spec is not None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from aggregator.methods.base.quorum import QuorumSettings
 from aggregator.methods.base.types import Setup, has_no_use
@@ -47,21 +47,21 @@ class AspireEase:
             ``sum`` weighs losses by 1/n on average.
         dual_rate: Step of the consensus duals (rho_2).
         dual_max: Bound of the duals.
-        fading: Exponent with which all damping decreases: 1/4, or the preprint's 1/8.
+        damping_exponent: Exponent with which all damping decreases: 1/4, or the preprint's 1/8.
         budget: Gamma as a fraction of the devices; 0 weighs all equally.
-        reach: Largest change of a device's weight, as a fraction of 1/n.
+        max_deviation: Largest change of a device's weight, as a fraction of 1/n.
         h_rate: Step of the epigraph variable.
-        h_least: Floor of the epigraph variable; left out: none. The preprint's is 0, at which
+        h_min: Floor of the epigraph variable; left out: none. The preprint's is 0, at which
             small losses hardly contribute.
         plane_rate: Step of the planes' multipliers (rho_1).
         plane_max: Bound of the multipliers.
         cut_every: Firings between two searches for a new plane.
-        admit: Condition on a new plane: it exceeds the other ``planes`` (the preprint), or ``h``.
+        cut_condition: Condition on a new plane: it exceeds the other ``planes`` (the preprint), or ``h``.
         drop_after: Number of searches in a row that find a multiplier of 0 before its plane is
             removed; the preprint's is 1.
         planes: Largest number of planes.
         loss_cap: Largest claimed loss, as a multiple of the median; 0 uses losses as claimed.
-        patience: Number of versions that a device may fall behind.
+        staleness_bound: Number of versions that a device may fall behind.
         overdue: ``drop`` a device that is further behind, or ``wait`` for it.
         check_every: Activations between two checks that device and server hold one dual; 0: none.
         max_staleness: Ingress refuses staler updates; below it updates count at any age.
@@ -75,27 +75,34 @@ class AspireEase:
     normalise: Literal["mean", "sum"] = "mean"
     dual_rate: Rate = 0.1
     dual_max: Annotated[float, Between(0.0)] = 10.0
-    fading: Annotated[float, Between(0.0, 1.0)] = 0.25
+    damping_exponent: Annotated[float, Between(0.0, 1.0)] = 0.25
     budget: Annotated[float, Between(0.0, 1.0)] = 0.2
-    reach: Share = 1.0
+    max_deviation: Share = 1.0
     h_rate: Rate = 0.1
-    h_least: float | None = None
+    h_min: float | None = None
     plane_rate: Annotated[float, Between(1e-9, 1e3)] = 0.1
     plane_max: Weight = 10.0
     cut_every: Versions = 10
-    admit: Literal["planes", "h"] = "planes"
+    cut_condition: Literal["planes", "h"] = "planes"
     drop_after: Versions = 2
     planes: Versions = 50
     loss_cap: Annotated[float, Between(0.0, 1e9)] = 10.0
-    patience: Versions = 20
+    staleness_bound: Versions = 20
     overdue: Literal["drop", "wait"] = "drop"
     check_every: Whole = 50
     max_staleness: Versions = 2**31
+    renamed: ClassVar[Mapping[str, str]] = {
+        "fading": "damping_exponent",
+        "reach": "max_deviation",
+        "h_least": "h_min",
+        "admit": "cut_condition",
+        "patience": "staleness_bound",
+    }
 
     @property
     def ascent(self) -> Ascent:
         """Return the step settings of the consensus duals."""
-        return Ascent(self.dual_rate, self.dual_max, fading=self.fading)
+        return Ascent(self.dual_rate, self.dual_max, fading=self.damping_exponent)
 
     def numbers(self, _version: int) -> Mapping[str, float]:
         """Return the numbers of a task."""
@@ -108,14 +115,14 @@ class AspireEase:
             self.numbers,
             self.kappa,
             self.budget,
-            self.reach,
+            self.max_deviation,
             self.h_rate,
-            -math.inf if self.h_least is None else self.h_least,
+            -math.inf if self.h_min is None else self.h_min,
             self.plane_rate,
             self.plane_max,
-            self.fading,
+            self.damping_exponent,
             self.cut_every,
-            self.admit,
+            self.cut_condition,
             self.drop_after,
             self.planes,
             self.loss_cap,
@@ -127,7 +134,9 @@ def aspire_ease(setup: Setup) -> Half[ConsensusServerState]:
     """Bind ASPIRE-EASE's server half."""
     has_no_use(setup, "rule", "weighting", "share")
     o: AspireEase = setup.settings
-    quorum = QuorumSettings(setup.rounds.quorum, patience=o.patience, overdue=o.overdue)
+    quorum = QuorumSettings(
+        setup.rounds.quorum, staleness_bound=o.staleness_bound, overdue=o.overdue
+    )
     return consensus_half(
         ConsensusSettings(
             o.worst(),

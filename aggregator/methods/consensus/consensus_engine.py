@@ -254,7 +254,7 @@ def _dropped(
     lost = [name for name in gone if name in state.held or name in state.dual]
     state = replace(_forgotten(state, consensus, gone), who=state.who.without(gone))
     state = replace(state, owed={**state.owed, **dict.fromkeys(gone, True)})
-    return state, dict.fromkeys(lost, f"silent for {quorum.patience} firings")
+    return state, dict.fromkeys(lost, f"silent for {quorum.staleness_bound} firings")
 
 
 def _forgotten(

@@ -9,8 +9,8 @@ robust.
 The preprint (arXiv 2210.07588) was read in a public copy of its whole text. It differs from the
 first specification of this project: a plane is new if it exceeds the other planes, (18), not h; a
 plane whose multiplier is 0 is removed at once, (20); damping decreases with the power 1/8, not
-1/4; h and the multipliers are projected on [0, a_2] and [0, a_3] of unnamed size. ``admit``,
-``drop_after``, ``fading``, ``h_least`` and ``plane_max`` choose. Where the text leaves it open: the
+1/4; h and the multipliers are projected on [0, a_2] and [0, a_3] of unnamed size. ``cut_condition``,
+``drop_after``, ``damping_exponent``, ``h_min`` and ``plane_max`` choose. Where the text leaves it open: the
 prior is a plane that stays, its multiplier begins at 1, and h where that is at rest.
 """
 
@@ -82,14 +82,14 @@ class Worst:
         numbers_at: Returns the numbers of a task for its version.
         kappa: Weight of the quadratic pull.
         budget: Gamma, as a fraction of the clients: count of weights that may change in full.
-        reach: Largest change of a weight, as a fraction of its prior.
+        max_deviation: Largest change of a weight, as a fraction of its prior.
         h_rate: Step of the epigraph variable.
-        h_least: Floor of the epigraph variable.
+        h_min: Floor of the epigraph variable.
         plane_rate: Step of the multipliers (rho_1).
         plane_max: Bound of the multipliers.
-        fading: Exponent with which the damping decreases with the firing.
+        damping_exponent: Exponent with which the damping decreases with the firing.
         every: Firings between two checks for a new plane.
-        admit: A new plane must exceed the other ``planes``, or ``h``.
+        cut_condition: A new plane must exceed the other ``planes``, or ``h``.
         drop_after: Number of checks in a row at 0 after which a plane is removed.
         most: Largest number of planes; a further one replaces that with the least multiplier.
         loss_cap: Largest loss, as a multiple of the median; 0 uses losses as claimed.
@@ -99,14 +99,14 @@ class Worst:
     numbers_at: Callable[[int], Scalars]
     kappa: float = 1.0
     budget: float = 0.2
-    reach: float = 1.0
+    max_deviation: float = 1.0
     h_rate: float = 0.1
-    h_least: float = -math.inf
+    h_min: float = -math.inf
     plane_rate: float = 0.1
     plane_max: float = 10.0
-    fading: float = 0.25
+    damping_exponent: float = 0.25
     every: int = 10
-    admit: Literal["planes", "h"] = "planes"
+    cut_condition: Literal["planes", "h"] = "planes"
     drop_after: int = 2
     most: int = 50
     loss_cap: float = 10.0
@@ -175,13 +175,13 @@ class Worst:
         """Begin with the prior alone, its multiplier at 1 and at rest."""
         if own.is_begun:
             return own
-        h = max(own.value(PRIOR, losses) - 1.0 / self.plane_rate, self.h_least)
+        h = max(own.value(PRIOR, losses) - 1.0 / self.plane_rate, self.h_min)
         return replace(own, is_begun=True, h=h, multiplier={PRIOR: 1.0})
 
     def _stepped(self, own: Cut, losses: Mapping[str, float], fired: int) -> Cut:
         total = sum(own.multiplier[name] for name in sorted(own.multiplier))
-        h = max(own.h - self.h_rate * (1.0 - total), self.h_least)
-        kappa = damping(self.plane_rate, fired, fading=self.fading)
+        h = max(own.h - self.h_rate * (1.0 - total), self.h_min)
+        kappa = damping(self.plane_rate, fired, fading=self.damping_exponent)
         risen = {}
         for name, held in own.multiplier.items():
             slope = own.value(name, losses) - h - kappa * held
@@ -196,9 +196,9 @@ class Worst:
         names = sorted(losses)
         prior = even(len(names))
         claims = np.array([losses[name] for name in names])
-        shares = worst(claims, prior, self.reach * prior, self.budget * len(names))
+        shares = worst(claims, prior, self.max_deviation * prior, self.budget * len(names))
         held = max(own.value(name, losses) for name in own.multiplier)
-        bar = held if self.admit == "planes" else own.h
+        bar = held if self.cut_condition == "planes" else own.h
         if not float(shares @ claims) > bar + 1e-12 * abs(bar):
             return own
         if len(own.planes) >= self.most:

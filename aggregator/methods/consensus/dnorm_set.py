@@ -1,8 +1,8 @@
 """The constrained D-norm set: bounded shifts of the clients' weights, and the worst of them.
 
-``P = {q : |q_j - prior_j| <= reach_j, sum_j |q_j - prior_j| / reach_j <= budget, sum_j q_j = 1}``
+``P = {q : |q_j - prior_j| <= deviation_j, sum_j |q_j - prior_j| / deviation_j <= budget, sum_j q_j = 1}``
 (ASPIRE-EASE (16), read in full in a public copy of the preprint). Budget 0 is the prior alone;
-with the number of clients as budget every weight may change by its full reach.
+with the number of clients as budget every weight may change by its full deviation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def worst(losses: Floats, prior: Floats, reach: Floats, budget: float) -> Floats:
+def worst(losses: Floats, prior: Floats, deviation: Floats, budget: float) -> Floats:
     """Return the weights of the set under which the weighted loss is largest, shape ``(n,)``.
 
-    With equal reaches the solution is greedy: take from the smallest losses and give to the
+    With equal deviations the solution is greedy: take from the smallest losses and give to the
     largest, one pair of clients for every two units of budget. In general it is a linear program
     with one equation: for a given price of weight every client's move is independent, and the price
     at which the moves cancel is found by bisection. Equal losses leave the prior.
@@ -26,14 +26,14 @@ def worst(losses: Floats, prior: Floats, reach: Floats, budget: float) -> Floats
     Args:
         losses: One a client, finite, shape ``(n,)``.
         prior: Weights before any shift; sum 1.
-        reach: Largest change of each weight, above 0 and at most its prior.
-        budget: Number of clients that may be moved by their full reach, from 0.
+        deviation: Largest change of each weight, above 0 and at most its prior.
+        budget: Number of clients that may be moved by their full deviation, from 0.
 
     Raises:
-        ValueError: A reach exceeds its prior, so a weight may be negative, or is not positive.
+        ValueError: A maximum deviation exceeds its prior, so a weight may be negative, or is not positive.
 
     Source:
-        ASPIRE-EASE (17), which sorts ``reach_j f_j``; that is the optimum for equal reaches only.
+        ASPIRE-EASE (17), which sorts ``deviation_j f_j``; that is the optimum for equal deviations only.
 
     Example:
         >>> f, even = np.array([1.0, 2.0, 3.0, 6.0]), np.full(4, 0.25)
@@ -45,26 +45,26 @@ def worst(losses: Floats, prior: Floats, reach: Floats, budget: float) -> Floats
         [0.   0.25 0.25 0.5 ] 4.25
         [0.  0.  0.5 0.5] 4.5
     """
-    if not ((reach > 0.0) & (reach <= prior)).all():
-        raise ValueError("reach: expected above 0 and at most the prior")
+    if not ((deviation > 0.0) & (deviation <= prior)).all():
+        raise ValueError("deviation: expected above 0 and at most the prior")
     low, high = float(losses.min()), float(losses.max())
     while low < (middle := 0.5 * (low + high)) < high:
-        wanted = _moves(losses - middle, reach, budget)
+        wanted = _moves(losses - middle, deviation, budget)
         low, high = (middle, high) if wanted.sum() >= 0.0 else (low, middle)
-    cheap = _moves(losses - low, reach, budget)
-    dear = -_moves(high - losses, reach, budget)
+    cheap = _moves(losses - low, deviation, budget)
+    dear = -_moves(high - losses, deviation, budget)
     return prior + _balanced(cheap, dear)
 
 
-def _moves(gains: Floats, reach: Floats, budget: float) -> Floats:
-    """Move each client by its reach towards its gain, the largest gain first, within the budget.
+def _moves(gains: Floats, deviation: Floats, budget: float) -> Floats:
+    """Move each client by its deviation towards its gain, the largest gain first, within the budget.
 
     A client without gain in either direction moves up.
     """
-    order = np.argsort(-(reach * np.abs(gains)), kind="stable")
-    share = np.zeros_like(reach)
+    order = np.argsort(-(deviation * np.abs(gains)), kind="stable")
+    share = np.zeros_like(deviation)
     share[order] = np.clip(budget - np.arange(len(order)), 0.0, 1.0)
-    moves: Floats = share * reach * np.where(gains >= 0.0, 1.0, -1.0)
+    moves: Floats = share * deviation * np.where(gains >= 0.0, 1.0, -1.0)
     return moves
 
 

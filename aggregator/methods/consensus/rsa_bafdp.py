@@ -65,15 +65,15 @@ class Bafdp:
         eps_rate: Step of the budget (alpha_eps); left out: a hundredth of the cap.
         eps_dual_rate: Step of the budget's dual (alpha_lambda).
         delta: Delta of the regulariser's noise.
-        reach: Largest change of one value of a sample (Delta).
-        noise: c3 itself; left out: ``sqrt(2 d ln(1.25/delta)) reach`` for samples of d numbers.
+        sensitivity: Largest change of one value of a sample (Delta).
+        noise: c3 itself; left out: ``sqrt(2 d ln(1.25/delta)) sensitivity`` for samples of d numbers.
         radius: The radius for few samples itself; left out: equation (8).
         radius_c1: Constant c1 of (8).
         radius_c2: Constant c2 of (8).
         radius_tail: Exponent beta of (8).
         radius_gamma: 1 minus the confidence of (8).
         radius_scale: Factor of the whole radius; the paper's is 1.
-        patience: Number of versions that a device may fall behind (the bound on staleness).
+        staleness_bound: Number of versions that a device may fall behind (the bound on staleness).
         overdue: ``drop`` a device that is further behind, or ``wait`` for it.
         check_every: Activations between two checks that device and server hold one dual; 0: none.
         max_staleness: Ingress refuses staler updates; below it updates count at any age.
@@ -98,7 +98,7 @@ class Bafdp:
     eps_rate: Rate | None = None
     eps_dual_rate: Rate = 0.1
     delta: Annotated[float, Between(1e-300, 0.5)] = 1e-5
-    reach: Weight = 1.0
+    sensitivity: Weight = 1.0
     noise: Weight | None = None
     radius: Weight | None = None
     radius_c1: Annotated[float, Between(1e-9, 1e9)] = 2.0
@@ -106,10 +106,14 @@ class Bafdp:
     radius_tail: Annotated[float, Between(1.0, 1e3)] = 2.0
     radius_gamma: Share = 0.05
     radius_scale: Weight = 0.01
-    patience: Versions = 20
+    staleness_bound: Versions = 20
     overdue: Literal["drop", "wait"] = "drop"
     check_every: Whole = 50
     max_staleness: Versions = 2**31
+    renamed: ClassVar[Mapping[str, str]] = {
+        "reach": "sensitivity",
+        "patience": "staleness_bound",
+    }
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings; the error names the key."""
@@ -163,7 +167,7 @@ class Bafdp:
     def _noise(self) -> dict[str, float]:
         if self.noise is not None:
             return {"noise": self.noise}
-        unit = math.sqrt(2.0 * math.log(1.25 / self.delta)) * self.reach
+        unit = math.sqrt(2.0 * math.log(1.25 / self.delta)) * self.sensitivity
         return {"noise": unit, "noise_by_width": 1.0}
 
     def _radius(self) -> dict[str, float]:
@@ -197,7 +201,7 @@ class Rsa:
         order: ``gauss_seidel``, the server receives the weights after the step (the published
             code); or ``jacobi``, before it (the publication).
         weight: Weight of the server's own term, half the squared length of the consensus.
-        patience: Number of rounds that a device may be silent.
+        staleness_bound: Number of rounds that a device may be silent.
         overdue: ``drop`` a device that is silent for longer, or ``wait`` for it.
         max_staleness: Ingress refuses staler updates.
     """
@@ -212,9 +216,10 @@ class Rsa:
     normalise: Literal["mean", "sum"] = "sum"
     order: Literal["gauss_seidel", "jacobi"] = "gauss_seidel"
     weight: Weight = 0.0
-    patience: Versions = 20
+    staleness_bound: Versions = 20
     overdue: Literal["drop", "wait"] = "drop"
     max_staleness: Versions = 2**31
+    renamed: ClassVar[Mapping[str, str]] = {"patience": "staleness_bound"}
 
     def numbers(self, version: int) -> Mapping[str, float]:
         """Return the numbers of a task; the rate is the present one."""
@@ -271,7 +276,7 @@ def rsa_weights(setup: Setup) -> Half[ConsensusServerState]:
 def _bafdp(setup: Setup, *, everybody: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Bafdp = setup.settings
-    quorum = QuorumSettings(setup.rounds.quorum, everybody, o.patience, o.overdue)
+    quorum = QuorumSettings(setup.rounds.quorum, everybody, o.staleness_bound, o.overdue)
     return ConsensusSettings(
         L1(o.l1, o.numbers, o.budget()),
         quorum,
@@ -286,7 +291,7 @@ def _rsa(setup: Setup, *, votes: bool) -> ConsensusSettings:
     has_no_use(setup, "rule", "weighting", "share")
     o: Rsa = setup.settings
     quorum = QuorumSettings(
-        setup.rounds.quorum, everybody=True, patience=o.patience, overdue=o.overdue
+        setup.rounds.quorum, everybody=True, staleness_bound=o.staleness_bound, overdue=o.overdue
     )
     gain = o.gain if isinstance(o, DpRsa) else 1.0
     return ConsensusSettings(

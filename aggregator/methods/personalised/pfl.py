@@ -64,7 +64,7 @@ class PFL:
         sums: A mixture's weights are made to sum to ``one``, or left as ``printed``.
         start: Start of a device's steps: its ``own`` weights, or the ``received`` mixture.
         optimiser: Optimiser of the steps: the bundle's, plain steps, or Adam.
-        moments: State of the optimiser: ``kept`` over rounds, or ``fresh`` in each.
+        optimiser_state: State of the optimiser: ``kept`` over rounds, or ``fresh`` in each.
         model_selection: Model that a device forecasts with, of those after its rounds: its ``own`` best on
             held-back windows; that of the round with the least mean held-back loss of the
             ``fleet``; or the ``last``. Without held-back windows (``training.holdout_fraction``) the last.
@@ -93,7 +93,7 @@ class PFL:
     sums: Literal["one", "printed"] = "one"
     start: Literal["own", "received"] = "own"
     optimiser: Literal["bundle", "sgd", "adam"] = "bundle"
-    moments: Literal["kept", "fresh"] = "kept"
+    optimiser_state: Literal["kept", "fresh"] = "kept"
     model_selection: Literal["own", "fleet", "last"] = "own"
     final_tuning: bool = True
     stale_after: Rounds = 5
@@ -104,6 +104,7 @@ class PFL:
         "credit_of": "credit_by_device",
         "choice": "model_selection",
         "tune": "final_tuning",
+        "moments": "optimiser_state",
     }
 
     def __post_init__(self) -> None:
@@ -160,7 +161,7 @@ class PFL:
         }
         flags = {
             "received": self.start == "received",
-            "fresh": self.moments == "fresh",
+            "fresh": self.optimiser_state == "fresh",
             "tune": self.final_tuning,
         }
         return values | {name: 1.0 for name, is_set in flags.items() if is_set}

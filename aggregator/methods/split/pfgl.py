@@ -57,7 +57,7 @@ class PFGL(PFL):
         """Return the numbers of a client's task."""
         told = {"prox": self.prox_by_device.get(client, self.prox), "rate": self.rate}
         told["optimiser"] = _OPTIMISERS[self.optimiser]
-        flags = {"received": self.start == "received", "fresh": self.moments == "fresh"}
+        flags = {"received": self.start == "received", "fresh": self.optimiser_state == "fresh"}
         told |= {"choice": _CHOICES[self.model_selection]} if _CHOICES[self.model_selection] else {}
         return told | {name: 1.0 for name, is_set in flags.items() if is_set}
 

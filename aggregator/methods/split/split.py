@@ -151,7 +151,7 @@ def _between(
         effects = tuple(told if isinstance(effect, Closed) else effect for effect in effects)
         if binding.by_fleet and closed.moved and state.kept == closed.round:
             state = replace(state, chosen={"p": state.net["p"]})
-        dropped = closed.report.get("dropped", {}) if binding.turns.mask else {}
+        dropped = closed.report.get("dropped", {}) if binding.turns.mask_excluded else {}
         masked = dict.fromkeys(sorted(dropped), True) if closed.moved else state.masked
         state = replace(state, attempt=0, masked=masked, told={}, astray={})
     if not state.is_settled:

@@ -37,7 +37,9 @@ def queued(
         {**before.latest, said.sender: (said.step, said.array[0])},
         {**before.asking, said.sender: said.step},
     )
-    effects = () if before.asking else (Due(0, "serve", 0, after=binding.turns.gather),)
+    effects = (
+        () if before.asking else (Due(0, "serve", 0, after=binding.turns.forecast_batch_delay),)
+    )
     return replace(state, serving=serving), effects
 
 

@@ -51,13 +51,13 @@ class SplitTurns:
         server_iterations: Iterations of the graph alone, in the alternating schedule.
         refresh_batches: Batches whose ``z`` the devices get, in the alternating schedule.
         rate: Learning rate of the graph model.
-        guard: Largest norm of activations and gradients, in medians; 0: no limit.
-        mask: True leaves a station that most others leave out of their models out of the graph too:
+        clip_factor: Largest norm of activations and gradients, in medians; 0: no limit.
+        mask_excluded: True leaves a station that most others leave out of their models out of the graph too:
             its activations are its last accepted mean, its loss has no effect.
         own_loss_only: True sends a device only its own loss's gradient, as problem (7) is printed:
             one backward pass a station.
         float16: True sends arrays in float16.
-        gather: Seconds in which requests for forecasts are collected and served together.
+        forecast_batch_delay: Seconds in which requests for forecasts are collected and served together.
         validation_batches: Batches of held-back windows that a round is judged by, where the fleet chooses.
         z_dropout: Fraction of windows for which a training device receives ``z = 0``: it learns to
             forecast without the server, as it must when the server is away.
@@ -69,11 +69,11 @@ class SplitTurns:
     server_iterations: Annotated[int, Between(0, 65536)] = 4
     refresh_batches: Annotated[int, Between(1, 64)] = 4
     rate: Annotated[float, Between(0.0, 1e3)] = 5e-4
-    guard: Annotated[float, Between(0.0, 1e6)] = MEDIANS
-    mask: bool = True
+    clip_factor: Annotated[float, Between(0.0, 1e6)] = MEDIANS
+    mask_excluded: bool = True
     own_loss_only: bool = False
     float16: bool = False
-    gather: Annotated[float, Between(0.0, 60.0)] = 0.5
+    forecast_batch_delay: Annotated[float, Between(0.0, 60.0)] = 0.5
     validation_batches: Annotated[int, Between(1, 64)] = 4
     z_dropout: Annotated[float, Between(0.0, 1.0)] = 0.0
     renamed: ClassVar[Mapping[str, str]] = {
@@ -81,6 +81,9 @@ class SplitTurns:
         "refresh": "refresh_batches",
         "judge": "validation_batches",
         "half": "float16",
+        "guard": "clip_factor",
+        "mask": "mask_excluded",
+        "gather": "forecast_batch_delay",
     }
 
     def program(self, steps: int, *, judges: bool = False) -> tuple[str, ...]:
@@ -120,8 +123,8 @@ class SplitTurns:
 
     @property
     def most(self) -> float:
-        """Return the guard, infinite where there is none."""
-        return self.guard or np.inf
+        """Return the clipping factor, infinite without one."""
+        return self.clip_factor or np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class SplitRoundState:
         took: Stations whose activations are in it.
         heard: Signals of this phase.
         h: All activations, as the graph receives them, ``(B, N, F, L)``.
-        factors: Factor that the guard left of each, ``(B, N)``.
+        factors: Factor that clipping left of each, ``(B, N)``.
         known: Activations of windows of earlier turns, by station and number.
         losses: Mean losses of the turns.
         record: Participants: a line where they differ from the turn before.

@@ -18,7 +18,7 @@ from edge_sdk.wire.protocol.codec import pack_leaves, unpack_leaves
 
 SPEC = ParamSpec.of([("gru.lstm", (3,))])
 START = np.array([1.0, -2.0, 0.5], np.float32)
-NEEDED = {"nbafl": {"samples": 100, "epsilon": 50.0}, "fesem": {"centres": 2}}
+NEEDED = {"nbafl": {"min_samples": 100, "epsilon": 50.0}, "fesem": {"centres": 2}}
 NEEDED["bigfl"] = {"solver": "first_order"}  # one question a round
 ALONE = {"fedasync"}  # every answer fires
 HOSTED = {"dfl_sgd", "dfl_gt"}  # devices learn from each other; nothing is answered

@@ -165,7 +165,7 @@ def test_more_answers_than_there_are_devices_are_refused_at_the_start(founded, q
         ("fedasync", "max_staleness = 1.5", "run.settings.max_staleness"),
         ("fedasync", "alpha = 0.0", "run.settings.alpha"),
         ("fedasync", "prox = -1.0", "run.settings.prox"),
-        ("rsa", "patience = 0", "run.settings.patience"),
+        ("rsa", "staleness_bound = 0", "run.settings.staleness_bound"),
         ("rsa", "overdue = 'later'", "run.settings.overdue"),
         ("rsa", "stepz = 1", "run.settings"),
         ("fedbuff", "steps = 1 }\nrule = { name = 'trimmed_mean', f = 2", "run."),

@@ -45,10 +45,10 @@ def test_only_the_absent_are_forgotten():
 
 
 @given(st.lists(st.tuples(NAMES, st.booleans()), max_size=40), st.integers(1, 4))
-def test_nobody_is_counted_twice_and_nobody_waits_beyond_the_bound(events, patience):
+def test_nobody_is_counted_twice_and_nobody_waits_beyond_the_bound(events, staleness_bound):
     """Whatever happens when, with the theory's waiting: a staleness of bound + 1 at most."""
     quorum, seen, version = (
-        QuorumSettings(2, patience=patience, overdue="wait"),
+        QuorumSettings(2, staleness_bound=staleness_bound, overdue="wait"),
         joined(*"abcde"),
         0,
     )
@@ -57,7 +57,7 @@ def test_nobody_is_counted_twice_and_nobody_waits_beyond_the_bound(events, patie
             seen = seen.received(name, seen.told[name])
         if seen.is_ready(version, quorum):
             assert len(seen.arrived) >= 2
-            assert all(version - base <= patience + 1 for base in seen.arrived.values())
+            assert all(version - base <= staleness_bound + 1 for base in seen.arrived.values())
             version += 1
             counted = sorted(seen.arrived)
             seen = seen.counted(version)
