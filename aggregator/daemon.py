@@ -111,15 +111,6 @@ class Daemon:
         state, saved = run_setup.resumed(run, self._store, begun.run)
         self._registry = Registry(self._store)
         self._ends = Ends(config.fleet, signer)
-        self._ingress = MessageIngress(
-            self._store,
-            self._registry,
-            fleet=config.fleet,
-            signer=signer,
-            clock=clock,
-            terms=terms_of(config),
-            rng=rng,
-        )
         self._engine = RoundEngine(
             run,
             begun.run,
@@ -132,7 +123,18 @@ class Daemon:
         )
         contract = CONTRACTS[config.run.method]
         self._split = SplitDriver(run.half.play, contract, begun.run, run.spec.digest, clock)
-        self._ingress.signals = SignalAssembler(contract, self._split.wants)
+        self._letters = DeadLetters(config.state / "dead-letters")
+        self._ingress = MessageIngress(
+            self._store,
+            self._registry,
+            fleet=config.fleet,
+            signer=signer,
+            clock=clock,
+            terms=terms_of(config),
+            rng=rng,
+            signals=SignalAssembler(contract, self._split.wants),
+            is_set_aside=self._letters.holds,
+        )
         self._upto = saved.upto
         self._broker = None if transport else self._closing.enter_context(started_broker(config))
         self._transport = transport or link_to(config, self._broker)
@@ -151,13 +153,11 @@ class Daemon:
             self._transport,
             self._backlog,
             self._upkeep,
-            DeadLetters(config.state / "dead-letters"),
+            self._letters,
             floods=self._floods,
         )
         self._view.remember()
         self._publisher = Publisher(self._transport, self.metrics)
-        self._letters = self._view.letters
-        self._ingress.is_set_aside = self._letters.holds
         self._isolation = Isolation(
             self._store,
             self._engine,
@@ -324,7 +324,7 @@ class Daemon:
         is_up = address is not None and address.direction in ("up", "status")
         if address is not None and is_up:
             size = len(message.payload)
-            self._view.heard(address.kind, size)
+            self._view.count_message(address.kind, size)
             if not self._floods.admits(address.id, size, self._clock.monotonic()):
                 self._transport.acknowledge(message)
                 return

@@ -40,26 +40,29 @@ class Metrics:
             "gridfed_messages", "Messages that arrived from devices.", ["kind"], registry=own
         )
         self.updates = Counter(
-            "gridfed_updates_accepted", "Updates recorded, each one once.", registry=own
+            "gridfed_updates_accepted", "Updates recorded, without duplicates.", registry=own
         )
         self.refused = Counter(
-            "gridfed_refused", "Messages not accepted, by reason.", ["reason"], registry=own
+            "gridfed_refused", "Messages refused, by reason.", ["reason"], registry=own
         )
         self.replayed = Counter(
-            "gridfed_replayed", "Repeats that were answered from the ledger.", registry=own
+            "gridfed_replayed", "Duplicates that were answered from the ledger.", registry=own
         )
         self.sent = Counter("gridfed_sent", "Messages published.", ["kind"], registry=own)
         self.payload = Counter(
-            "gridfed_payload_bytes", "Payload bytes, up is from devices.", ["way"], registry=own
+            "gridfed_payload_bytes", "Payload bytes; up is from the devices.", ["way"], registry=own
         )
         self.volume = Counter(
             "gridfed_kind_bytes", "Payload bytes by kind.", ["way", "kind"], registry=own
         )
         self.unknown_fields = Counter(
-            "gridfed_unknown_fields", "Header keys that were passed over.", registry=own
+            "gridfed_unknown_fields", "Unknown header keys that were ignored.", registry=own
         )
         self.events = Counter(
-            "gridfed_events", "What else happened at the door.", ["what"], registry=own
+            "gridfed_events",
+            "Other events of the message ingress, by name.",
+            ["what"],
+            registry=own,
         )
         self._followed: dict[str, int] = {}
         for reason in Reason:
@@ -68,7 +71,7 @@ class Metrics:
 
     def _register_rounds(self) -> None:
         own = self.registry
-        self.round = Gauge("gridfed_round", "Number of the round that is open.", registry=own)
+        self.round = Gauge("gridfed_round", "Number of the open round.", registry=own)
         self.version = Gauge("gridfed_model_version", "Version of the common model.", registry=own)
         self.pending = Gauge(
             "gridfed_round_updates", "Updates recorded in the open round.", registry=own
@@ -81,68 +84,79 @@ class Metrics:
         )
         self.credit = Gauge(
             "gridfed_credit",
-            "What the others make of a device's model, on average; 0 is an outcast.",
+            "Mean weight that the other devices give a device's model; 0 if they all exclude it.",
             ["device"],
             registry=own,
         )
-        self.outcasts = Gauge(
-            "gridfed_outcasts",
-            "Devices whose model half of the others leave out, where the method weighs models.",
+        self.excluded = Gauge(
+            "gridfed_devices_excluded",
+            "Devices whose model at least half of the others exclude, where the method weighs models.",
             registry=own,
         )
         self.links = Gauge(
             "gridfed_neighbour_links",
-            "Links between devices that counted in an exchange, or were missed, as they report.",
+            "Links between devices that were mixed in an exchange or were missing, as devices report.",
             ["how"],
             registry=own,
         )
         self.rounds = Counter(
-            "gridfed_rounds", "Rounds closed: moved the model, or abandoned.", ["how"], registry=own
+            "gridfed_rounds",
+            "Rounds that moved the model or were abandoned.",
+            ["how"],
+            registry=own,
         )
         self.quorum_failed = Counter(
-            "gridfed_quorum_failed", "Rounds abandoned for want of updates.", registry=own
+            "gridfed_quorum_failed",
+            "Rounds abandoned because too few updates arrived.",
+            registry=own,
         )
         self.round_seconds = Histogram(
             "gridfed_round_seconds",
-            "Length of rounds, from opening to closing.",
+            "Duration of rounds, from opening to closing.",
             buckets=_ROUND_SECONDS,
             registry=own,
         )
         self.training = Gauge(
-            "gridfed_training", "1 while rounds go on, 0 while paused or done.", registry=own
+            "gridfed_training",
+            "1 while rounds are opened, 0 while paused or finished.",
+            registry=own,
         )
         self.moved_at = Gauge(
             "gridfed_last_moved_timestamp_seconds",
-            "When a round last moved the model, Unix time.",
+            "Unix time at which a round last moved the model.",
             registry=own,
         )
 
     def _register_machine(self) -> None:
         own = self.registry
-        self.devices = Gauge("gridfed_devices", "Devices by last status.", ["state"], registry=own)
+        self.devices = Gauge(
+            "gridfed_devices", "Devices by last reported status.", ["state"], registry=own
+        )
         self.enrolled = Gauge("gridfed_devices_enrolled", "Devices enrolled.", registry=own)
         self.quarantined = Gauge(
-            "gridfed_devices_quarantined", "Devices shut out by a forgery.", registry=own
+            "gridfed_devices_quarantined", "Devices quarantined after a forgery.", registry=own
         )
         self.flooding = Gauge(
-            "gridfed_devices_flooding", "Devices not heard for sending too much.", registry=own
+            "gridfed_devices_flooding", "Devices excluded because they send too much.", registry=own
         )
         self.connected = Gauge(
-            "gridfed_broker_connected", "1 while the broker has accepted us.", registry=own
+            "gridfed_broker_connected",
+            "1 while the aggregator is connected to the broker.",
+            registry=own,
         )
         self.lag = Histogram(
             "gridfed_loop_seconds",
-            "Time one turn of the loop worked, without waiting.",
+            "Busy time of one iteration of the main loop, without waiting.",
             buckets=_LAG_SECONDS,
             registry=own,
         )
         self.waiting = Gauge(
-            "gridfed_outgoing_waiting", "Messages that wait for room on the link.", registry=own
+            "gridfed_outgoing_waiting", "Messages queued for publishing.", registry=own
         )
         self.store = Gauge("gridfed_store_bytes", "Size of the database.", registry=own)
         self.kept = Gauge(
             "gridfed_store_kept_bytes",
-            "Bytes kept of vectors and states, and of the journal without vectors.",
+            "Bytes stored: vectors and states, and the journal without its vectors.",
             ["what"],
             registry=own,
         )
@@ -151,34 +165,38 @@ class Metrics:
             "Last round whose vectors were dropped: an audit recomputes the rounds after it.",
             registry=own,
         )
-        self.disk = Gauge("gridfed_disk_free_bytes", "Free space beside it.", registry=own)
+        self.disk = Gauge(
+            "gridfed_disk_free_bytes", "Free bytes on the disk of the database.", registry=own
+        )
         self.expires = Gauge(
             "gridfed_certificate_expires_timestamp_seconds",
-            "When a certificate or list of the revoked expires, Unix time; 0 if it is unreadable.",
+            "Unix time at which a certificate or revocation list expires; 0 if unreadable.",
             ["file", "kind"],
             registry=own,
         )
         self.reloaded = Gauge(
             "gridfed_config_last_reload_successful",
-            "1 while the configuration that was read last is in force, 0 while it was refused.",
+            "1 if the configuration read last is in force, 0 if it was refused.",
             registry=own,
         )
         self.reloaded_at = Gauge(
             "gridfed_config_last_reload_success_timestamp_seconds",
-            "When a configuration was last put into force, Unix time.",
+            "Unix time at which a configuration was last put into force.",
             registry=own,
         )
         self.errors = Counter(
             "gridfed_internal_errors",
-            "Defects of ours that were met, by what was being handled.",
+            "Internal errors, by what was being processed.",
             ["where"],
             registry=own,
         )
         self.dead_letters = Gauge(
-            "gridfed_dead_letters", "Messages set aside after a defect, kept.", registry=own
+            "gridfed_dead_letters",
+            "Dead letters: messages stored after an internal error.",
+            registry=own,
         )
         self.halted = Gauge(
-            "gridfed_run_halted", "1 while the run is halted by a defect.", registry=own
+            "gridfed_run_halted", "1 while the run is halted by an internal error.", registry=own
         )
         for where in ("reload", "deadline", "update"):
             self.errors.labels(where)

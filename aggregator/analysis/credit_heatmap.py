@@ -42,7 +42,7 @@ class Heat:
     weights: NDArray[np.float64]
 
     @property
-    def outcasts(self) -> tuple[str, ...]:
+    def excluded(self) -> tuple[str, ...]:
         """Return the devices whose last weight is exactly zero: half of the others exclude them."""
         last = [row[np.isfinite(row)][-1:] for row in self.weights]
         return tuple(
@@ -63,7 +63,7 @@ def received(weighed: Credits) -> Heat:
 
     >>> first = {"a": {"a": 0.5, "b": 0.5}, "b": {"a": 0.5, "b": 0.5}}
     >>> heat = received({1: first, 2: {"a": {"a": 1.0}, "b": {"a": 0.4, "b": 0.6}}})
-    >>> heat.weights.tolist(), heat.outcasts
+    >>> heat.weights.tolist(), heat.excluded
     ([[0.5, 0.4], [0.5, 0.0]], ('b',))
     """
 
@@ -71,7 +71,9 @@ def received(weighed: Credits) -> Heat:
         others = [row.get(device, 0.0) for one, row in rows.items() if one != device]
         return float(np.median(others)) if others else np.nan
 
-    return _heat("what half of the others make of a device's model, at least", weighed, from_others)
+    return _heat(
+        "median weight that the other devices give each device's model", weighed, from_others
+    )
 
 
 def given(weighed: Credits, by: str) -> Heat:
@@ -83,7 +85,7 @@ def given(weighed: Credits, by: str) -> Heat:
     if not any(by in rows for rows in weighed.values()):
         raise KeyError(by)
     mine = {version: rows for version, rows in weighed.items() if by in rows}
-    title = f"what {by} makes of each device's model"
+    title = f"weight that {by} gives each device's model"
     return _heat(title, mine, lambda rows, one: rows[by].get(one, 0.0))
 
 
@@ -169,10 +171,10 @@ def _line(heat: Heat, at: int, left: int) -> str:
     name = escape(heat.devices[at])
     cells = [f'<text x="{_EDGE // 2}" y="{y + 13}">{name}</text>']
     for column, weight in enumerate(heat.weights[at].tolist()):
-        said = f"{name}, version {heat.versions[column]}: {weight:.4g}"
+        label = f"{name}, version {heat.versions[column]}: {weight:.4g}"
         cells.append(
             f'<rect x="{left + _CELL * column}" y="{y}" width="{_CELL - 1}" height="{_ROW - 2}" '
-            f'fill="{_colour(weight, heat.top)}"><title>{said}</title></rect>'
+            f'fill="{_colour(weight, heat.top)}"><title>{label}</title></rect>'
         )
     return "".join(cells)
 

@@ -43,8 +43,8 @@ def run(args: Namespace) -> CommandResult:
     width = max(len(key) for key, _, _ in said)
     lines = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in said]
     lines += ["", *(f"{name:<{width}}  {value}" for name, value in facts.items())]
-    lines += [f"{one['kind']:<{width}}  {one['file']}: {one['told']}" for one in expiring]
-    lines += [f"warning: {one['file']}: {one['told']}" for one in expiring if one["soon"]]
+    lines += [f"{one['kind']:<{width}}  {one['file']}: {one['status']}" for one in expiring]
+    lines += [f"warning: {one['file']}: {one['status']}" for one in expiring if one["soon"]]
     settings = [{"key": key, "value": value, "origin": origin} for key, value, origin in said]
     data = {"settings": settings, **facts, "certificates": expiring}
     return CommandResult(data, "\n".join([*lines, f"{args.config}: valid"]))

@@ -46,8 +46,8 @@ def run(args: Namespace) -> CommandResult:
         heat = received(weighed) if args.by is None else given(weighed, args.by)
     except KeyError as error:
         raise CommandError(f"{args.by}: is in no round with credit weights") from error
-    text = f"{heat.title}:\n{table(heat)}\nexcluded: {', '.join(heat.outcasts) or 'none'}"
-    data: dict[str, Any] = {"credit": weighed, "outcasts": list(heat.outcasts)}
+    text = f"{heat.title}:\n{table(heat)}\nexcluded: {', '.join(heat.excluded) or 'none'}"
+    data: dict[str, Any] = {"credit": weighed, "excluded": list(heat.excluded)}
     if args.out is not None:
         Path(args.out).write_text(svg(heat), encoding="utf-8")
         data["out"], text = args.out, f"{text}\nheat map: {args.out}"

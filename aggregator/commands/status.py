@@ -99,7 +99,7 @@ def _prose(document: Mapping[str, Any]) -> str:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lines.append(f"cluster {label}: {', '.join(names[:SHOWN]) or 'none'}{more}")
     found = document.get("certificates", ())
-    lines += [f"{one['kind']} {one['file']}: {one['told']}" for one in found]
+    lines += [f"{one['kind']} {one['file']}: {one['status']}" for one in found]
     if "halted" in document:
         lines.append(f"RUN HALTED {document['halted']}")
     if "dead_letters" in document:

@@ -71,7 +71,7 @@ class Flood:
     until: float = 0.0
     strikes: int = 0
 
-    def told(self, device: str, now: float) -> str:
+    def status(self, device: str, now: float) -> str:
         """Return the status line of this client, with the remedy."""
         state = f", not heard for {self.until - now:.0f} s" if self.until > now else ""
         return (
@@ -148,7 +148,7 @@ class FloodControl:
         flood.until = now + min(longest, self._limits.exclusion * 2.0 ** min(flood.strikes, 32))
         flood.strikes += 1
         self._floods.move_to_end(device)
-        logger.error("flood detected %s", fields(device=device, what=flood.told(device, now)))
+        logger.error("flood detected %s", fields(device=device, what=flood.status(device, now)))
 
     def exclude(self, devices: Iterable[str], now: float) -> None:
         """Exclude clients that flooded before a restart."""
@@ -170,9 +170,9 @@ class FloodControl:
         """Return the clients excluded now."""
         return frozenset(name for name, flood in self._floods.items() if flood.until > now)
 
-    def told(self, now: float) -> dict[str, str]:
+    def status(self, now: float) -> dict[str, str]:
         """Return a status line for each excluded client."""
-        return {name: self._floods[name].told(name, now) for name in sorted(self.excluded(now))}
+        return {name: self._floods[name].status(name, now) for name in sorted(self.excluded(now))}
 
 
 class Subscriptions:

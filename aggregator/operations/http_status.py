@@ -32,7 +32,7 @@ from edge_sdk.app.cli import TEMPORARY, Failure, fields, installed_version
 if TYPE_CHECKING:
     from socketserver import BaseServer
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the status document, raised when a key is removed or changes its meaning."""
 
 STALE = 60.0  # s without an iteration of the loop after which the daemon counts as dead
@@ -375,7 +375,7 @@ def _upkeep(document: Mapping[str, Any]) -> str:
     said = {told: document[name] for name, told in named.items() if name in document}
     said |= {"configuration": document["configuration"]} if "configuration" in document else {}
     said |= {
-        f"{one['kind']} {one['file']}": one["told"] for one in document.get("certificates", ())
+        f"{one['kind']} {one['file']}": one["status"] for one in document.get("certificates", ())
     }
     return f"<table><caption>Upkeep</caption>{_rows(said)}</table>" if said else ""
 

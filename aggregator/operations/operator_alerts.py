@@ -64,7 +64,7 @@ def rows(found: Iterable[TlsFileState], now: float, horizon: float) -> list[dict
             "expires": None if seen.days(now) is None else day_of(seen.until),
             "days": seen.days(now),
             "soon": seen.is_near(now, horizon),
-            "told": seen.told(now),
+            "status": seen.told(now),
         }
         for seen in found
     ]

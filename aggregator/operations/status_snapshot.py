@@ -47,26 +47,26 @@ class StatusView:
     """Read-only view of the daemon's parts.
 
     Attributes:
-        fold: Round engine.
-        intake: Message ingress.
+        engine: Round engine.
+        ingress: Message ingress.
         registry: Enrolled devices.
         store: Database.
         link: Link to the broker.
         backlog: Journalled events that wait for disk space.
-        upkeep: Operator alerts.
+        alerts: Operator alerts.
         letters: Dead letters.
         floods: Flood control.
         metrics: Metrics.
         closed: The newest closed rounds.
     """
 
-    fold: RoundEngine
-    intake: MessageIngress
+    engine: RoundEngine
+    ingress: MessageIngress
     registry: Registry
     store: Store
     link: Transport
     backlog: Sized
-    upkeep: OperatorAlerts
+    alerts: OperatorAlerts
     letters: DeadLetters
     floods: FloodControl
     metrics: Metrics = field(default_factory=Metrics)
@@ -74,7 +74,7 @@ class StatusView:
 
     def remember(self) -> None:
         """Read the newest closed rounds from the store, after a start."""
-        self.closed.extend(map(restored, self.store.versions(self.fold.number, REMEMBERED)))
+        self.closed.extend(map(restored, self.store.versions(self.engine.number, REMEMBERED)))
         for version in self.closed:
             if version.moved:
                 self.metrics.moved_at.set(version.time / 1000)
@@ -91,7 +91,7 @@ class StatusView:
         else:
             self.metrics.quorum_failed.inc()
 
-    def heard(self, kind: str, size: int) -> None:
+    def count_message(self, kind: str, size: int) -> None:
         """Count a message; all unknown kinds share one label."""
         self.metrics.messages.labels(kind if kind in _KINDS else "other").inc()
         self.metrics.payload.labels("up").inc(size)
@@ -99,14 +99,14 @@ class StatusView:
 
     def measure(self) -> None:
         """Update every gauge."""
-        metrics, state = self.metrics, self.fold.state
-        metrics.follow({**self.intake.counts, "DROPPED_UNREAD": self.floods.dropped})
-        metrics.flooding.set(len(self.floods.excluded(self.upkeep.clock.monotonic())))
+        metrics, state = self.metrics, self.engine.state
+        metrics.follow({**self.ingress.counts, "DROPPED_UNREAD": self.floods.dropped})
+        metrics.flooding.set(len(self.floods.excluded(self.alerts.clock.monotonic())))
         metrics.round.set(state.round)
-        metrics.training.set(self.fold.phase == "train")
-        self.upkeep.measure(metrics)
+        metrics.training.set(self.engine.phase == "train")
+        self.alerts.measure(metrics)
         metrics.dead_letters.set(self.letters.count)
-        metrics.halted.set(bool(self.fold.halted))
+        metrics.halted.set(bool(self.engine.halted))
         metrics.version.set(state.version)
         metrics.pending.set(state.waiting)
         metrics.clusters.clear()
@@ -116,10 +116,10 @@ class StatusView:
         weights = from_others(self._credit())
         for client, weight in weights.items():
             metrics.credit.labels(client).set(weight)
-        metrics.outcasts.set(len(excluded(self._credit())))
-        told = self.registry.metrics.values()
-        metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in told))
-        metrics.links.labels("missed").set(sum(one.missed or 0 for one in told))
+        metrics.excluded.set(len(excluded(self._credit())))
+        reports = self.registry.metrics.values()
+        metrics.links.labels("mixed").set(sum(one.mixed or 0 for one in reports))
+        metrics.links.labels("missed").set(sum(one.missed or 0 for one in reports))
         metrics.connected.set(self.link.is_up)
         metrics.enrolled.set(len(self.registry))
         metrics.quarantined.set(len(self.registry.quarantined()))
@@ -135,25 +135,25 @@ class StatusView:
 
     def snapshot(self) -> Snapshot:
         """Return the current status."""
-        fold, state = self.fold, self.fold.state
+        engine, state = self.engine, self.engine.state
         free = shutil.disk_usage(self.store.path.parent).free
         checks = {
             "broker": self.link.is_up,
-            "store": not self.intake.is_full and not len(self.backlog),
+            "store": not self.ingress.is_full and not len(self.backlog),
             "disk": free >= DISK_FLOOR,
         }
-        said = fold.run.config.run
+        run = engine.run.config.run
         status: dict[str, Any] = {
-            "fleet": fold.run.config.fleet,
+            "fleet": engine.run.config.fleet,
             "run": {
-                "run": fold.number,
-                "method": said.method,
-                "bundle": fold.run.bundle.manifest.name,
-                "rule": "its own" if METHODS[said.method].own else said.rule["name"],
-                "phase": fold.phase,
+                "run": engine.number,
+                "method": run.method,
+                "bundle": engine.run.bundle.manifest.name,
+                "rule": "its own" if METHODS[run.method].own else run.rule["name"],
+                "phase": engine.phase,
                 "round": state.round,
                 "version": state.version,
-                "updates": f"{state.waiting} of {said.quorum}",
+                "updates": f"{state.waiting} of {run.quorum}",
             },
             "devices": {"enrolled": len(self.registry), **self.registry.states()},
             "refused": self.metrics.refusals(),
@@ -166,27 +166,27 @@ class StatusView:
             status["credit"] = credit
         if kept := self.store.kept:
             status["store"] = {"bytes": self.store.size()} | dict(kept)
-        status |= self.upkeep.status()
-        if fold.halted:
-            status["halted"] = f"{fold.halted}; see {self.letters.folder}"
+        status |= self.alerts.status()
+        if engine.halted:
+            status["halted"] = f"{engine.halted}; see {self.letters.folder}"
         if self.letters.count:
             status["dead_letters"] = self.letters.count
         if alarms := self.registry.quarantined():
             status["alarms"] = alarms
-        if flooding := self.floods.told(self.upkeep.clock.monotonic()):
+        if flooding := self.floods.status(self.alerts.clock.monotonic()):
             status["flooding"] = flooding
         return Snapshot(time.monotonic(), checks, status)
 
     def _credit(self) -> dict[str, dict[str, float]]:
         """Return the newest credit weights, if the method has them."""
-        state: object = self.fold.state
+        state: object = self.engine.state
         if not isinstance(state, Credited):
             return {}
         return {client: dict(row) for client, row in state.credit.items()}
 
     def _clusters(self) -> dict[str, list[str]]:
         """Return the devices of each cluster, if the method has clusters."""
-        state: object = self.fold.state
+        state: object = self.engine.state
         if not isinstance(state, Clustered):
             return {}
         return {label: list(names) for label, names in state.clusters.items()}

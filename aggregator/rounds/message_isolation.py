@@ -137,8 +137,8 @@ class Isolation:
             if address is not None and address.kind == ChunkMessage.kind:  # last chunk of a body
                 topic, payload, proof = "", at.sealed.body, at.sealed.proof
                 del digests[0]
-        if isinstance(at.said, UpdateMessage):
-            number = (at.said.life, at.said.seq)
+        if isinstance(at.message, UpdateMessage):
+            number = (at.message.life, at.message.seq)
         self.report(
             at.kind or "other",
             error,

@@ -41,7 +41,7 @@ class MessageProcessor:
             self.process(message)
         elif letter.payload:
             body = _whole(letter)
-            self._attempt(message, lambda: self._driver.accept(self._ingress.take_whole(body)))
+            self._attempt(message, lambda: self._driver.accept(self._ingress.receive_body(body)))
 
     def _attempt(self, message: Message, action: Callable[[], None]) -> None:
         attempt, accept = self._isolation.attempt, self._driver.accept
@@ -61,7 +61,7 @@ class MessageProcessor:
         self._isolation.set_aside(message, error)
         failed = attempt(lambda: accept(self._ingress.fail(Reason.INTERNAL)))
         if failed is not None:  # its number cannot be settled either
-            self._ingress.at_hand = self._ingress.at_hand._replace(said=None)
+            self._ingress.at_hand = self._ingress.at_hand._replace(message=None)
             attempt(lambda: accept(self._ingress.fail(Reason.INTERNAL)))
 
 

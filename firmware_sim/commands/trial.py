@@ -118,7 +118,7 @@ class TrialRow:
                 name: asdict(one) for name, one in self.errors.coverage_by_device.items()
             },
             "credit": self.credit.credit if self.credit else {},
-            "outcast_since": {
+            "excluded_since": {
                 name: self.credit.since(name) for name in sorted(self.byzantine) if self.credit
             },
         }

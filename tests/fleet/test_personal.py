@@ -231,17 +231,17 @@ def test_a_liar_turns_red_on_the_heat_map_of_all_rounds(world, capsys, tmp_path)
     finish(one)
     one.turn()
     assert one.daemon.snapshot.status["credit"] == one.daemon.state.credit
-    assert "gridfed_outcasts 1.0" in one.daemon.metrics.text().decode()
+    assert "gridfed_devices_excluded 1.0" in one.daemon.metrics.text().decode()
     capsys.readouterr()
     one.kill_daemon()
     picture = tmp_path / "heat.svg"
     assert cli.main(["credit", str(one.config), "--out", str(picture), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["outcasts"] == ["home-0"]
+    assert told["excluded"] == ["home-0"]
     assert sorted(map(int, told["credit"])) == list(range(1, ROUNDS + 1))
     assert picture.read_text("utf-8").count("#b42318") == ROUNDS
     assert cli.main(["credit", str(one.config), "--by", "home-1"]) == 0
-    assert "what home-1 makes" in capsys.readouterr().out
+    assert "weight that home-1 gives" in capsys.readouterr().out
     assert cli.main(["credit", str(one.config), "--by", "nobody"]) == 2
 
 

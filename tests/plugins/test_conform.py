@@ -30,7 +30,7 @@ def test_every_built_in_rule_conforms(name):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_built_in_method_conforms_at_both_ends(name):
-    settings = {"samples": 100, "epsilon": 50.0} if name == "nbafl" else {}
+    settings = {"min_samples": 100, "epsilon": 50.0} if name == "nbafl" else {}
     assert problems(method_checks(name, settings)) == {}
     assert problems(device_checks(name)) == {}
 

@@ -119,8 +119,11 @@ def personal(settings: Personalising) -> Half[Personalised]:
         return Personalised(0, 0, is_open=False, w=np.asarray(w, np.float64).copy())
 
     def model(state: Personalised) -> Mapping[str, Array]:
-        told = _choice(state, settings)
-        return {"p": published(state.w), **{name: np.array(value) for name, value in told.items()}}
+        losses = _choice(state, settings)
+        return {
+            "p": published(state.w),
+            **{name: np.array(value) for name, value in losses.items()},
+        }
 
     tasks = partial(_tasks, settings)
     hooks = latest_update_hooks(settings.rounds, tasks, combined, _accepted)
@@ -162,11 +165,11 @@ def _moved(
 ) -> tuple[Personalised, dict[str, Any]]:
     """Return the state after a mixing, and its part of the report."""
     rows = Rows.of(state.held)
-    outcasts = left_out(rows.ids, made)
-    trusted = [name for name in rows.ids if name not in outcasts]
+    excluded = excluded_clients(rows.ids, made)
+    trusted = [name for name in rows.ids if name not in excluded]
     w = _common(rows, trusted) if trusted else state.w
     chosen, version = _chosen(state, trusted), state.version + 1
-    report = _report(chosen, rows.ids, made, outcasts) | {
+    report = _report(chosen, rows.ids, made, excluded) | {
         "step": float(np.linalg.norm(w - state.w))
     }
     report |= {"kept": chosen.kept} if settings.by_fleet else {}
@@ -184,11 +187,11 @@ def _common(rows: Rows, trusted: list[str]) -> Matrix:
     return rows.combine(np.array([(name in trusted) / len(trusted) for name in rows.ids]))
 
 
-def left_out(ids: tuple[str, ...], made: Mixed) -> tuple[str, ...]:
+def excluded_clients(ids: tuple[str, ...], made: Mixed) -> tuple[str, ...]:
     """Return the clients that more than half of the others do not admit.
 
     >>> let_in = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 1]], np.bool_)
-    >>> left_out(("a", "b", "c"), Mixed({}, np.eye(3), let_in))
+    >>> excluded_clients(("a", "b", "c"), Mixed({}, np.eye(3), let_in))
     ('c',)
     """
     refusals = (~made.let_in).sum(axis=0)
@@ -197,10 +200,10 @@ def left_out(ids: tuple[str, ...], made: Mixed) -> tuple[str, ...]:
 
 def _chosen(state: Personalised, trusted: list[str]) -> Personalised:
     """Compare the round's mean held-back loss with the best; left-out clients are not counted."""
-    told = [state.judged[name] for name in sorted(trusted) if name in state.judged]
-    if not told:
+    losses = [state.judged[name] for name in sorted(trusted) if name in state.judged]
+    if not losses:
         return state
-    loss = float(np.mean(told))
+    loss = float(np.mean(losses))
     return (
         state if state.kept and state.best <= loss else replace(state, best=loss, kept=state.round)
     )
@@ -213,20 +216,20 @@ def _report(
     state: Personalised,
     ids: tuple[str, ...],
     made: Mixed,
-    outcasts: tuple[str, ...],
+    excluded: tuple[str, ...],
 ) -> dict[str, Any]:
     """Return the report of a round; plain values only, for a page or JSON."""
     n = len(ids)
     from_others = (made.weights.sum(axis=0) - np.diag(made.weights)) / max(n - 1, 1)
     report: dict[str, Any] = {
         "weights": dict(zip(ids, map(float, from_others), strict=True)),
-        "dropped": dict.fromkeys(outcasts, "unlike"),
+        "dropped": dict.fromkeys(excluded, "unlike"),
     }
     if n <= SHOWN:
         report["credit"] = _named(ids, made.weights)
     if state.judged:
-        told = [state.judged[name] for name in sorted(state.judged)]
-        report["validation"] = float(np.mean(told))
+        losses = [state.judged[name] for name in sorted(state.judged)]
+        report["validation"] = float(np.mean(losses))
     return report
 
 

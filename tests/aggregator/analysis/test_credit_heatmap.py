@@ -30,14 +30,14 @@ def test_a_weight_from_others_leaves_out_ones_own():
     heat = received(ROUNDS)
     assert heat.devices == ("a", "b", "c")
     assert heat.weights.tolist() == [[0.25, 0.5], [0.15, 0.15], [0.15, 0.0]]
-    assert heat.outcasts == ("c",)
+    assert heat.excluded == ("c",)
 
 
-def test_two_liars_who_trust_each_other_are_outcasts_all_the_same():
+def test_two_byzantine_devices_that_weigh_each_other_are_excluded():
     honest = {name: {"a": 0.4, "b": 0.3, "c": 0.3} for name in "abc"}
     liars = {"x": {"x": 0.5, "y": 0.5}, "y": {"x": 0.5, "y": 0.5}}
     heat = received({1: honest | liars})
-    assert heat.outcasts == ("x", "y")
+    assert heat.excluded == ("x", "y")
     assert (heat.weights[:3] > 0.0).all()
 
 
@@ -52,7 +52,7 @@ def test_a_device_that_took_no_part_is_neither_trusted_nor_cast_out():
     later = {3: {"a": {"a": 1.0}, "b": {"a": 0.2, "b": 0.8}}}
     heat = received(ROUNDS | later)
     assert np.isnan(heat.weights[2, 2])
-    assert heat.outcasts == ("b", "c")  # b now, c when it was last there
+    assert heat.excluded == ("b", "c")  # b now, c when it was last there
     assert table(heat).splitlines()[-1].split()[-1] == "-"
     assert ("c, version 3: nan", "none") in cells(svg(heat))
 

@@ -62,7 +62,7 @@ def test_the_sentence_names_the_rate_and_the_remedy():
     control = FloodControl(SMALL)
     for i in range(100):
         control.admits("m1", 50, i / 100)
-    (told,) = control.told(1.0).values()
+    (told,) = control.status(1.0).values()
     assert "messages/s" in told
     assert "revoke with: gridfed-aggregator revoke m1" in told
 

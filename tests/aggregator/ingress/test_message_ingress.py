@@ -158,7 +158,7 @@ class TestWhoSpeaks:
         assert receipt.code == 0
 
     def test_every_flipped_bit_of_an_update_is_refused_or_changes_nothing(self, desk, device):
-        desk.intake._guard.failed = lambda *_: None
+        desk.intake._limiter.failed = lambda *_: None
         good = device.seal(device.update())
         topic = topics.up(FLEET, "meter-1", "update")
         for at in range(len(good)):

@@ -81,7 +81,7 @@ def test_a_renewed_file_and_one_that_is_gone_are_seen_at_the_next_look(authority
     assert found["crl"] == pytest.approx(20.5, abs=0.01)
     assert found["ca"] == pytest.approx(-time.time() / 86_400, abs=0.01)  # the metric is 0
     row = daemon.snapshot.document()["certificates"][0]
-    told = (row["days"], row["expires"], row["told"], row["soon"])
+    told = (row["days"], row["expires"], row["status"], row["soon"])
     assert told == (None, None, "No such file or directory", True)
 
 
@@ -156,13 +156,13 @@ def test_an_old_authority_beside_its_successor_is_a_warning(authority, workplace
     code, said = check(workplace(replacing=(NAMED,)), capsys)
     assert code == 0
     row = said["certificates"][0]
-    assert (row["soon"], row["told"]) == (True, "expired 1 day ago, the first of 2")
+    assert (row["soon"], row["status"]) == (True, "expired 1 day ago, the first of 2")
 
 
 def test_the_daemon_starts_with_what_has_expired(authority, serve):
     authority.revoked(days=(-9.0, -2.5))
     daemon = serve()
-    assert daemon.snapshot.document()["certificates"][2]["told"] == "expired 2 days ago"
+    assert daemon.snapshot.document()["certificates"][2]["status"] == "expired 2 days ago"
 
 
 def test_status_tells_it_where_no_daemon_runs(authority, founded, capsys):

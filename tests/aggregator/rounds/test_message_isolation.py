@@ -362,7 +362,7 @@ def test_a_journal_that_cannot_be_applied_halts_the_run_and_not_the_start(fleet,
 def test_a_step_of_the_loop_that_meets_a_defect_waits_and_does_not_spin(fleet, plant, monkeypatch):
     made = fleet()
     monkeypatch.setattr(
-        type(made.daemon._view.upkeep), "measure", lambda *_: plant.stumble(is_poison=True)
+        type(made.daemon._view.alerts), "measure", lambda *_: plant.stumble(is_poison=True)
     )
     for _ in range(40):
         made.clock.now += 1

@@ -21,7 +21,7 @@ ROUNDS = {
     2: {"a": {"a": 0.6, "b": 0.4}, "b": {"a": 0.5, "b": 0.5}, "liar": {"liar": 1.0}},
     3: {"a": {"a": 0.6, "b": 0.4}, "b": {"a": 0.5, "b": 0.5}},
 }
-TEXT = "what it means:\nversion  1  2\na .00 .50\nliar .25 0\noutcasts: liar"
+TEXT = "what it means:\nversion  1  2\na .00 .50\nliar .25 0\nexcluded: liar"
 
 
 def row(attack_plan=None):
@@ -51,15 +51,15 @@ def test_an_attacked_run_shows_liars_intervals_and_one_forecast():
     assert text.count("what it means") == 1  # the run without liars has its numbers in the JSON
 
 
-def test_a_program_reads_since_when_a_liar_is_an_outcast():
+def test_the_json_gives_the_round_since_which_a_liar_is_excluded():
     told = json.loads(json.dumps(row(AttackPlan("flipping", 0.34)).as_json()))
-    assert told["outcast_since"] == {"liar": 2}
+    assert told["excluded_since"] == {"liar": 2}
     assert told["intervals"]["a"] == {"below": 0.0, "above": 0.08, "length": 2.5, "aim": 0.1}
     assert told["credit"]["1"]["a"]["liar"] == 0.5
-    assert row().as_json()["outcast_since"] == {}
+    assert row().as_json()["excluded_since"] == {}
 
 
-def test_one_who_was_let_in_last_is_no_outcast():
+def test_a_device_that_has_weight_in_the_last_round_is_not_excluded():
     assert CreditReport(ROUNDS, TEXT, Path()).since("b") is None
     assert CreditReport({}, TEXT, Path()).since("b") is None
 

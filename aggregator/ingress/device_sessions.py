@@ -1,0 +1,148 @@
+"""Process the messages about a device itself: hello, status, metrics, and replies to commands."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+
+from aggregator.ingress.admission_context import AdmissionContext, WelcomeTerms, welcome
+from aggregator.ingress.content_server import ContentServer
+from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import IngressResult, ReplySealer
+from aggregator.ingress.update_admission import UpdateAdmission
+from aggregator.ingress.uploads import Uploads
+from aggregator.store.sequence_ledger import after_hello
+from aggregator.store.types import Store
+from edge_sdk.app.cli import fields
+from edge_sdk.app.clock import Clock
+from edge_sdk.wire.contract import method
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol.envelope import Sealed
+from edge_sdk.wire.protocol.messages import (
+    WIRE,
+    FloorMessage,
+    HelloMessage,
+    Message,
+    MetricsMessage,
+    ReceiptMessage,
+    RefusalMessage,
+    StatusMessage,
+)
+
+logger = logging.getLogger(__name__)
+
+RENUMBERED = 16  # commands that are renumbered for a device in one life
+
+
+class DeviceSessions:
+    """Sessions of the devices: their lives, presence and metrics, and their replies to commands.
+
+    Args:
+        store: Store of ledgers and commands.
+        registry: Enrolled devices.
+        sealer: Signer of replies.
+        clock: Wall time of welcomes.
+        admission: Receives the device of a new life.
+        uploads: Transfers that end with a life, or when the device leaves or aborts.
+        downloads: Transfers that a refusal ends.
+        counts: Counters of the ingress.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        *,
+        sealer: ReplySealer,
+        clock: Clock,
+        admission: UpdateAdmission,
+        uploads: Uploads,
+        downloads: ContentServer,
+        counts: Counter[str],
+    ) -> None:
+        self._store, self._registry, self._sealer, self._clock = store, registry, sealer, clock
+        self._admission, self._uploads, self._downloads = admission, uploads, downloads
+        self._counts = counts
+        self._renumbered: dict[str, tuple[int, int]] = {}
+
+    def hello(
+        self,
+        sealed: Sealed,
+        hello: HelloMessage,
+        terms: WelcomeTerms,
+        context: AdmissionContext | None,
+    ) -> IngressResult:
+        """Answer a hello with a welcome and the open commands, or with the floor of its life.
+
+        Raises:
+            Refused: UPGRADE_REQUIRED, or the life or a count is invalid.
+        """
+        device = sealed.sender
+        if not hello.wire[0] <= WIRE <= hello.wire[1]:
+            raise Refused(
+                Reason.UPGRADE_REQUIRED,
+                f"{device}: wire versions {hello.wire[0]} to {hello.wire[1]}, expected {WIRE}",
+            )
+        self._registry.check_one_life(device)
+        before = self._store.ledger(device)
+        ledger, is_welcome = after_hello(before, hello, sealed.digest, terms.hold)
+        if not is_welcome:
+            return IngressResult((self._sealer.seal(device, FloorMessage(sealed.ref, ledger.top)),))
+        if ledger != before:
+            self._admission.greeted(device, hello, ledger)
+            self._uploads.leave(device)  # the device repeats its open offers
+        run = context.opened.run if context else 0
+        reply = welcome(terms, hello, sealed.ref, ledger, run=run, time=self._clock.wall())
+        messages: list[Message] = [reply, *self._store.issued(device)]
+        answers = tuple(self._sealer.seal(device, message) for message in messages)
+        return IngressResult(answers, member=method.Member(device, True), greeted=device)
+
+    def status(self, sealed: Sealed, status: StatusMessage) -> IngressResult:
+        """Record a device's presence; a device that leaves loses its uploads."""
+        top = self._store.ledger(sealed.sender).top  # highest confirmed life
+        status = replace(status, life=min(status.life, top))
+        known = self._registry.presence(sealed.sender)
+        if (status.life, status.conn) < (known.life, known.conn):
+            self._counts["STALE_STATUS"] += 1
+        member = self._registry.follow(sealed.sender, status)
+        if member is not None and not member.present:
+            self._uploads.leave(sealed.sender)
+        is_early = member is not None and member.present and not status.life  # before its hello
+        return IngressResult(member=None if is_early else member)
+
+    def metrics(self, sealed: Sealed, metrics: MetricsMessage) -> IngressResult:
+        """Record a device's metrics."""
+        self._registry.metrics[sealed.sender] = metrics
+        return IngressResult()
+
+    def receipt(self, sealed: Sealed, receipt: ReceiptMessage) -> IngressResult:
+        """Record that a device has executed a command; its receipts of life 0 are commands."""
+        if receipt.life == 0:
+            self._store.command_done(sealed.sender, receipt.seq, receipt.code)
+        return IngressResult()
+
+    def refusal(self, sealed: Sealed, refusal: RefusalMessage) -> IngressResult:
+        """End the transfer that a device refuses; renumber a command that it refuses as old."""
+        if refusal.code == Reason.ABORTED:
+            self._uploads.abort(sealed.sender, refusal.id)
+        self._downloads.stop(sealed.sender, refusal.id)
+        self._counts["REFUSED_BY_DEVICE"] += 1
+        if refusal.code == Reason.NO_WINDOWS:
+            self._counts["NO_WINDOWS_ON_DEVICE"] += 1
+        if refusal.code == Reason.SUPERSEDED and refusal.ref is not None:
+            return self._renumber(sealed.sender, refusal.ref)
+        return IngressResult()
+
+    def _renumber(self, device: str, ref: bytes) -> IngressResult:
+        """Renumber a command that the device refused as old, at most ``RENUMBERED`` times a life."""
+        life = self._store.ledger(device).top
+        last, count = self._renumbered.get(device, (life, 0))
+        count = count if last == life else 0
+        command = self._store.reissue(device, ref) if count < RENUMBERED else None
+        if command is None:
+            return IngressResult()
+        about = {"device": device, "num": command.num, "op": command.op}
+        logger.warning("command renumbered %s", fields(**about))
+        self._renumbered[device] = life, count + 1
+        return IngressResult((self._sealer.seal(device, command),))

@@ -1,0 +1,177 @@
+"""Admit updates that arrive inline, and grant, collect and settle those that arrive in chunks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from aggregator.ingress.admission_context import AdmissionContext, foreseen, wanted
+from aggregator.ingress.registry import Registry
+from aggregator.ingress.replies import IngressResult, Reply, ReplySealer
+from aggregator.ingress.update_admission import UpdateAdmission
+from aggregator.ingress.uploads import Uploads
+from aggregator.store.sequence_ledger import LedgerRow
+from aggregator.store.types import Store
+from edge_sdk.wire.errors import Reason, Refused
+from edge_sdk.wire.protocol import envelope
+from edge_sdk.wire.protocol.envelope import AGGREGATOR, Sealed
+from edge_sdk.wire.protocol.messages import ChunkMessage, OfferMessage, UpdateMessage
+
+GRANTED_AT_ONCE = 64  # offers that one iteration of the loop takes from the queue
+
+
+class UpdateIngress:
+    """Entry of updates: inline bodies, offers and chunks.
+
+    Args:
+        store: Store of settled numbers.
+        registry: Keys of the devices.
+        fleet: Id of the fleet, which every proof covers.
+        sealer: Signer of replies.
+        admission: Checks and records an update.
+        uploads: Transfers in progress and offers that wait.
+        counts: Counters of the ingress.
+        refuse: Returns the refusal of an offer, by device and reason.
+        is_set_aside: Returns whether a device's body of this digest caused a defect before.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        *,
+        fleet: str,
+        sealer: ReplySealer,
+        admission: UpdateAdmission,
+        uploads: Uploads,
+        counts: Counter[str],
+        refuse: Callable[[str, Reason, OfferMessage], IngressResult],
+        is_set_aside: Callable[[str, bytes], bool],
+    ) -> None:
+        self._store, self._registry, self._fleet = store, registry, fleet
+        self._sealer, self._admission, self._uploads = sealer, admission, uploads
+        self._counts, self._refuse, self._is_set_aside = counts, refuse, is_set_aside
+        self._context: AdmissionContext | None = None
+        self._is_more_waiting = False
+
+    def open(self, context: AdmissionContext) -> None:
+        """Admit updates in this context from now on."""
+        self._context = context
+
+    @property
+    def next_due(self) -> float | None:
+        """Return the time of the next transfer that is due, monotonic seconds; None if none is."""
+        return float("-inf") if self._is_more_waiting else self._uploads.next_due
+
+    def update(self, sealed: Sealed, update: UpdateMessage) -> IngressResult:
+        """Admit a complete, verified update.
+
+        Raises:
+            Refused: As ``UpdateAdmission.update``.
+        """
+        return self._admission.update(sealed, update, self._context)
+
+    def offer(self, sealed: Sealed, offer: OfferMessage, now: float) -> IngressResult:
+        """Answer an offer: a receipt, a refusal, a grant, or nothing while it is queued.
+
+        Raises:
+            Refused: The kind, the proof or the number is invalid; PAUSED; BUSY.
+        """
+        device = sealed.sender
+        if offer.of != UpdateMessage.kind:
+            raise Refused(Reason.UNKNOWN_KIND, offer.of)
+        settled = self._settled(device, offer)
+        if settled is not None:
+            return settled
+        grant = self._uploads.offered(device, offer, now)
+        return (
+            IngressResult() if grant is None else IngressResult((self._sealer.seal(device, grant),))
+        )
+
+    def chunk(self, device: str, chunk: ChunkMessage, now: float) -> IngressResult | Sealed:
+        """Add a chunk to its upload; return the reply, or the body that is now complete.
+
+        Raises:
+            Refused: The chunk does not fit, or has an invalid proof.
+        """
+        came = self._uploads.add(device, chunk, now)
+        if isinstance(came, Sealed):
+            return came
+        return (
+            IngressResult() if came is None else IngressResult((self._sealer.seal(device, came),))
+        )
+
+    def expects(self, device: str, chunk: ChunkMessage) -> bool:
+        """Return whether an upload in progress includes the chunk."""
+        return self._uploads.expects(device, chunk)
+
+    def settled_chunk(self, device: str, chunk: ChunkMessage) -> IngressResult:
+        """Return the receipt of a chunk whose body is settled.
+
+        Raises:
+            Refused: EXPIRED if its grant has expired.
+        """
+        if chunk.life and chunk.seq:
+            key = (chunk.life, chunk.seq)
+            row = self._store.row(device, key)
+            if row is not None and envelope.ref(row.digest) == chunk.id:
+                self._counts["REPLAYED"] += 1
+                return IngressResult((self._sealer.receipt(device, key, row),))
+        raise Refused(Reason.EXPIRED, f"{device}: chunk without a grant; offer the body again")
+
+    def tick(self, now: float) -> tuple[Reply, ...]:
+        """Request overdue chunks, drop timed-out transfers, and grant waiting offers."""
+        requests = [self._sealer.seal(device, have) for device, have in self._uploads.due(now)]
+        return (*requests, *self._grant_waiting(now))
+
+    def _settled(self, device: str, offer: OfferMessage) -> IngressResult | None:
+        """Return the receipt of an offer with a settled number; None if it may be granted.
+
+        Raises:
+            Refused: The proof or the number is invalid; PAUSED.
+        """
+        key = (offer.life, offer.seq)
+        ledger = self._admission.number(self._proved(device, offer), key, offer.spent)
+        if isinstance(ledger, IngressResult):
+            self._uploads.drop(device)
+            return ledger
+        is_set_aside = self._is_set_aside(device, offer.digest)
+        reason = Reason.INTERNAL if is_set_aside else foreseen(offer, wanted(self._context))
+        if reason is None:
+            return None
+        row = LedgerRow(offer.digest, reason, offer.run, offer.round)
+        return self._admission.refuse(device, ledger, key, row)
+
+    def _grant_waiting(self, now: float) -> list[Reply]:
+        """Grant waiting offers while there is room, after checking each again."""
+        answers: list[Reply] = []
+        self._is_more_waiting = False
+        for _ in range(GRANTED_AT_ONCE):
+            found = self._uploads.next_waiting(now)
+            if found is None:
+                return answers
+            answers += self._grant_one(*found, now).answers
+        self._is_more_waiting = True
+        return answers
+
+    def _grant_one(self, device: str, offer: OfferMessage, now: float) -> IngressResult:
+        try:
+            settled = self._settled(device, offer)
+        except Refused as refused:
+            return self._refuse(device, refused.reason, offer)
+        if settled is not None:
+            return settled
+        return IngressResult((self._sealer.seal(device, self._uploads.grant(device, offer, now)),))
+
+    def _proved(self, device: str, offer: OfferMessage) -> Sealed:
+        """Verify the device's signature over the whole offered body."""
+        envelope.check_proof(
+            offer.digest,
+            offer.sig,
+            kind=offer.of,
+            sender=device,
+            recipient=AGGREGATOR,
+            fleet=self._fleet,
+            key_of=self._registry.key_of,
+        )
+        return Sealed(offer.of, device, b"", offer.digest, offer.sig)
